@@ -31,6 +31,7 @@ from .doctor.command import doctor
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .options import Endpoints, Json
 from .output import complain, stop_printing
+from .plain_values import spare_conversion
 from .run.command import run
 from .run.join import join
 from .serve.command import serve
@@ -48,6 +49,7 @@ class _Unwritable(Exception):  # noqa: N818 - what happened
 def _in_words(params: list[Any]) -> list[Any]:
     """The parameters, whose values the help names in words: typer would show `<bool>` or `<int range> [1<=x<=1024]`."""
     for param in params:
+        spare_conversion(param)
         if param.param_type_name == "argument":
             param.display_type_rich = lambda **_: None
         elif getattr(param, "is_flag", False) and param.metavar is None:

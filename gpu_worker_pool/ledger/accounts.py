@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gpu_worker_pool.core.accounting.timeline import Timeline
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
+from gpu_worker_pool.core.accounting.usage import LeaseTimes
 
 from .codec import decode_ended
 from .journal import JournalDamaged
@@ -19,6 +19,21 @@ from .journal import JournalDamaged
 LEASES_AT_ONCE = 200
 BODIES_AT_ONCE = 25
 PAUSE_S = 0.0002
+
+
+class Account(Protocol):
+    """Adds up leases from `since` to before `until` (None: open)."""
+
+    @property
+    def since(self) -> float: ...
+
+    @property
+    def until(self) -> float | None: ...
+
+    def count(self, lease: LeaseTimes) -> None: ...
+
+
+A = TypeVar("A", bound=Account)
 
 
 class EndedLeases(Protocol):
@@ -37,8 +52,8 @@ class Accounts(ABC):
     """
 
     def count(
-        self, begin: Callable[[], UsageAccount], *, but_for: Container[str] = (), node: str | None = None
-    ) -> tuple[UsageAccount, float | None]:
+        self, begin: Callable[[], A], *, but_for: Container[str] = (), node: str | None = None
+    ) -> tuple[A, float | None]:
         """Add all ended leases except `but_for` to the account that `begin` makes, and return it with the time (seconds
         since 1970) since which the records are complete, None if none was ever removed.
 

@@ -55,6 +55,7 @@ from .calls.statistics import Statistics
 from .fleet import (
     FleetUnusable,
     address_for_itself,
+    check_own_journal,
     fleet_database,
     fleet_key,
     fleet_url,
@@ -217,6 +218,8 @@ class PoolApp:
         try:
             self._database = fleet_database(self.settings)
             if self._is_in_fleet:
+                pool = self.settings.pool_settings()
+                await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool)
                 await self._make_agent()
             await self._authority.start(self._journal_source())
         except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.host.addresses import is_every_address, urls
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.take_over import restored
 
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
 from .http.access import is_loopback
@@ -79,6 +82,25 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
     return database
 
 
+def check_own_journal(path: Path, pool: PoolSettings) -> None:
+    """Refuse to join a fleet while leases of the time before are left: the fleet knows nothing of them, and would grant their
+    GPUs. FleetUnusable says what to do. JournalInUse if another server has the journal.
+    """
+    if not path.exists():
+        return
+    journal = SqliteJournal(path)
+    try:
+        live = restored(journal.load(0), pool).leases.values()
+    finally:
+        journal.close()
+    if live:
+        raise FleetUnusable(
+            f"{len(live)} {'lease is' if len(live) == 1 else 'leases are'} left in this box's own journal, {path}, and the "
+            "fleet would grant their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of "
+            "service (gpu-pool drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
+        )
+
+
 def fleet_key(settings: ServerSettings) -> FleetKey:
     """The key of the fleet. FleetUnusable if it cannot be used, or if there is none and other machines could be boxes."""
     given = settings.gpu_pool_fleet_key.get_secret_value().strip() if settings.gpu_pool_fleet_key else ""
@@ -118,8 +140,9 @@ def own_address(settings: ServerSettings, port: int) -> str:
     if given := settings.gpu_pool_fleet_address:
         parts = urlsplit(given)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            shown = "not a URL without a user and parameters" if "@" in given or "?" in given else repr(given)
             raise FleetUnusable(
-                f"GPU_POOL_FLEET_ADDRESS is {given!r}; it must be the URL at which the other boxes reach this server, "
+                f"GPU_POOL_FLEET_ADDRESS is {shown}; it must be the URL at which the other boxes reach this server, "
                 "such as http://gpu-01:8000"
             )
         return given.rstrip("/")

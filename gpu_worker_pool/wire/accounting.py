@@ -72,6 +72,40 @@ class UsageView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeekTotal:
+    """A week, and the GPU-hours of all owners in it."""
+
+    since: str | None
+    gpu_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerWeeks:
+    """The GPU-hours of one owner, a number for each week; null is for requests that named no owner."""
+
+    owner: str | None
+    gpu_hours: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeeksView:
+    """GPU-hours by owner and week, most hours first; the last week ends at `until`. `other_owners` are not shown.
+
+    Not all leases that ended before `complete_since` are known any more; null: all are known. `unknown_leases` held GPUs
+    for an unknown time, because a clock was set meanwhile.
+    """
+
+    node: str | None
+    weeks: tuple[WeekTotal, ...]
+    until: str | None
+    owners: tuple[OwnerWeeks, ...]
+    other_owners: int
+    complete_since: str | None
+    unknown_leases: int
+    server_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
     """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`;
     `ended_by` names the caller that ended it, unless its holder did.

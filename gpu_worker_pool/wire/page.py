@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .leases import GpuRef
-from .pool import PoolView
+from .fleet import BoxView
+from .leases import DrainingLeaseView, GpuRef, LeaseView
+from .pool import PoolGpu, PoolView
 
 RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
 
@@ -31,7 +32,9 @@ class RecentEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
-    """The page's data besides the pool."""
+    """The page's data besides the pool. `boxes` is null on a server without a fleet. With `is_brief` the pool is so large
+    that of its GPUs and leases only some keys are sent.
+    """
 
     now: str | None
     started_at: str | None
@@ -45,6 +48,8 @@ class PageExtras:
     has_tokens: bool
     title: str
     docs: str | None
+    boxes: tuple[BoxView, ...] | None = None
+    is_brief: bool = False
     version: str
 
 
@@ -56,6 +61,14 @@ class _PagePool:
 @dataclass(frozen=True, kw_only=True)
 class PageView(PageExtras, _PagePool):
     """The pool and the page's other data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDetails:
+    """One GPU in full, with its leases and those inside them."""
+
+    gpu: PoolGpu
+    leases: tuple[LeaseView | DrainingLeaseView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ Method = Literal["GET", "PUT", "POST", "DELETE"]
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 PAGE_HOURS = ("1", "6", "24", "168")
+PAGE_WEEKS = ("4", "12")
 # The refusals of every writing call, before it is carried out.
 WRITING = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 
@@ -105,6 +106,9 @@ SINCE = Parameter(
 UNTIL = Parameter("until", "End of the span, likewise. Default: now.")
 HOURS = Parameter("hours", "How far back from now.", DEFAULT_HOURS, Range(FEWEST_HOURS, MOST_HOURS), "hours")
 HOURS_OF_PAGE = Parameter("hours", "How far back from now.", "6", choices=PAGE_HOURS)
+WEEKS_OF_PAGE = Parameter("weeks", "How many weeks, with this one.", PAGE_WEEKS[0], choices=PAGE_WEEKS)
+NODE_OF_GPU = Parameter("node", "The node of the GPU.", longest=MAX_REASON)
+UUID_OF_GPU = Parameter("uuid", "The UUID of the GPU.", longest=MAX_REASON)
 PACE_S = Parameter(
     "pace_s",
     "Send only the event `changed`, at most once in so many seconds.",
@@ -290,8 +294,16 @@ TABLE: tuple[Resource, ...] = (
     ),
     _page_data("/ui/data/me", _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
     _page_data("/ui/data/pool", _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
+    _page_data(
+        "/ui/data/gpu",
+        _get("page_gpu", "One GPU in full", page.GpuDetails, (404, 422), query=(NODE_OF_GPU, UUID_OF_GPU)),
+    ),
     _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
     _page_data("/ui/data/usage", _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
+    _page_data(
+        "/ui/data/weeks",
+        _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
+    ),
     _page_data("/ui/data/quotas", _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
     _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
     _page_data(

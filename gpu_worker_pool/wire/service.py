@@ -27,7 +27,8 @@ class FollowersProblem(Problem):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """The fleet that a server belongs to, as far as it knows. `id` is that of the pool. `leader` and `leader_url` are null
-    while nobody is known to lead. An agent cannot lead. `lag_s` is how old the state is that this server shows; null: it has none yet.
+    while nobody is known to lead. An agent cannot lead. `lag_s` is how old the state is that this server shows; null: it has
+    none yet. `trouble` says why this server could not take over; null if it could.
     """
 
     id: str | None
@@ -36,6 +37,7 @@ class FleetView:
     leader: str | None
     leader_url: str | None
     lag_s: float | None
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

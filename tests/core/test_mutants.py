@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.core.gang_scenes import GANG_MUTANTS, GANG_SCENES
 from tests.core.harness import REAL, Core
 from tests.core.mutant import Mutant, loaded
+from tests.core.plain_scenes import PLAIN_SCENES
 from tests.core.pool_machine import PoolMachine
 from tests.core.queue_mutants import QUEUE_MUTANTS
 from tests.core.queue_scenes import QUEUE_SCENES
@@ -385,7 +386,7 @@ PLAIN_MUTANTS = (
 )
 
 MUTANTS = (*PLAIN_MUTANTS, *QUEUE_MUTANTS, *GANG_MUTANTS)
-ALL_SCENES = {**SCENES, **QUEUE_SCENES, **GANG_SCENES}
+ALL_SCENES = {**SCENES, **PLAIN_SCENES, **QUEUE_SCENES, **GANG_SCENES}
 
 
 @pytest.mark.parametrize("rule", ALL_SCENES)

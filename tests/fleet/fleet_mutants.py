@@ -52,6 +52,11 @@ class ClaimsTaken(Election):
         return Election.answered(self, question, self.row if row is None else row, now)
 
 
+class GivesNoHeadStart(Election):
+    def _free_at(self, row: LeaderRow, now: float) -> float:
+        return Election._free_at(self, replace(row, has_moved=False), now)
+
+
 class ComparesNothing(Following):
     def _compare(self, stored: StoredEvent) -> bool:
         return True
@@ -77,6 +82,10 @@ class NoHandOver(SimulatedCandidate):
 
 class RefusalIgnored(SimulatedCandidate):
     election_type = ClaimsTaken
+
+
+class NoHeadStart(SimulatedCandidate):
+    election_type = GivesNoHeadStart
 
 
 class NothingCompared(SimulatedCandidate):
@@ -145,5 +154,6 @@ MUTANTS = (
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
     FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=255),
+    FleetMutant("the last leader goes first after a failover", Fleet(NoHeadStart)),
     *AGENT_MUTANTS,
 )

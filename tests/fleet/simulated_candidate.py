@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 SETTINGS = PoolSettings()
 SNAPSHOT_EVERY = 8
+# Shorter than in the product, so that a history is over sooner.
+HEAD_START_S = 4.0
 
 
 class SimulatedCandidate(SimulatedProcess):
@@ -58,7 +60,7 @@ class SimulatedCandidate(SimulatedProcess):
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
         super().__init__(world, name, clock_offset_s=clock_offset_s, drift=drift)
-        self.pace = ElectionPace(spread_s=spread_s)
+        self.pace = ElectionPace(spread_s=spread_s, head_start_s=HEAD_START_S)
 
     def start(self) -> None:
         super().start()
@@ -140,6 +142,7 @@ class SimulatedCandidate(SimulatedProcess):
                 assert_never(action)
 
         def then(row: LeaderRow | None) -> None:
+            self.election.known_head = self.following.known_head
             self.carry_out(self.election.answered(action, row, self.boot_now()))
             if row is not None:
                 self.hear(row, position)
@@ -308,7 +311,7 @@ class SimulatedCandidate(SimulatedProcess):
         self.world.at(0.0, self.run, self.incarnation, self.pump)
         return batch
 
-    def tell_in_order(self, events: list[ev.Event]) -> None:
+    def tell_in_order(self, events: Sequence[ev.Event]) -> None:
         """What is not written waits for what was to be written before it."""
         last = self.waiting[-1] if self.waiting else self.in_flight
         if last is not None:

@@ -24,6 +24,7 @@ class Row:
     head: int = 0
     batch: str | None = None
     expires_at: float = BEGAN_AT
+    instance: int = 0
 
 
 @dataclass
@@ -36,6 +37,8 @@ class SimulatedDatabase:
     events: list[StoredEvent] = field(default_factory=list)
     snapshots: list[JournalSnapshot] = field(default_factory=list)
     is_up: bool = True
+    # Another one after each failover and each restart.
+    instance: int = 0
     clock_offset_s: float = 0.0
     # What a failover lost, by position, until it is written again.
     lost: dict[int, DurableEvent] = field(default_factory=dict)
@@ -53,11 +56,12 @@ class SimulatedDatabase:
 
     def _commit(self, now: float, row: Row) -> None:
         self._versions.append((now, self.row, tuple(self.snapshots)))
-        self.row = row
+        self.row = replace(row, instance=self.instance)
 
     def _told(self, now: float) -> LeaderRow:
         row, wall = self.row, self.wall(now)
-        return LeaderRow(row.epoch, row.term, row.holder, None, row.head, row.batch, row.expires_at - wall, wall)
+        left_s, has_moved = row.expires_at - wall, row.instance != self.instance
+        return LeaderRow(row.epoch, row.term, row.holder, None, row.head, row.batch, left_s, wall, has_moved)
 
     # The statements
 
@@ -125,8 +129,13 @@ class SimulatedDatabase:
 
     # What happens to it
 
+    def restart(self) -> None:
+        self.is_up = True
+        self.instance += 1
+
     def fail_over(self, now: float, behind_s: float) -> int:
         """Promote the standby, which is so far behind; return how many events are lost."""
+        self.instance += 1
         while self._versions and self._versions[-1][0] > now - behind_s:
             _, self.row, snapshots = self._versions.pop()
             self.snapshots = list(snapshots)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.fleet.fleet_checks import check_history, check_leader
 from tests.fleet.simulated_agent import SimulatedAgent
-from tests.fleet.simulated_candidate import SimulatedCandidate
+from tests.fleet.simulated_candidate import HEAD_START_S, SimulatedCandidate
 from tests.fleet.simulated_client import SimulatedClient
 from tests.fleet.simulated_database import SimulatedDatabase
 from tests.fleet.simulated_world import DATABASE, World
@@ -19,7 +19,7 @@ from tests.fleet.simulated_world import DATABASE, World
 # The last disturbance begins before this time.
 TROUBLE_S = 4.0
 AT_LEAST_S = 5.0
-AT_MOST_S = 14.0
+AT_MOST_S = 16.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Trouble:
             self.fail_over,
             self.fail_over_gently,
             self.fail_over_gently,
+            self.fail_over_slowly,
             self.fail_over_after_claim,
             self.set_clock,
             self.kill_agent,
@@ -160,10 +161,12 @@ class Trouble:
         return self.world.agents[self.rng.choice(list(self.world.agents))]
 
     def kill_agent(self) -> None:
-        """At once, or between two of its next actions. It starts again from its disk."""
-        agent = self.some_agent()
-        if self.rng.random() < 0.5:
+        """At once, between two of its next actions, or when it tells an end. It starts again from its disk."""
+        agent, share = self.some_agent(), self.rng.random()
+        if share < 0.3:
             agent.actions_left = self.rng.randrange(12)
+        elif share < 0.6:
+            agent.dies_after_an_end = True
         else:
             self.world.disturb(f"the agent of {agent.name} is killed")
             agent.kill()
@@ -220,7 +223,8 @@ class Trouble:
         database.is_up = False
 
         def up() -> None:
-            database.is_up = True
+            database.restart()
+            self.world.disturbed_at += HEAD_START_S
 
         self.then(self.rng.choice((self.rng.uniform(0.2, 4.0), 8.0)), "the database is up", up)
 
@@ -231,6 +235,7 @@ class Trouble:
         lost = world.database.fail_over(world.now, behind_s)
         world.is_excused = world.can_expire_early = True
         world.disturb(f"the database fails over to a standby {behind_s:.2f} s behind; {lost} events are lost")
+        world.disturbed_at += HEAD_START_S
 
     def fail_over_after_claim(self) -> None:
         """The standby does not have the last claim."""
@@ -260,6 +265,32 @@ class Trouble:
                 world.violate(f"{lost} lost events were not repaired")
 
         world.at(2.5, check)
+
+    def fail_over_slowly(self) -> None:
+        """A standby that is a little behind is promoted so late that nobody leads by then. The last leader is well, and has
+        the head start: nothing is lost for good.
+        """
+        world, leader = self.world, self.leader()
+        behind_s = self.rng.uniform(0.05, 0.7)
+        is_calm = not (world.cuts or world.slow_share or world.freezes_next)
+        is_well = leader is not None and is_calm and world.database.is_up
+        if not is_well or world.now - world.database.claimed_at < behind_s + 0.1 or world.is_excused:
+            return
+        world.disturb("the database is down")
+        lost = world.database.fail_over(world.now, behind_s)
+        world.database.is_up, world.can_expire_early = False, True
+        self.quiet_until = world.now + 20.0
+
+        def up() -> None:
+            world.database.is_up = True
+
+        def check() -> None:
+            if world.database.lost or world.database.is_history_lost:
+                world.violate(f"{lost} lost events were not repaired, though their leader was well")
+
+        down_s = self.rng.uniform(2.5, 4.5)
+        self.then(down_s, "the standby, which is behind, is promoted", up)
+        world.at(down_s + HEAD_START_S + 1.0, check)
 
     def set_clock(self) -> None:
         database, world = self.world.database, self.world

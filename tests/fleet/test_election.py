@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -309,3 +310,69 @@ def test_a_leader_that_is_told_to_step_down_does_so_once() -> None:
     assert election.step_down(3, "older", "why", 100.5) == []
     assert election.step_down(4, "t1", "why", 100.5) == [LeadershipLost(4, "why")]
     assert election.step_down(4, "t1", "why", 100.5) == []
+
+
+def test_after_a_failover_a_candidate_that_did_not_lead_last_waits() -> None:
+    """The standby may have been behind. Only the last leader surely knows what clients were told."""
+    election = candidate(spread_s=0.1)
+    moved = replace(row(-1.0), has_moved=True)
+    asked: list[object] = []
+    now = 100.0
+    while not any(isinstance(each, ClaimLeadership) for each in asked):
+        (question,) = election.wake(now)
+        asked.append(question)
+        if isinstance(question, ReadLeader):
+            election.answered(question, moved, now)
+            now = election.wake_at
+
+    assert now == pytest.approx(100.0 + ElectionPace().head_start_s)
+
+
+@pytest.mark.parametrize(("known_head", "share"), [(5, 1.0), (6, 0.5)])
+def test_of_the_others_one_that_knows_more_than_the_standby_goes_first(known_head: int, share: float) -> None:
+    election = candidate(spread_s=0.0)
+    (read,) = election.wake(100.0)
+    assert isinstance(read, ReadLeader)
+    election.known_head = known_head
+    election.answered(read, replace(row(-1.0, head=5), has_moved=True), 100.0)
+
+    assert election._free_at(replace(row(-1.0, head=5), has_moved=True), 100.0) == 100.0 + 6.0 * share
+
+
+def test_after_a_failover_the_last_leader_claims_at_once() -> None:
+    election = leader(won_at=100.0)
+    (renew,) = election.wake(101.1)
+    assert isinstance(renew, RenewLeadership)
+    election.answered(renew, None, 101.12)
+    (read,) = election.wake(101.12)
+    assert isinstance(read, ReadLeader)
+    election.answered(read, replace(row(-1.0, epoch=4, term="t1"), has_moved=True), 101.13)
+
+    (claim,) = election.wake(101.13)
+    assert isinstance(claim, ClaimLeadership)
+    assert claim.seen_epoch == 4
+
+
+def test_a_leader_of_an_earlier_epoch_was_not_the_last() -> None:
+    election = leader(won_at=100.0)
+    election.step_down(4, "t1", "deposed", 101.0)
+    election.see_epoch(5)
+    (read,) = election.wake(101.0)
+    assert isinstance(read, ReadLeader)
+    election.answered(read, replace(row(-1.0, epoch=4, term="t1"), has_moved=True), 101.0)
+
+    assert isinstance(election.wake(election.wake_at)[0], ReadLeader)
+
+
+def test_a_candidate_that_cannot_read_the_journal_lets_the_others_go_first() -> None:
+    election = leader(won_at=100.0)
+
+    assert election.fail_to_lead(4, "t1", "damaged", 101.0) == [
+        LeadershipLost(4, "damaged"),
+        HandOverLeadership(4, "t1"),
+    ]
+    (read,) = election.wake(101.0)
+    assert isinstance(read, ReadLeader)
+    election.answered(read, row(-1.0, epoch=4, term="t1"), 101.0)
+
+    assert election._free_at(row(-1.0), 101.0) == 107.0

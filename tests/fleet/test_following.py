@@ -193,3 +193,15 @@ def test_no_snapshot_is_written_of_a_pool_that_is_to_be_dropped() -> None:
     following.reload("the leadership was lost")
 
     assert not following.is_snapshot_due(8, is_leader=False)
+
+
+def test_it_is_noticed_that_the_journal_went_on_without_known_events() -> None:
+    following = follower(4)
+    following.reload("this server led before")
+    following.loaded(None)
+    question = following.question(3)
+    assert isinstance(question, ReadEvents)
+
+    following.take(question, [*journal(1, 2), stored(3, epoch=2, name="another")], 3)
+
+    assert following.gone == 2

@@ -53,7 +53,8 @@ def server(browser: Browser) -> Iterator[ServerProcess]:
 def wait_until_all_is_there(page: Page) -> None:
     """What the page asks for beside the pool comes a moment later."""
     wait_until_the_pool_is_there(page)
-    expect(page.get_by_role("table")).to_contain_text("ada")
+    for table in page.get_by_role("table").all():
+        expect(table).to_contain_text("ada")
     expect(page.get_by_role("img", name="leases on 4 GPUs")).to_be_visible()
 
 

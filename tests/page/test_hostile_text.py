@@ -86,7 +86,8 @@ def test_every_text_is_shown_as_it_is(page: Page) -> None:
         expect(queue_of(page).get_by_role("strong").filter(has_text=text).first).to_be_visible()
         expect(happened(page).get_by_text(f"{text} has GPU {number}", exact=True)).to_be_visible()
     expect(card(page, len(HOSTILE)).first.get_by_text(HOSTILE[0])).to_be_visible()  # the reason why it is drained
-    expect(page.get_by_role("table").get_by_text(HOSTILE[0], exact=True)).to_be_visible()
+    for table in ("usage", "weeks"):
+        expect(page.locator(f"#{table}").get_by_text(HOSTILE[0], exact=True)).to_be_visible()
     page.get_by_text("The same as a list").click()
     for picture_or_list in ("Colours of the owners", "Who held which GPU"):
         expect(page.get_by_label(picture_or_list).get_by_text(HOSTILE[0]).first).to_be_visible()

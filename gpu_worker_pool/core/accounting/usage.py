@@ -82,9 +82,9 @@ class UsageAccount:
         self.until = until
         self.now = now
         self.by_owner: dict[str | None, UsageTotals] = {}
-        self._since_us = _us(max(since, -MOST_S)) or 0
-        self._until_us: float = inf if until is None or until >= MOST_S else _us(until) or 0
-        self._now_us = _us(now) or 0
+        self._since_us = to_us(max(since, -MOST_S)) or 0
+        self._until_us: float = inf if until is None or until >= MOST_S else to_us(until) or 0
+        self._now_us = to_us(now) or 0
         self._cut_us = min(self._until_us, self._now_us)
 
     def total(self) -> UsageTotals:
@@ -95,8 +95,8 @@ class UsageAccount:
 
     def count(self, lease: LeaseTimes) -> None:
         """Add the part of a lease that is within the span."""
-        requested, granted = _us(lease.requested_at), _us(lease.granted_at)
-        ended = self._now_us if lease.is_live else _us(lease.ended_at)
+        requested, granted = to_us(lease.requested_at), to_us(lease.granted_at)
+        ended = self._now_us if lease.is_live else to_us(lease.ended_at)
         left_queue = ended
         if granted is not None or lease.gpu_count > 0:
             left_queue = granted
@@ -144,5 +144,5 @@ class UsageAccount:
         return time_us is None or self._since_us <= time_us < self._until_us
 
 
-def _us(time_s: float | None) -> int | None:
+def to_us(time_s: float | None) -> int | None:
     return None if time_s is None or not abs(time_s) <= MOST_S else round(time_s * US_PER_S)

@@ -19,6 +19,10 @@ class ElectionPace:
 
     `trust_s` is shorter than the leadership lasts in the database, so that the old leader has stopped before another
     one can begin, also if their clocks run at slightly different rates.
+
+    `head_start_s` is for the last leader, after the database has failed over: a standby may have been behind, and of all
+    candidates only the last leader surely knows what clients were told. It is longer than it takes to connect again. A
+    candidate that knows more than the standby waits for half of it.
     """
 
     spread_s: float = 0.0
@@ -27,6 +31,7 @@ class ElectionPace:
     retry_after_s: float = 0.25
     answer_within_s: float = 1.0
     trust_s: float = 2.5
+    head_start_s: float = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,10 @@ class Election:
     pace: ElectionPace = field(default_factory=ElectionPace)
     # The highest epoch that this candidate has seen: a database that lost commits may have forgotten it.
     seen_epoch: int = 0
+    # The last epoch in which this candidate answered callers.
+    led_epoch: int = 0
+    # The last event of the journal that this candidate knows; the driver sets it before it tells an answer.
+    known_head: int = 0
     leadership: Leadership | None = None
     is_retiring: bool = False
     is_stopped: bool = False
@@ -113,6 +122,9 @@ class Election:
     row: LeaderRow | None = None
     heard_at: float = -inf
     _row_since: float = -inf
+    # Since when the database is known to have moved.
+    _moved_at: float = inf
+    _claim_after: float = -inf
     _asked: _Asked | None = None
     _ask_at: float = -inf
     _numbers: int = 0
@@ -194,10 +206,18 @@ class Election:
         """Note that TakenOver is written: from here on this candidate answers."""
         if self.leadership is not None and self._is_mine(epoch, term):
             self.leadership = replace(self.leadership, is_open=True)
+            self.led_epoch = epoch
 
     def step_down(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership that an append was refused for, or that cannot go on."""
         return self._lose(reason, now) if self._is_mine(epoch, term) else []
+
+    def fail_to_lead(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
+        """Give up a leadership that could not begin, because the journal cannot be read. The others go first from now on."""
+        if not self._is_mine(epoch, term):
+            return []
+        self._claim_after = now + self.pace.head_start_s
+        return [*self._lose(reason, now), HandOverLeadership(epoch, term)]
 
     def retire(self) -> None:
         """Begin a clean stop: claim nothing more. A leader keeps what it has until all is written; then call `stop`."""
@@ -230,6 +250,7 @@ class Election:
         if self.row is None or abs(_expires_at(self.row) - _expires_at(row)) > 0.001:
             self._row_since = now  # it was claimed or renewed
         self.row, self.heard_at = row, now
+        self._moved_at = min(self._moved_at, now) if row.has_moved else inf
 
     def _follow(self, row: LeaderRow, now: float) -> list[ElectionAction]:
         """Say when to ask again: at the next poll, or when the leadership is told to expire."""
@@ -237,11 +258,17 @@ class Election:
             self._ask_at = now  # the claim got through after all; a renewal says from when on it is trusted
             return []
         self._unconfirmed = None
-        free_at = now + max(row.expires_in_s, 0.0) + self.pace.spread_s
-        if self._is_left_behind(now):
-            free_at = now + self.pace.spread_s
-        self._ask_at = min(now + self.pace.poll_every_s, free_at)
+        self._ask_at = min(now + self.pace.poll_every_s, self._free_at(row, now))
         return []
+
+    def _free_at(self, row: LeaderRow, now: float) -> float:
+        """When this candidate may claim, as far as this row tells."""
+        lasts_s = 0.0 if self._is_left_behind(now) else max(row.expires_in_s, 0.0)
+        free_at = self.heard_at + lasts_s + self.pace.spread_s
+        if row.has_moved and self.led_epoch < self.seen_epoch:
+            wait_s = self.pace.head_start_s / (2 if self.known_head > row.head else 1)
+            free_at = max(free_at, self._moved_at + wait_s)
+        return max(free_at, self._claim_after)
 
     def _is_left_behind(self, now: float) -> bool:
         """Whether the database's clock went back, and the leader is gone: its leadership would last for too long."""
@@ -255,7 +282,7 @@ class Election:
         row = self.row
         if row is None or now - self.heard_at > 2 * self.pace.poll_every_s + self.pace.spread_s:
             return False
-        return now >= self.heard_at + row.expires_in_s + self.pace.spread_s or self._is_left_behind(now)
+        return now >= self._free_at(row, now)
 
     def _ask(self, now: float) -> ElectionQuestion:
         self._numbers += 1

@@ -39,21 +39,22 @@ class JournalTail:
         index = position - self._events[0].position
         return self._events[index] if 0 <= index < len(self._events) else None
 
-    def note(self, stored: StoredEvent) -> bool:
-        """Remember an event of the journal. Return False if another one was known at its position: what was known from
-        there on is forgotten, because the journal went on without it.
+    def note(self, stored: StoredEvent) -> int:
+        """Remember an event of the journal. If another one was known at its position, what was known from there on is
+        forgotten, because the journal went on without it. Return how many events that are.
         """
-        known = self.at(stored.position)
+        known, gone = self.at(stored.position), 0
         if known is not None:
             if known.event == stored.event:
                 self._events[stored.position - self._events[0].position] = stored
-                return True
+                return 0
             while self._events and self._events[-1].position >= stored.position:
                 self._events.pop()
+                gone += 1
         elif self.last is not None and stored.position != self.last + 1:
             self._events.clear()
         self._events.append(stored)
-        return known is None
+        return gone
 
     def after(self, head: int) -> tuple[StoredEvent, ...] | None:
         """All known events after this position; None if the first of them is forgotten."""
@@ -94,6 +95,13 @@ class Following:
     reload_because: str | None = "this candidate has just started"
     # The last position at which the journal was seen to have what this candidate has.
     matched: int = 0
+    # How many events that this candidate had seen in the journal are gone for good: another leader went on without them.
+    gone: int = 0
+
+    @property
+    def known_head(self) -> int:
+        """The last event that was seen in the journal, whatever the pool in memory has."""
+        return max(self.position, self.recent.last or 0)
 
     def reload(self, reason: str) -> None:
         """Note that the pool in memory is not the journal's. What is remembered of the journal stays."""
@@ -133,7 +141,7 @@ class Following:
             expected += 1
             if each.position <= self.position:
                 if not self._compare(each):
-                    self.recent.note(each)
+                    self.gone += self.recent.note(each)
                     self.reload(f"the journal has another event at position {each.position}: commits were lost")
                     return ()
                 self.matched = max(self.matched, each.position)
@@ -148,7 +156,7 @@ class Following:
             self.reload(f"the event at position {expected} is not there any more; a snapshot covers it")
             return ()
         for each in fresh:
-            self.recent.note(each)
+            self.gone += self.recent.note(each)
         self.epoch = epoch
         self.position = max(self.position, expected - 1)
         self.matched = max(self.matched, expected - 1)

@@ -15,7 +15,8 @@ class LeaderRow:
     """The leadership at one moment, by the database's own clock.
 
     `head` is the position of the last event, and `batch` the id of the last append. `term` is random and made by the
-    candidate for each claim. Nobody leads if `expires_in_s` is 0 or less. `wall_now` is in seconds since 1970.
+    candidate for each claim. Nobody leads if `expires_in_s` is 0 or less. `wall_now` is in seconds since 1970. `has_moved`:
+    the database failed over, or was restarted, since its leader last wrote; it may have lost commits.
     """
 
     epoch: int
@@ -26,6 +27,7 @@ class LeaderRow:
     batch: str | None
     expires_in_s: float
     wall_now: float
+    has_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

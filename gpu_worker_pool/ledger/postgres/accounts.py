@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from gpu_worker_pool.ledger.accounts import LEASES_AT_ONCE, PAUSE_S, Accounts
 from gpu_worker_pool.ledger.sql_files import load_queries
 
-from .connection import CLOSE_TIMEOUT_S, RawConnection, connect
+from .connection import CLOSE_TIMEOUT_S
 from .faults import ASYNCPG_ERRORS, as_journal_error
+from .hosts import RawConnection, connect
 from .url import DatabaseUrl
 
 # A page of rows that takes longer than this fails; the whole may take any time.

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
-from asyncpg.connect_utils import SessionAttribute
 
 from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 
-from .faults import ASYNCPG_ERRORS, as_journal_error, is_outcome_unknown, is_worth_another_host
+from .faults import ASYNCPG_ERRORS, as_journal_error, is_outcome_unknown
+from .hosts import CONNECT_TIMEOUT_S, RawConnection, connect
 from .url import DatabaseUrl
 
-CONNECT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
 
 T = TypeVar("T")
-RawConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Work = Callable[[RawConnection], Coroutine[Any, Any, T]]
 
 
@@ -36,6 +34,8 @@ class DatabaseConnection:
         self._raw: RawConnection | None = None
         self._line = asyncio.Lock()
         self._is_closed = False
+        # When the server started that this is, or was, a connection to.
+        self.server_began: object = None
 
     async def read(self, work: Work[T], timeout_s: float) -> T:
         """Do work that changes nothing."""
@@ -53,6 +53,10 @@ class DatabaseConnection:
                 with suppress(*ASYNCPG_ERRORS):  # it is over either way
                     await raw.close(timeout=CLOSE_TIMEOUT_S)
             raw.terminate()
+
+    def leave(self) -> None:
+        """Cut the connection, also during a piece of work, which fails. The next piece connects again."""
+        self._cut()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "not connected" if self._raw is None else "connected"
@@ -80,6 +84,7 @@ class DatabaseConnection:
         raw = self._raw = await connect(self._url)
         try:
             self._must_not_be_closed()  # meanwhile
+            self.server_began = await _within(CONNECT_TIMEOUT_S, _server_began, raw)
             if self._on_open is not None:
                 await _within(CONNECT_TIMEOUT_S, self._on_open, raw)
         except ASYNCPG_ERRORS as error:
@@ -100,25 +105,8 @@ class DatabaseConnection:
             raise JournalError(f"the database {self._url} is closed; open it again to go on")
 
 
-async def connect(url: DatabaseUrl) -> RawConnection:
-    """Connect to the first host that answers and, unless the URL says otherwise, can be written. Each host has its own
-    time: one that is silent must not use up that of the others.
-    """
-    timeout_s = url.connect_timeout_s or CONNECT_TIMEOUT_S
-    for number, one_host in enumerate(url.by_host, 1):
-        try:
-            return await asyncpg.connect(
-                one_host,
-                timeout=timeout_s,
-                statement_cache_size=100 if url.has_cache else 0,
-                target_session_attrs=None if url.has_target else SessionAttribute.read_write,
-                server_settings=None if url.has_name else {"application_name": "gpu-pool"},
-            )
-        except (*ASYNCPG_ERRORS, ValueError) as error:
-            if number == len(url.by_host) or not is_worth_another_host(error):
-                # Not chained: a message about a URL might quote it.
-                raise as_journal_error(error, url) from None
-    raise AssertionError("a URL has at least one host")
+async def _server_began(raw: RawConnection) -> object:
+    return await raw.fetchval("SELECT pg_postmaster_start_time()")
 
 
 async def _within(timeout_s: float, work: Work[T], raw: RawConnection) -> T:

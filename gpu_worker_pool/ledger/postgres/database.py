@@ -19,7 +19,8 @@ from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_qu
 
 from . import schema
 from .accounts import PostgresAccounts
-from .connection import DatabaseConnection, RawConnection
+from .connection import DatabaseConnection
+from .hosts import RawConnection
 from .parameters import ended_json, event_lines
 from .snapshots import pack, unpack
 from .tail import Tail
@@ -245,6 +246,8 @@ class PostgresDatabase:
             return None
 
     async def _prepare_commands(self, raw: RawConnection) -> None:
+        if self._reads.server_began != self._commands.server_began:
+            self._reads.leave()  # the database failed over: the old server may be silent
         await raw.execute(self._sql["be_durable"])
         await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
@@ -262,4 +265,5 @@ def _leader(row: Any) -> LeaderRow:
         batch=row["batch"],
         expires_in_s=row["expires_in_s"],
         wall_now=row["wall_now"],
+        has_moved=row["has_moved"],
     )

@@ -26,19 +26,21 @@ _ADVICE = {
     "server's pg_hba.conf",
     "3D000": "there is no such database: create it (createdb), or correct its name in the URL",
     "42501": "the role may not do this: for the first start, GRANT CREATE ON DATABASE to it, or let an administrator create "
-    "the schema (CREATE SCHEMA gpu_pool AUTHORIZATION the_role)",
+    "the schema (CREATE SCHEMA gpu_pool AUTHORIZATION the_role); if the tables are there, from a backup for example, make it "
+    "their owner (ALTER SCHEMA and ALTER TABLE ... OWNER TO)",
     "53100": "the disk of the database is full: free space there",
     "53200": "the database server has too little memory",
-    "53300": "the database has too many connections: raise its max_connections, or end other programs' connections; each "
+    "53300": "the database has too many connections: raise its max_connections, or the role's CONNECTION LIMIT, or end other programs' connections; each "
     "candidate needs two, and one for each report",
     "53": "the database server is short of resources",
-    "25006": "this server is a read-only standby: name the primary in the URL, or name all servers "
-    "(host1,host2) so that the primary is found",
+    "25006": "it can only be read: if it is a standby, name the primary in the URL, or name all servers (host1,host2) so "
+    "that the primary is found; if it is the primary, turn default_transaction_read_only off for the role and the database",
     "26000": _POOLER,
     "42P05": _POOLER,
     "08": "check the network and the server's log",
     "57P03": "the database server is starting, stopping or recovering: wait for it",
     "57P": "the database server ended the connection",
+    "42704": "it does not know a parameter of the URL: correct it, or leave it out",
     "42P01": "a table of the pool is gone: restore the schema gpu_pool from a backup",
     "3F000": "the schema gpu_pool is gone: restore it from a backup",
     "40": "another statement was in the way; it may be repeated",
@@ -91,6 +93,12 @@ def _reason(error: BaseException) -> str:
     return _network_reason(error)
 
 
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return error.reason or type(error).__name__
+
+
 def _network_reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it did not answer in time: check the network, the host's firewall and the server's load"
@@ -100,15 +108,17 @@ def _network_reason(error: BaseException) -> str:
         return f"the host's name is not known ({error.strerror}): correct it in the URL"
     if isinstance(error, ssl.SSLError):
         return (
-            f"TLS failed ({error.reason or type(error).__name__}): check sslmode and sslrootcert in the URL, and the "
-            "server's certificate"
+            f"TLS failed ({_tls_reason(error)}): check sslmode and sslrootcert in the URL, and the server's certificate"
         )
     if isinstance(error, FileNotFoundError | PermissionError):
         return f"a file that its URL names cannot be read ({error.strerror}): check sslrootcert, sslcert, sslkey and host in it"
     if isinstance(error, ConnectionError) and "SSL" in str(error):
         return "the server does not speak TLS: turn it on there (ssl = on), or give the URL another sslmode"
     if isinstance(error, ValueError):
-        return "a parameter of its URL is not right: check sslmode, sslrootcert and the others after the ?"
+        return (
+            "a parameter of its URL is not right: check those after the ?; sslmode=verify-ca and verify-full need "
+            "sslrootcert=FILE, the certificate that signed the server's"
+        )
     if isinstance(error, asyncpg.ConnectionDoesNotExistError | asyncpg.InterfaceError | ConnectionError):
         return "the connection was lost: check the network and the server's log"
     if isinstance(error, OSError):

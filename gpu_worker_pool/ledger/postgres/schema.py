@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
@@ -10,8 +11,10 @@ from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sql_files import Migration, load_queries
 
-from .connection import RawConnection
+from .hosts import RawConnection
 from .url import DatabaseUrl
+
+logger = logging.getLogger(__name__)
 
 # The name of the first pool in a database, if it gets no other.
 FIRST_POOL = "pool"
@@ -44,11 +47,20 @@ async def prepare(
                 await raw.execute(migration.script)
                 await raw.execute(sql["set_version"], migration.version)
         reach("in_migration")
-        found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
+        pools = await raw.fetch(sql["read_pools"])
+        found = _chosen(pools, url, wanted)
         if found is None:
             found = (wanted or FIRST_POOL, token_hex(8))
             await raw.execute(sql["create_pool"], *found)
             await raw.execute(sql["create_leader"], found[0])
+            if others := [str(name) for name, _ in pools]:
+                logger.warning(
+                    "a new pool %r was created in the database %s, beside %s; if you meant another, correct "
+                    "GPU_POOL_FLEET_POOL and delete the new one from gpu_pool.pool and gpu_pool.leader",
+                    found[0],
+                    url,
+                    ", ".join(map(repr, others)),
+                )
     reach("after_migration")
     return found
 

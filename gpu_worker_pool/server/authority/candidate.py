@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -72,6 +73,8 @@ class Candidate:
         self._running: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._trouble: str | None = None
+        # Why the journal could not be read, the last time that was tried.
+        self._why_unread: str | None = None
         self._is_settled = asyncio.Event()
         # When the journal was last read to the end that it then had.
         self._caught_up_at: float | None = None
@@ -96,6 +99,7 @@ class Candidate:
         now, row = self._clock(), self.election.row
         leads = self.election.may_act(now)
         is_led = row is not None and now < self.election.heard_at + row.expires_in_s
+        is_led = is_led and (leads or self._is_another(row))
         lag_s = 0.0 if leads else None if self._caught_up_at is None else round(now - self._caught_up_at, 3)
         return FleetView(
             id=self._database.pool_id or None,
@@ -104,6 +108,7 @@ class Candidate:
             leader=row.holder if row is not None and is_led else None,
             leader_url=row.url if row is not None and is_led else None,
             lag_s=lag_s,
+            trouble=self._why_unread or self._trouble,
         )
 
     async def stop(self) -> None:
@@ -192,6 +197,7 @@ class Candidate:
             self._wake.set()
             return
         self._trouble = None
+        self.election.known_head = self.following.known_head
         self._carry_out(self.election.answered(question, row, self._clock()))
         mine = self.election.leadership
         if row is None:
@@ -218,6 +224,12 @@ class Candidate:
             self._led.say_trouble(f"nobody is known to lead the fleet: {why}")
             self._is_settled.set()
 
+    def _say_unread(self, why: str) -> None:
+        if why != self._why_unread:
+            logger.error("the journal of the fleet cannot be read: %s", why)
+        self._why_unread = self._trouble = why
+        self._say_trouble(why)
+
     def _begin_to_catch_up(self, row: LeaderRow, won: LeadershipWon | None) -> None:
         """Read what the journal has. A follower that does so already is not disturbed; a new leader is."""
         if self._catching_up is not None and not self._catching_up.done():
@@ -231,10 +243,10 @@ class Candidate:
         began = self._clock()
         try:
             await self._catch_up(row, must_match=False)
-            self._caught_up_at = began
+            self._caught_up_at, self._why_unread = began, None
             await self._write_snapshot_if_due(row.head, is_leader=False)
         except JournalError as error:
-            self._say_trouble(str(error))
+            self._say_unread(str(error))
             return
         if self.election.leadership is None:
             self._show(row, ())
@@ -248,8 +260,8 @@ class Candidate:
             await self._catch_up(won.row, must_match=True)
             await self._lead(won)
         except JournalError as error:
-            self._say_trouble(str(error))
-            self._carry_out(self.election.step_down(won.epoch, won.term, str(error), self._clock()))
+            self._say_unread(str(error))
+            self._carry_out(self.election.fail_to_lead(won.epoch, won.term, str(error), self._clock()))
 
     async def _catch_up(self, row: LeaderRow, *, must_match: bool) -> None:
         """Apply what the journal has up to the head that this row tells."""
@@ -273,6 +285,13 @@ class Candidate:
                     following.reload(str(error))
                     continue
                 fresh = [each.event for each in following.take(question, stored, row.head)]
+                if following.gone:
+                    logger.error(
+                        "the database of the fleet lost %d events that this server knew, and another leader went on "
+                        "without them: leases that were granted then are gone",
+                        following.gone,
+                    )
+                    following.gone = 0
                 restore(self._state, fresh)
                 self.election.see_epoch(following.epoch)
                 self._show(row, fresh)
@@ -305,7 +324,12 @@ class Candidate:
         )
 
     def _show(self, row: LeaderRow, events: Sequence[Event]) -> None:
+        if not self._is_another(row):
+            row = replace(row, expires_in_s=0.0)  # what is left of this server's own leadership
         self._led.follow(self._state, row, events, pool_id=self._database.pool_id)
+
+    def _is_another(self, row: LeaderRow | None) -> bool:
+        return row is not None and row.url != self._url
 
     def _note(self, events: Sequence[Event]) -> None:
         """Once the TakenOver of this leader is written, it answers callers."""
@@ -328,6 +352,7 @@ class Candidate:
             self._writer = None
         if self._catching_up is not None:
             self._catching_up.cancel()
+        self._caught_up_at = self._clock()
         # What is not written may be in this state.
         self.following.reload("this server led before")
         why = f"{reason}: {trouble}" if trouble else reason

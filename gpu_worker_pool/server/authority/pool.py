@@ -37,10 +37,6 @@ from .snapshot import Snapshot
 _WorkT = TypeVar("_WorkT")
 
 
-async def _written_is_confirmed(lease_id: str, timeout_s: float) -> bool:  # noqa: ARG001 - as in a fleet
-    return True
-
-
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
 # Expected starts are worked out again after so many times as long as that took.
@@ -59,8 +55,8 @@ class Pool:
         self.pool_id: str | None = None
         # What is known of the fleet that this server belongs to.
         self.fleet: Callable[[], FleetView | None] = lambda: None
-        # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
-        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
+        # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
+        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
         # The fleet as this box sees it; None on a server without one.
         self.membership: Membership | None = None
         self.node = node
@@ -110,6 +106,13 @@ class Pool:
         return fleet is not None and fleet.role != "leader" and fleet.leader is not None
 
     @property
+    def why_no_grants(self) -> str | None:
+        """Why nothing can be granted to callers of this server, also by its leader; None if GPUs can be."""
+        if self.is_led_elsewhere:
+            return None if self.membership is None else self.membership.trouble
+        return self.trouble
+
+    @property
     def past_trouble(self) -> str | None:
         """Why past leases cannot be read at present; None if they can be, also where another server leads."""
         return None if self._driver.is_open and not self._driver.is_in_charge else self._driver.trouble
@@ -149,6 +152,11 @@ class Pool:
     def check_is_open(self) -> None:
         """Raise NotWritten if the pool's history is not loaded yet."""
         if not self._driver.is_open:
+            raise self._driver.not_written()
+
+    def check_leads(self) -> None:
+        """Raise NotWritten if another server decides: what this one knows may be old."""
+        if not self._driver.is_leading:
             raise self._driver.not_written()
 
     async def request(

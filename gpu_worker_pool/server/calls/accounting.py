@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from heapq import nsmallest
 from math import inf
@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_worker_pool.core.accounting.timeline import Timeline
 from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, UsageAccount, UsageTotals
+from gpu_worker_pool.core.accounting.weeks import WeeklyUsage
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
@@ -35,6 +36,8 @@ DEFAULT_SPAN_S = 24 * 3600.0
 US_PER_HOUR = 3600 * US_PER_S
 # Callers choose the owners' names, so there may be very many. Those with the least use are shown as one.
 MOST_OWNERS = 2_000
+# So many owners are shown by week.
+MOST_OWNERS_BY_WEEK = 50
 # More than any chart shows, and still an answer of one or two megabytes.
 MOST_SPANS = 5_000
 
@@ -98,6 +101,46 @@ class UsageCalls(PastLeases):
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
         return await self.usage(min(midnight.timestamp(), now - 1.0), None, scope)
 
+    async def weeks(self, number: int, scope: Scope) -> bytes:
+        """GPU-hours by owner of so many weeks, from Monday to Sunday in this machine's time zone."""
+        self.check_journal()
+
+        def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
+            live = _live(leases, scope)
+
+            def begin() -> WeeklyUsage:
+                now = self._pool.wall_now()
+                return WeeklyUsage(_mondays(now, number), now)
+
+            weekly, complete_since = accounts.count(begin, but_for=live, node=scope.node)
+            for lease in live.values():
+                weekly.count(lease)
+            return self._encode_weeks(weekly, _mondays(weekly.now, number), complete_since, scope)
+
+        return await self.read(count)
+
+    def _encode_weeks(
+        self, weekly: WeeklyUsage, starts: Sequence[float], complete_since: float | None, scope: Scope
+    ) -> bytes:
+        shown = nsmallest(MOST_OWNERS_BY_WEEK, weekly.by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
+        return encode(
+            wire.WeeksView(
+                node=scope.name(self._pool.node),
+                weeks=tuple(
+                    wire.WeekTotal(since=iso_time(start), gpu_hours=_hours(total))
+                    for start, total in zip(starts, weekly.totals(), strict=True)
+                ),
+                until=iso_time(weekly.now),
+                owners=tuple(
+                    wire.OwnerWeeks(owner=owner, gpu_hours=tuple(map(_hours, weeks))) for owner, weeks in shown
+                ),
+                other_owners=len(weekly.by_owner) - len(shown),
+                complete_since=iso_time(complete_since),
+                unknown_leases=weekly.unknown_leases,
+                server_id=self._pool.id,
+            )
+        )
+
     async def usage(self, since: float | None, until: float | None, scope: Scope) -> bytes:
         """The usage from `since` to before `until`; by default the last day, until now. Of one box of a fleet, requests
         that left the queue without a GPU are not counted: they were nowhere.
@@ -142,6 +185,15 @@ class UsageCalls(PastLeases):
                 source=self._pool.snapshot.source,
             )
         )
+
+
+def _mondays(now: float, number: int) -> list[float]:
+    """The beginnings of this week and of those before it, first one first. A week may be an hour longer or shorter."""
+    today = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
+    monday = today - timedelta(days=today.weekday())
+    # A clock that stands at the beginning of 1970 has no weeks before it.
+    starts = [(monday - timedelta(weeks=week)).timestamp() for week in reversed(range(number))]
+    return [*starts[:-1], min(starts[-1], now)]
 
 
 def _live(leases: Iterable[LiveLease], scope: Scope) -> dict[str, LeaseTimes]:

@@ -89,6 +89,7 @@ class AdminCalls:
 
     def _key(self, call: Call) -> GpuKey:
         """The GPU that a call names by its index or UUID; in a whole fleet, after the node and a colon."""
+        self._pool.check_leads()
         state, gpu, node = self._pool.state, call.parameters["gpu"], call.scope_node
         if call.view_scope.is_fleet:
             node, colon, gpu = gpu.rpartition(":")

@@ -72,6 +72,7 @@ class BookingCalls:
         booking_id = check_lease_id(call.parameters["booking_id"])
         caller = call.caller()
         call.query()
+        self._pool.check_leads()
         known = self._pool.state.bookings.get(booking_id)
         if known is None:
             raise Refused(404, f"There is no booking {booking_id}; it may be over. GET /bookings lists all.")

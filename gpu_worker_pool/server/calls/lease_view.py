@@ -89,7 +89,7 @@ def lease_view(
                 granted_at=iso_time(lease.granted_at),
                 expires_in_s=left_s(state, lease.id, now),
                 env=next((part.env for part in parts if part.node == asked), parts[0].env),
-                ends_at=_ends_at(state, lease),
+                ends_at=ends_at(state, lease),
                 warning=warning_view(state, lease, now),
                 idle_s=None if (idle := idle_s(state, lease, now)) is None else round(idle, 1),
             )
@@ -212,7 +212,7 @@ def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning 
     return wire.EndWarning(reason=ending.reason, ends_at=ends_at, ends_in_s=round(max(ending.at - now, 0.0), 3))
 
 
-def _ends_at(state: PoolState, lease: ActiveLease) -> str | None:
+def ends_at(state: PoolState, lease: ActiveLease) -> str | None:
     """When a time limit ends it: its own, or that of a lease it is in. A late warning leaves its holder some more time."""
     limits = [
         each.ending.at if each.ending is not None and each.ending.reason is EndReason.TIME_LIMIT else each.limit

@@ -46,8 +46,10 @@ STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
 
 
-async def encode_pool(pool: Pool, scope: Scope, most_queued: int | None, most_leases: int | None = None) -> bytes:
-    """Encode what a scope has, with at most so many waiters and other leases. It yields to other work in between."""
+async def encode_pool(
+    pool: Pool, scope: Scope, most_queued: int | None, most_leases: int | None = None, *, most_gpus: int | None = None
+) -> bytes:
+    """Encode what a scope has, with at most so many waiters, other leases and GPUs. It yields to other work in between."""
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others, waiting = holders(state, scope), waiters(state, scope, pool.now())
@@ -59,7 +61,7 @@ async def encode_pool(pool: Pool, scope: Scope, most_queued: int | None, most_le
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
-    for slot in sorted(state.slots_on(scope.node), key=_slot_order):
+    for slot in islice(sorted(state.slots_on(scope.node), key=slot_order), most_gpus):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
     limits = state.settings.thresholds
@@ -177,5 +179,5 @@ def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:
     )
 
 
-def _slot_order(slot: GpuSlot) -> tuple[str, float, str]:
+def slot_order(slot: GpuSlot) -> tuple[str, float, str]:
     return (slot.key.node, slot.gpu.index if slot.gpu else float("inf"), slot.key.uuid)

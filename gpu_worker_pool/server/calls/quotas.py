@@ -60,6 +60,7 @@ class QuotaCalls:
     async def remove(self, call: Call) -> Response:
         await check_admin(call)
         owner = _owner(call)
+        self._pool.check_leads()
         if owner not in self._pool.state.quotas:
             raise Refused(404, f"{owner} has no quota; GET /quotas lists all.")
         await self._pool.command(cmd.SetQuota(owner, None))

@@ -30,8 +30,12 @@ def encode(value: Any) -> bytes:
 
 def encode_with(frame: object, **lists: Iterable[bytes]) -> bytes:
     """Encode an object; its empty lists of these names, in the order of its keys, get items that are encoded already."""
+    return fill(encode(frame), **lists)
+
+
+def fill(rest: bytes, **lists: Iterable[bytes]) -> bytes:
+    """Put items into the empty lists of these names of an encoded object, in the order of its keys."""
     parts: list[bytes] = []
-    rest = encode(frame)
     for name, items in lists.items():
         key = b'"%b":[' % name.encode()
         before, rest = rest.split(key + b"]", 1)

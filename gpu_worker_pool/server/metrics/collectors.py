@@ -119,7 +119,8 @@ class LeaseMetrics(Collector):
         own = [lease for lease in state.leases.values() if lease.request.parent is None]
         kinds = Counter(map(type, own))
         active, now = [lease for lease in own if isinstance(lease, ActiveLease)], self._pool.now()
-        can_grant, stale_after_s = float(self._pool.trouble is None), state.settings.stale_after_s
+        can_grant = float(self._pool.why_no_grants is None)
+        stale_after_s = state.settings.stale_after_s
         for name, text, value in (
             ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),
             ("leases_queued", "Requests that wait.", kinds[QueuedLease]),
@@ -140,7 +141,7 @@ class LeaseMetrics(Collector):
                 sum(each.request.preemptible for each in active),
             ),
             ("waiting_connections", "Connections that wait for a lease.", self._pool.waiting),
-            ("can_grant", "1 if the journal can be written.", can_grant),
+            ("can_grant", "1 if the journal can be written, by this server or by the leader of its fleet.", can_grant),
             ("reading_stale_after_seconds", "Age from which a reading is too old for a grant.", stale_after_s),
         ):
             yield GaugeMetricFamily(f"gpupool_{name}", text, value)

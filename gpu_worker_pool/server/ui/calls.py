@@ -13,7 +13,7 @@ from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.wire.page import MeView
-from gpu_worker_pool.wire.routes import HOURS_OF_PAGE
+from gpu_worker_pool.wire.routes import HOURS_OF_PAGE, NODE_OF_GPU, UUID_OF_GPU, WEEKS_OF_PAGE
 
 from .data import PageData, ScopedAnswer
 
@@ -53,7 +53,9 @@ class PageCalls:
             "page_usage": _share(data.usage),
             "page_peers": _share(data.peers),
             "page_quotas": _share(data.quotas),
+            "page_gpu": self.gpu,
             "page_timeline": self.timeline,
+            "page_weeks": self.weeks,
         }
 
     async def page(self, call: Call) -> Response:
@@ -69,8 +71,19 @@ class PageCalls:
         caller = call.caller()
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
 
+    async def gpu(self, call: Call) -> Response:
+        query = call.query(NODE_OF_GPU, UUID_OF_GPU)
+        node, uuid = query.get("node") or "", query.get("uuid") or ""
+        found = self._data.gpu(node, uuid)
+        if found is None:
+            raise Refused(404, f"There is no GPU {uuid[:100]!r} on the node {node[:100]!r}; /pool lists the GPUs.")
+        return Response(200, encode(found), _DATA)
+
     async def timeline(self, call: Call) -> Response:
         return await _get(self._data.timelines[call.query(HOURS_OF_PAGE)["hours"]], call)
+
+    async def weeks(self, call: Call) -> Response:
+        return await _get(self._data.weeks[call.query(WEEKS_OF_PAGE)["weeks"]], call)
 
     def _file(self, name: str, call: Call) -> Response:
         file = self._files.find(name)

@@ -12,6 +12,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
+from gpu_worker_pool.server.calls.fleet import box_views
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
@@ -20,9 +21,10 @@ from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
-from gpu_worker_pool.wire.page import PageExtras
-from gpu_worker_pool.wire.routes import PAGE_HOURS
+from gpu_worker_pool.wire.page import GpuDetails, PageExtras
+from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
+from .brief import MOST_IN_FULL, encode_brief, gpu_details
 from .recent_events import RecentEvents
 
 MOST_QUEUED = 200
@@ -70,12 +72,17 @@ class PageData:
         self.timelines = {
             hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
         }
+        # Weeks of leases take seconds to read, and change slowly.
+        self.weeks = {
+            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+        }
         self.pool = ScopedAnswer(self._make_pool, 0.5)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.peers = ScopedAnswer(lambda _: peers.encoded(), 1.0, may_be_old=True)
         self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
-        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *self.timelines.values())
+        by_span = (*self.timelines.values(), *self.weeks.values())
+        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *by_span)
 
     def stop(self) -> None:
         for answer in self._all:
@@ -85,8 +92,12 @@ class PageData:
         for answer in self._all:
             await answer.close()
 
+    def gpu(self, node: str, uuid: str) -> GpuDetails | None:
+        return gpu_details(self._pool, node, uuid)
+
     async def _make_pool(self, scope: Scope) -> bytes:
-        pool = await encode_pool(self._pool, scope, MOST_QUEUED)
+        is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
+        pool = await (encode_brief if is_brief else encode_pool)(self._pool, scope, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.
@@ -103,6 +114,8 @@ class PageData:
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
+            is_brief=is_brief,
+            boxes=None if self._pool.membership is None else box_views(self._pool),
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 

@@ -91,6 +91,11 @@ def served(folder: Path, *flags: str, **env: str) -> Iterator[Served]:
             {"GPU_POOL_FLEET": f"postgresql://a:{SECRET}@b/c", "GPU_POOL_FLEET_ADDRESS": "gpu-01"},
             "http://gpu-01:8000",
         ),
+        (
+            (),
+            {"GPU_POOL_FLEET": "postgresql://a@b/c", "GPU_POOL_FLEET_ADDRESS": f"http://u:{SECRET}@gpu-01:8000"},
+            "it must be the URL at which",
+        ),
     ],
 )
 def test_it_does_not_start_as_a_pool_of_its_own(
@@ -112,6 +117,26 @@ def test_it_does_not_start_without_asyncpg(tmp_path: Path) -> None:
 
     assert done.code == 125
     assert "run pip install 'gpu-worker-pool[fleet]'" in done.err
+
+
+def test_it_does_not_join_a_fleet_while_leases_of_its_own_are_left(tmp_path: Path) -> None:
+    """The fleet knows nothing of them: it would grant their GPUs again."""
+    with served(tmp_path) as alone:
+        assert alone.call("PUT", "/leases/a", {"ttl_s": 600.0})[0] == 201
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box"}
+    flags = ("serve", "--port", "0", "--state-dir", str(tmp_path), "--fleet", "postgresql://127.0.0.1:1/db")
+
+    done = gpu_pool(*flags, env=env, cwd=tmp_path)
+
+    assert done.code == 125
+    assert "1 lease is left in this box's own journal" in done.err
+    assert "gpu-pool drain --all" in done.err
+    with served(tmp_path) as alone:
+        assert alone.call("DELETE", "/leases/a")[0] == 200
+        until(lambda: alone.call("GET", "/pool")[1]["gpus"][0]["state"] == "free", "the GPU is free")
+        alone.stop()
+    with served(tmp_path, "--fleet", "postgresql://127.0.0.1:1/db") as joined:
+        assert joined.call("GET", "/health")[1]["fleet"]["role"] == "follower"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,19 @@ def test_a_leader_that_lives_writes_what_is_missing(fleet: Fleet, standby: Postg
     assert see(fleet.leader(), "a", "b", "c") == told
 
 
+def test_a_leader_that_lives_does_so_after_a_failover_that_took_long(fleet: Fleet, standby: PostgresServer) -> None:
+    """Nobody leads by then, and the follower may ask first. It knows less, so it waits for the last leader."""
+    leader = fleet.leader()
+    fall_behind(fleet, standby)
+    told = ask(leader, "a", "b")
+    fleet.database.kill()
+    until(lambda: not leader.health()["can_grant"], "the leader no longer trusts itself")
+
+    standby.promote()
+
+    assert see(fleet.leader(), "a", "b") == told
+
+
 def test_a_follower_that_knows_more_repairs_it_when_the_leader_is_dead(fleet: Fleet, standby: PostgresServer) -> None:
     leader = fleet.await_boxes()
     (follower,) = fleet.others(leader)
@@ -78,7 +91,7 @@ def test_a_candidate_on_a_standby_says_so_and_leads_once_it_is_promoted(fleet: F
     alone = fleet.candidates[0]
     alone.env = {**alone.env, "GPU_POOL_FLEET": standby.url(fleet.name)}
     alone.start()
-    assert "this server is a read-only standby: name the primary in the URL" in alone.health()["reason"]
+    assert "if it is a standby, name the primary in the URL" in alone.health()["reason"]
 
     standby.promote()
 
@@ -113,3 +126,22 @@ def fail_over(fleet: Fleet, standby: PostgresServer) -> None:
     assert int(standby.execute(HEAD, fleet.name)) < head
     standby.promote()
     until(lambda: int(standby.execute(HEAD, fleet.name)) >= head, "what was lost is written again")
+
+
+def test_a_follower_that_cannot_read_the_journal_says_so_and_lets_others_lead(fleet: Fleet) -> None:
+    leader = fleet.leader()
+    (follower,) = fleet.others(leader)
+    follower.kill()
+    fleet.database.execute("DELETE FROM gpu_pool.event WHERE position = 1", fleet.name)
+    follower.start()
+
+    def damage() -> str | None:
+        health = follower.health()
+        return health["reason"] if health.get("status") == "degraded" else None
+
+    assert "could not take over: the journal in the database" in until(damage, "the follower cannot read the journal")
+    assert follower.health()["fleet"]["leader"] is not None
+    leader.kill()
+    until(lambda: follower.health()["fleet"]["leader"] is None, "nobody leads")
+    assert "damaged" in until(damage, "it still cannot")
+    assert not follower.leads

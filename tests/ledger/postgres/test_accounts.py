@@ -17,8 +17,8 @@ from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.postgres.accounts import PostgresAccounts
-from gpu_worker_pool.ledger.postgres.connection import RawConnection
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from gpu_worker_pool.ledger.postgres.url import parse_url
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -90,3 +92,49 @@ async def test_a_standby_that_was_behind_is_noticed_and_written_again(
     assert await written(follower) == [1, 2, 3, 40, 50, 60]
     for candidate in (leader, follower, third):
         await candidate.close()
+
+
+async def test_an_old_primary_that_comes_back_is_not_used(
+    pair: tuple[PostgresServer, PostgresServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named first and can be written. Whatever is written there is lost, and a leader there would be a second one."""
+    primary, standby = pair
+    first = PostgresDatabase(primary.url())
+    await first.open()
+    await first.close()
+    await fall_behind(primary, standby)
+    standby.promote()
+    leader = PostgresDatabase(standby.url())
+    await leader.open()
+    await lead(leader)
+
+    restarted = PostgresDatabase(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
+    await restarted.open()
+
+    assert (await restarted.read_leader()).term == "t1"
+    assert "Stop the old primary" in caplog.text
+    await leader.close()
+    await restarted.close()
+
+
+async def test_after_a_failover_nothing_waits_for_the_old_server(pair: tuple[PostgresServer, PostgresServer]) -> None:
+    primary, standby = pair
+    database = PostgresDatabase(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
+    await database.open()
+    await fall_behind(primary, standby)
+    primary.send_to_all(signal.SIGSTOP)
+    try:
+        # It waits for an answer as a read of the journal does, but for longer than any test.
+        reading = asyncio.create_task(database._reads.read(lambda raw: raw.fetchval("SELECT 1"), 3600.0))
+        standby.promote()
+        row = None
+        while row is None:
+            with suppress(JournalError):
+                row = await database.read_leader()
+
+        with pytest.raises(JournalError, match="cannot be used: connection was closed"):
+            await reading
+        assert await database.read_events(0, 10) == []
+    finally:
+        primary.send_to_all(signal.SIGCONT)
+        await database.close()

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, OutcomeUnknown
-from gpu_worker_pool.ledger.postgres.connection import RawConnection
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.conftest import execute
@@ -66,15 +66,23 @@ async def test_the_right_password_is_taken_however_it_is_written(locked: Postgre
         ("shared", "nobody_here:s3cret", 'role "nobody_here" does not exist.*create it'),
         ("no_such_one", "admin:s3cret", 'database "no_such_one" does not exist.*createdb'),
         ("shared", "crowded:s3cret", "too many connections.*raise its max_connections"),
-        ("only_read", "admin:s3cret", "read-only standby: name the primary"),
+        (
+            "only_read",
+            "admin:s3cret",
+            "can only be read: if it is a standby, name the primary.*turn default_transaction_read_only off",
+        ),
         ("shared?sslmode=require", "admin:s3cret", "does not speak TLS: turn it on"),
-        ("shared?sslmode=nonsense", "admin:s3cret", "a parameter of its URL is not right: check sslmode"),
+        ("shared?sslmode=nonsense", "admin:s3cret", "a parameter of its URL is not right: check those after"),
         (
             "shared?sslmode=verify-ca&sslrootcert=/no/such.pem",
             "admin:s3cret",
             "a file that its URL names cannot be read",
         ),
-        ("shared?no_such_setting=1", "admin:s3cret", 'unrecognized configuration parameter "no_such_setting"'),
+        (
+            "shared?no_such_setting=1",
+            "admin:s3cret",
+            'unrecognized configuration parameter "no_such_setting": it .* correct it',
+        ),
     ],
 )
 async def test_a_refusal_says_what_to_do(locked: PostgresServer, name: str, login: str, words: str) -> None:
@@ -109,7 +117,7 @@ async def test_a_silent_or_missing_host_does_not_keep_from_the_next_one(server: 
     [
         ("53100", "the disk of the database is full: free space there"),
         ("53200", "too little memory"),
-        ("25006", "read-only standby"),
+        ("25006", "can only be read"),
         ("40001", "it may be repeated"),
         ("26000", "add statement_cache_size=0 to the URL"),
         ("22003", r"\(code 22003\)"),

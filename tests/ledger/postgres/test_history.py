@@ -9,8 +9,8 @@ import pytest
 
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.postgres.connection import RawConnection
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.test_leadership import lead, written
 

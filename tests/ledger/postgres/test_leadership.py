@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, LeaderRow
-from gpu_worker_pool.ledger.postgres.connection import RawConnection
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.examples import ended, note
 
 

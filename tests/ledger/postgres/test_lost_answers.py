@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
-from gpu_worker_pool.ledger.postgres.connection import RawConnection
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.child import BATCH

@@ -135,8 +135,12 @@ async def test_the_only_pool_is_the_one_that_is_meant(empty_url: str) -> None:
         assert (second.pool, second.pool_id) == ("blue", first.pool_id)
 
 
-async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_other(empty_url: str) -> None:
+async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_other(
+    empty_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with opened(empty_url) as first, opened(empty_url, "blue") as second:
+        assert caplog.text.count("a new pool 'blue' was created") == 1
+        assert "beside 'pool'; if you meant another" in caplog.text
         assert first.pool_id != second.pool_id
         for database in (first, second):
             await lead(database)

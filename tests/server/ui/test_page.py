@@ -230,6 +230,27 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
         act(server, f"/leases/{lease_id}", "DELETE")
 
 
+def test_the_weeks_end_with_this_one_and_have_the_hours_of_each_owner(server: ServerProcess) -> None:
+    act(server, "/leases/of-weeks", "PUT", ANN, {"ttl_s": 600})
+    act(server, "/leases/of-weeks", "DELETE", ANN)
+    for weeks in (4, 12):
+        answer = data(server, f"weeks?weeks={weeks}")
+        starts = [datetime.fromisoformat(week["since"]).astimezone() for week in answer["weeks"]]
+        assert len(starts) == weeks
+        assert {(start.weekday(), start.hour, start.minute) for start in starts} == {(0, 0, 0)}
+        assert starts[-1] <= datetime.fromisoformat(answer["until"])
+        (ann,) = [row["gpu_hours"] for row in answer["owners"] if row["owner"] == "ann"]
+        assert (len(ann), ann[:-1]) == (weeks, [0.0] * (weeks - 1))
+    assert_problem(ask(server, "/ui/data/weeks?weeks=5"), 422)
+
+
+def test_one_gpu_in_full(server: ServerProcess) -> None:
+    pool = data(server, "pool")["pool"]
+    gpu = pool["gpus"][0]
+    assert data(server, f"gpu?node={gpu['node']}&uuid={gpu['uuid']}")["gpu"]["uuid"] == gpu["uuid"]
+    assert_problem(ask(server, "/ui/data/gpu?node=box1&uuid=none"), 404)
+
+
 def test_the_rest_is_as_the_calls_of_these_names_have_it(server: ServerProcess) -> None:
     usage = data(server, "usage")
     assert usage.keys() == server.json(f"{PREFIX}/usage").keys()

@@ -35,7 +35,8 @@ SELECT epoch, term, holder, url, head, batch, crc,
         WHEN expires_at > clock_timestamp() + 2 * $2::double precision * interval '1 second' THEN 0.0
         ELSE extract(epoch FROM expires_at - clock_timestamp())
     END::double precision AS expires_in_s,
-    extract(epoch FROM clock_timestamp())::double precision AS wall_now
+    extract(epoch FROM clock_timestamp())::double precision AS wall_now,
+    coalesce(instance <> extract(epoch FROM pg_postmaster_start_time())::double precision, FALSE) AS has_moved
 FROM gpu_pool.leader WHERE pool = $1;
 
 -- name: claim
@@ -44,6 +45,7 @@ FROM gpu_pool.leader WHERE pool = $1;
 WITH claimed AS (
     UPDATE gpu_pool.leader
     SET epoch = greatest(epoch, $6) + 1, term = $3, holder = $4, url = $5,
+        instance = extract(epoch FROM pg_postmaster_start_time()),
         expires_at = clock_timestamp() + $2::double precision * interval '1 second'
     WHERE pool = $1 AND (
         expires_at <= clock_timestamp()
@@ -54,16 +56,19 @@ WITH claimed AS (
 SELECT epoch, term, holder, url, head, batch, crc,
     $2::double precision AS expires_in_s,
     extract(epoch FROM clock_timestamp())::double precision AS wall_now,
+    FALSE AS has_moved,
     pg_notify('gpu_pool', pool)
 FROM claimed;
 
 -- name: renew
 -- Further arguments: for how long, epoch, term.
-UPDATE gpu_pool.leader SET expires_at = clock_timestamp() + $2::double precision * interval '1 second'
+UPDATE gpu_pool.leader
+SET expires_at = clock_timestamp() + $2::double precision * interval '1 second', instance = extract(epoch FROM pg_postmaster_start_time())
 WHERE pool = $1 AND epoch = $3 AND term = $4 AND expires_at > clock_timestamp()
 RETURNING epoch, term, holder, url, head, batch, crc,
     $2::double precision AS expires_in_s,
-    extract(epoch FROM clock_timestamp())::double precision AS wall_now;
+    extract(epoch FROM clock_timestamp())::double precision AS wall_now,
+    FALSE AS has_moved;
 
 -- name: hand_over
 -- Further arguments: epoch, term. Without a term, an append that is still on its way changes nothing.
@@ -80,7 +85,7 @@ SELECT pg_notify('gpu_pool', pool) FROM left_by;
 -- array costs. A lease that is already there is replaced, and counts as the latest again.
 WITH fence AS (
     UPDATE gpu_pool.leader
-    SET head = head + $6::bigint, crc = $7, batch = $8,
+    SET head = head + $6::bigint, crc = $7, batch = $8, instance = extract(epoch FROM pg_postmaster_start_time()),
         expires_at = clock_timestamp() + $2::double precision * interval '1 second'
     WHERE pool = $1 AND epoch = $3 AND term = $4 AND head = $5
     RETURNING head

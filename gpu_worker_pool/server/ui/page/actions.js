@@ -3,7 +3,7 @@
 import { ask } from "./ask.js";
 import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { duration, END_REASONS, gpuName, gpuNames, holderName, memory, parentName, plural } from "./words.js";
+import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, parentName, plural } from "./words.js";
 
 const NO_RIGHTS = { isAdmin: false, mayRelease: () => false };
 
@@ -124,6 +124,8 @@ const isThisMachine = (host) => /^(localhost|.*\.localhost|\[::1\]|127(\.[0-9]+)
 
 /** Actions that change something. Each asks for confirmation and says what will happen. */
 export class Actions {
+  /** The start of the paths: in a fleet the calls are those of the whole fleet. */
+  scope = "";
   #access;
   #onDone;
   #dialog = byId("confirm-dialog");
@@ -142,7 +144,7 @@ export class Actions {
 
   release(lease, pool) {
     const who = holderName(lease);
-    const path = `leases/${encodeURIComponent(lease.id)}`;
+    const path = `${this.scope}leases/${encodeURIComponent(lease.id)}`;
     if (lease.state === "queued") {
       this.#confirm({
         title: `Take ${who} out of the queue?`,
@@ -169,7 +171,7 @@ export class Actions {
       lines: [`The lease ${lease.id} is revoked, and ${who} learns of it.`, ...consequences(lease, pool)],
       yes: "Revoke",
       done: (answer) => ended(lease, answer, "revoked", "revoked"),
-      call: () => this.#access.ask(`admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
+      call: () => this.#access.ask(`${this.scope}admin/leases/${encodeURIComponent(lease.id)}/revoke`, { method: "POST" }),
     });
   }
 
@@ -177,33 +179,38 @@ export class Actions {
     const holders = gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease?.state === "active");
     const held = holders.length ? `${holders.map(holderName).join(", ")} may keep it until the lease ends.` : "It has no holder now.";
     this.#confirm({
-      title: `Take ${gpuName(gpu)} out of service?`,
-      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is not granted until it is put back, also after a restart of the server.`, held],
+      title: `Take ${gpuOfBox(gpu)} out of service?`,
+      lines: [`${gpuOfBox(gpu)} (${gpu.name ?? gpu.uuid}) is not granted until it is put back, also after a restart of the server.`, held],
       yes: "Drain",
       reason: true,
-      done: () => `${gpuName(gpu)} is out of service.`,
-      call: (reason) => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/drain`, { method: "POST", body: { reason } }),
+      done: () => `${gpuOfBox(gpu)} is out of service.`,
+      call: (reason) => this.#access.ask(this.#gpuPath(gpu, "drain"), { method: "POST", body: { reason } }),
     });
   }
 
   undrain(gpu) {
     this.#confirm({
-      title: `Put ${gpuName(gpu)} back into service?`,
-      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) is granted to the next waiter as soon as its readings allow.`],
+      title: `Put ${gpuOfBox(gpu)} back into service?`,
+      lines: [`${gpuOfBox(gpu)} (${gpu.name ?? gpu.uuid}) is granted to the next waiter as soon as its readings allow.`],
       yes: "Put back",
-      done: () => `${gpuName(gpu)} is back in service.`,
-      call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
+      done: () => `${gpuOfBox(gpu)} is back in service.`,
+      call: () => this.#access.ask(this.#gpuPath(gpu, "undrain"), { method: "POST" }),
     });
   }
 
   cancelDrain(gpu) {
     this.#confirm({
-      title: `Cancel the planned drain of ${gpuName(gpu)}?`,
-      lines: [`${gpuName(gpu)} (${gpu.name ?? gpu.uuid}) stays in service.`],
+      title: `Cancel the planned drain of ${gpuOfBox(gpu)}?`,
+      lines: [`${gpuOfBox(gpu)} (${gpu.name ?? gpu.uuid}) stays in service.`],
       yes: "Cancel the drain",
-      done: () => `No drain of ${gpuName(gpu)} is planned.`,
-      call: () => this.#access.ask(`admin/gpus/${encodeURIComponent(gpu.uuid)}/undrain`, { method: "POST" }),
+      done: () => `No drain of ${gpuOfBox(gpu)} is planned.`,
+      call: () => this.#access.ask(this.#gpuPath(gpu, "undrain"), { method: "POST" }),
     });
+  }
+
+  #gpuPath(gpu, verb) {
+    const name = this.scope === "" ? gpu.uuid : `${gpu.node}:${gpu.uuid}`;
+    return `${this.scope}admin/gpus/${encodeURIComponent(name)}/${verb}`;
   }
 
   #confirm(planned) {
@@ -251,7 +258,7 @@ function consequences(lease, pool) {
   const used = lease.gpus
     .map((held) => pool.gpus.find((gpu) => gpu.uuid === held.uuid))
     .filter((gpu) => gpu !== undefined && gpu.used_mb !== null)
-    .map((gpu) => `${gpuName(gpu)} has ${memory(gpu.used_mb)} in use`);
+    .map((gpu) => `${gpuOfBox(gpu)} has ${memory(gpu.used_mb)} in use`);
   const inside = pool.inside.get(lease.id)?.length ?? 0;
   const next = pool.queue.find((waiter) => waiter.parent === lease.parent);
   const line = lease.parent === null ? "queue" : "line inside that lease";

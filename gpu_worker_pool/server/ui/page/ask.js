@@ -52,6 +52,10 @@ export class Repeated {
     this.#onError = onError;
   }
 
+  get path() {
+    return this.#path;
+  }
+
   set path(path) {
     this.#path = path;
     this.#askedAt = -Infinity;

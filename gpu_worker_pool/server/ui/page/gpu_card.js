@@ -3,9 +3,9 @@
 import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
-import { leasesOn } from "./pool.js";
+import { holdersOf, leasesOn } from "./pool.js";
 import { isDrain, plansOf, termsOf } from "./terms.js";
-import { clock, details, duration, END_REASONS, gpuName, holderName, memory, otherLabels, percent, power, stateWord, temperature } from "./words.js";
+import { clock, details, duration, END_REASONS, gpuName, gpuNames, holderName, memory, otherLabels, percent, plural, power, stateWord, temperature } from "./words.js";
 
 // Less memory than this without a process belongs to the driver.
 const WORTH_A_LINE_MB = 1024;
@@ -58,10 +58,12 @@ export class GpuCard {
     });
   }
 
-  update(gpu, pool, readings, clocks, access) {
+  /** `mine` tells the user's own leases; null where that does not matter. */
+  update(gpu, pool, readings, clocks, access, mine = null) {
     const isPlanned = pool.bookings.some((booking) => isDrain(booking) && booking.gpus.includes(gpu.uuid));
     this.#shown = { gpu, pool, isPlanned };
     attribute(this.node, "data-state", gpu.state);
+    attribute(this.node, "data-mine", (mine !== null && holdersOf(gpu, pool).some((lease) => mine.owns(lease))) || null);
     text(this.#title, gpuName(gpu));
     text(this.#name, gpu.name ?? "model unknown");
     attribute(this.#name, "title", gpu.uuid);
@@ -111,6 +113,7 @@ class Holder {
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
   #times = el("span", { class: "times" });
+  #gang = el("span", { class: "times" });
   #terms = el("span", { class: "times" });
   #labels = el("bdi", { class: "labels" });
   #release = el("button", { type: "button" }, "Release");
@@ -119,7 +122,7 @@ class Holder {
   #inside = el("ul", { class: "inside", hidden: "" });
   #insideParts;
   #shown = null;
-  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#terms, this.#labels, this.#buttons, this.#inside);
+  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#gang, this.#terms, this.#labels, this.#buttons, this.#inside);
 
   constructor(actions) {
     this.#insideParts = new KeyedChildren(this.#inside, () => new Holder(actions));
@@ -133,6 +136,7 @@ class Holder {
     text(this.#who, holderName(lease));
     text(this.#details, details(lease));
     text(this.#times, timesOf(lease, clocks));
+    text(this.#gang, lease.nodes.length > 1 ? `one lease over ${plural(lease.nodes.length, "box", "boxes")}: ${gpuNames(lease.gpus)}` : "");
     text(this.#terms, lease.state === "active" ? termsOf(lease, clocks) : "");
     attribute(this.#terms, "data-kind", lease.warning === null ? null : "warned");
     text(this.#labels, otherLabels(lease.labels));

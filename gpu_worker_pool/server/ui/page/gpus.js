@@ -1,26 +1,68 @@
-// All GPUs by node: this server's and those of its peers.
+// All GPUs by box: this server's, those of its fleet, and those of its peers. Few are shown as cards, many as a grid.
 
+import { BoxHead } from "./box_head.js";
 import { Readings } from "./curve.js";
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { GpuCard } from "./gpu_card.js";
-import { leasesOn, STATES } from "./pool.js";
-import { duration, plural, stateWord } from "./words.js";
+import { Grid } from "./grid.js";
+import { holdersOf, leasesOn, STATES } from "./pool.js";
+import { remember, remembered } from "./remembered.js";
+import { stateWord } from "./words.js";
 
 const ALL = "all";
+const MINE = "mine";
+const IDLE = "idle";
+const VIEW = "view";
+// More GPUs than this are shown as a grid, unless the user chooses.
+export const MOST_AS_CARDS = 16;
+// Each card has a hundred elements: more than this many would make the page slow, whatever the user chooses.
+const MOST_CARDS = 256;
+// The readings of more GPUs than this are not kept: only those of the one that is shown in full.
+const MOST_REMEMBERED = 512;
 
 export class Gpus {
   #nodes;
   #states;
+  #grid;
   #pieces = new Pieces();
   #readings = new Map();
   #state = ALL;
-  #fleet = [];
+  #boxes = [];
   #access = null;
+  #mine;
+  #chosenView = remembered(VIEW);
+  #onView;
 
-  constructor(actions) {
-    this.#nodes = new KeyedChildren(byId("nodes"), (key) => new Node(key === "" ? actions : null, this.#pieces));
-    this.#states = new KeyedChildren(byId("states"), (state) => new StateButton(() => this.#choose(state)));
+  /** `onOpen` is called with the GPU that is shown in full, `onView` with `cards` or `grid` when it changes. */
+  constructor(actions, mine, onOpen, onView) {
+    this.#mine = mine;
+    this.#onView = onView;
+    this.#nodes = new KeyedChildren(byId("nodes"), () => new Box(actions, this.#pieces));
+    this.#grid = new Grid(actions, onOpen);
+    this.#states = new KeyedChildren(byId("states"), (state) => new StateButton(() => this.choose(state)));
     byId("filter").addEventListener("input", () => this.#draw());
+    for (const view of ["cards", "grid"]) {
+      byId(`view-${view}`).addEventListener("click", () => {
+        this.#chosenView = view;
+        remember(VIEW, view);
+        this.#draw();
+      });
+    }
+  }
+
+  get #count() {
+    return this.#boxes.reduce((sum, box) => sum + box.gpus.length, 0);
+  }
+
+  get view() {
+    const count = this.#count;
+    if (count > MOST_CARDS) return "grid";
+    return this.#chosenView ?? (count > MOST_AS_CARDS ? "grid" : "cards");
+  }
+
+  /** Whether the server's history is worth its bytes. */
+  get keepsReadings() {
+    return this.#count <= MOST_REMEMBERED;
   }
 
   /** Take the server's history of its own GPUs. */
@@ -30,71 +72,100 @@ export class Gpus {
     }
   }
 
-  /** `fleet` is a list of nodes, this server first; `access` is what the user may do. */
-  update(fleet, access) {
-    this.#fleet = fleet;
+  /** `boxes` are those of this server's pool and of its peers; `access` is what the user may do. */
+  update(boxes, access) {
+    this.#boxes = boxes;
     this.#access = access;
     const present = new Set();
-    for (const node of fleet) {
-      for (const gpu of node.pool.gpus) {
-        present.add(`${node.key} ${gpu.key}`);
-        if (node.measuredAt !== null) this.#of(node.key, gpu.key).add(node.measuredAt, gpu.memory_percent, gpu.utilization_percent);
+    const isKept = this.keepsReadings ? () => true : (key) => key === this.#grid.open;
+    for (const box of boxes) {
+      for (const gpu of box.gpus) {
+        const key = `${box.key} ${gpu.key}`;
+        if (!isKept(key)) continue;
+        present.add(key);
+        if (box.measuredAt !== null && !box.isUnknown) this.#of(box.key, gpu.key).add(box.measuredAt, gpu.memory_percent, gpu.utilization_percent);
       }
     }
     for (const key of this.#readings.keys()) if (!present.has(key)) this.#readings.delete(key);
     this.#draw();
   }
 
-  #of(node, uuid) {
-    const key = `${node} ${uuid}`;
+  /** Show only the GPUs in this state, or all again. */
+  choose(state) {
+    this.#state = this.#state === state ? ALL : state;
+    this.#draw();
+  }
+
+  #of(box, uuid) {
+    const key = `${box} ${uuid}`;
     let readings = this.#readings.get(key);
     if (readings === undefined) this.#readings.set(key, (readings = new Readings()));
     return readings;
   }
 
-  #choose(state) {
-    this.#state = this.#state === state ? ALL : state;
-    this.#draw();
-  }
-
   #draw() {
     if (this.#access === null) return;
+    const isMine = (gpu, box) => this.#mine.name !== null && holdersOf(gpu, box.pool).some((lease) => this.#mine.owns(lease));
+    const isIdle = (gpu, box) => box.pool.hasIdle && holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null);
     const counts = new Map([[ALL, 0]]);
-    for (const { pool } of this.#fleet) {
-      for (const gpu of pool.gpus) {
-        counts.set(ALL, counts.get(ALL) + 1);
-        counts.set(gpu.state, (counts.get(gpu.state) ?? 0) + 1);
+    const count = (state) => counts.set(state, (counts.get(state) ?? 0) + 1);
+    if (this.#mine.name !== null) counts.set(MINE, 0);
+    for (const box of this.#boxes) {
+      for (const gpu of box.gpus) {
+        count(ALL);
+        count(gpu.state);
+        if (isMine(gpu, box)) count(MINE);
+        if (isIdle(gpu, box)) count(IDLE);
       }
     }
     if (!counts.has(this.#state)) counts.set(this.#state, 0);
-    const states = [ALL, ...STATES].filter((state) => counts.has(state));
+    const states = [ALL, ...STATES, IDLE, MINE].filter((state) => counts.has(state));
     this.#states.arrange(states).forEach((button, i) => button.update(states[i], counts.get(states[i]), states[i] === this.#state));
 
     const sought = byId("filter").value.trim().toLowerCase();
-    const isWanted = (gpu, node) => (this.#state === ALL || gpu.state === this.#state) && (sought === "" || searchText(gpu, node).includes(sought));
-    let found = 0;
-    this.#nodes.arrange(this.#fleet.map((node) => node.key)).forEach((part, i) => {
-      const node = this.#fleet[i];
-      const gpus = node.pool.gpus.filter((gpu) => isWanted(gpu, node));
-      found += gpus.length;
-      part.update(node, gpus, this.#fleet.length > 1, (key) => this.#of(node.key, key), this.#access);
-    });
+    const isChosen = { [ALL]: () => true, [MINE]: isMine, [IDLE]: isIdle }[this.#state] ?? ((gpu) => gpu.state === this.#state);
+    const isFiltered = this.#state !== ALL || sought !== "";
+    const isWanted = (gpu, box) => isChosen(gpu, box) && (sought === "" || searchText(gpu, box).includes(sought));
+    const shown = isFiltered ? this.#boxes.map((box) => ({ ...box, gpus: box.gpus.filter((gpu) => isWanted(gpu, box)) })) : this.#boxes;
+    this.#drawView(shown, isFiltered, counts.get(ALL));
     const nothing = byId("nothing-found");
-    show(nothing, found === 0);
+    show(nothing, shown.every((box) => box.gpus.length === 0));
     text(nothing, counts.get(ALL) === 0 ? "There are no GPUs." : "No GPU matches.");
+  }
+
+  #drawView(shown, isFiltered, total) {
+    const { view } = this;
+    if (document.body.dataset.view !== view) {
+      attribute(document.body, "data-view", view);
+      this.#onView(view);
+    }
+    for (const name of ["cards", "grid"]) attribute(byId(`view-${name}`), "aria-pressed", String(name === view));
+    attribute(byId("view-cards"), "disabled", total > MOST_CARDS ? "" : null);
+    attribute(byId("view-cards"), "title", total > MOST_CARDS ? `Cards are for up to ${MOST_CARDS} GPUs` : null);
+    show(byId("views"), total > 0);
+    const hasHeads = this.#boxes.length > 1;
+    const readingsOf = (box, key) => this.#of(box, key);
+    show(byId("nodes"), view === "cards");
+    show(byId("grid"), view === "grid");
+    if (view === "grid") {
+      this.#nodes.arrange([]);
+      this.#grid.update(isFiltered ? shown.filter((box) => box.gpus.length > 0) : shown, hasHeads, this.#mine, readingsOf, this.#access);
+    } else {
+      this.#nodes.arrange(shown.map((box) => box.key)).forEach((part, i) => part.update(shown[i], hasHeads, readingsOf, this.#access, this.#mine));
+    }
   }
 }
 
-function searchText(gpu, node) {
+function searchText(gpu, box) {
   const words = ({ lease, inside }) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels), ...inside.flatMap(words)];
-  const of = leasesOn(gpu, node.pool).flatMap(words);
-  return [node.title, `gpu ${gpu.gpu_id}`, gpu.name, gpu.uuid, stateWord(gpu.state), gpu.reason, ...of].join("\n").toLowerCase();
+  const of = leasesOn(gpu, box.pool).flatMap(words);
+  return [box.title, `gpu ${gpu.gpu_id}`, gpu.name, gpu.uuid, stateWord(gpu.state), gpu.reason, ...of].join("\n").toLowerCase();
 }
 
 class StateButton {
   #word = el("span");
   #count = el("span", { class: "count" });
-  node = el("button", { type: "button" }, this.#word, " ", this.#count);
+  node = el("button", { type: "button" }, el("i", { class: "dot", "aria-hidden": "true" }), this.#word, " ", this.#count);
 
   constructor(onClick) {
     this.node.addEventListener("click", onClick);
@@ -108,41 +179,29 @@ class StateButton {
   }
 }
 
-/** One server's GPUs. */
-class Node {
-  #name = el("bdi");
-  #about = el("span", { class: "quiet" });
-  #link = el("a", { rel: "noreferrer" }, "its own page");
-  #heading = el("div", { class: "node-head" }, el("h3", {}, this.#name), this.#about, this.#link);
+/** One box's GPUs as cards. */
+class Box {
+  #head = new BoxHead();
   #list = el("ul", { class: "cards" });
   #cards;
   #pieces;
-  node = el("div", { class: "node" }, this.#heading, this.#list);
+  #isOwn = true;
+  node = el("div", { class: "node" }, this.#head.node, this.#list);
 
   constructor(actions, pieces) {
-    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(actions));
+    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(this.#isOwn ? actions : null));
     this.#pieces = pieces;
   }
 
-  update(node, gpus, isOneOfMany, readingsOf, access) {
-    attribute(this.#heading, "class", isOneOfMany ? "node-head" : "visually-hidden");
-    text(this.#name, node.title);
-    text(this.#about, aboutNode(node));
-    show(this.#link, node.url !== null);
-    if (node.url !== null) attribute(this.#link, "href", `${node.url}/ui`);
-    attribute(this.node, "data-up", String(node.isUp));
-    const isOwn = node.key === "";
-    this.#cards.arrange(gpus.map((gpu) => gpu.key)).forEach((card, i) => {
-      const gpu = gpus[i];
-      const work = () => card.update(gpu, node.pool, readingsOf(gpu.key), node.clocks, isOwn ? access : access.none);
+  update(box, isOneOfMany, readingsOf, access, mine) {
+    this.#isOwn = box.isOwn;
+    attribute(this.#head.node, "class", isOneOfMany ? "node-head" : "visually-hidden");
+    this.#head.update(box, box.gpus);
+    attribute(this.node, "data-up", String(box.isUp && !box.isUnknown));
+    this.#cards.arrange(box.gpus.map((gpu) => gpu.key)).forEach((card, i) => {
+      const gpu = box.gpus[i];
+      const work = () => card.update(gpu, box.pool, readingsOf(box.key, gpu.key), box.clocks, box.isOwn ? access : access.none, mine);
       this.#pieces.plan(card, work);
     });
   }
-}
-
-function aboutNode(node) {
-  if (node.isUp === null) return "being asked";
-  if (!node.isUp) return `no answer: ${node.error ?? "reason unknown"}${node.pool.gpus.length ? `; as it was ${duration(node.ageS)} ago` : ""}`;
-  const simulated = node.key !== "" && node.pool.source === "simulated" ? ", simulated" : "";
-  return `${plural(node.pool.gpus.length, "GPU")}${simulated}`;
 }

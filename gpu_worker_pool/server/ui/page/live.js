@@ -36,6 +36,7 @@ export class Live {
   #isReading = false;
   #hasAnswered = false;
   #silenceMs = MOST_SILENCE_MS;
+  #scope = "";
 
   /** Why there is no answer; null if there is one. */
   whyLost = null;
@@ -73,6 +74,13 @@ export class Live {
     this.#scheduleRead(performance.now());
   }
 
+  /** Follow the events of the whole fleet (`fleet/`), or of this box. */
+  set scope(scope) {
+    if (scope === this.#scope) return;
+    this.#scope = scope;
+    this.#open();
+  }
+
   #scheduleRead(at) {
     if (at >= this.#dueAt) return;
     this.#dueAt = at;
@@ -107,7 +115,7 @@ export class Live {
 
   #open() {
     this.#close();
-    const stream = new EventSource(`events?pace_s=${PACE_S}`);
+    const stream = new EventSource(`${this.#scope}events?pace_s=${PACE_S}`);
     this.#stream = stream;
     this.#openedAt = performance.now();
     this.#noteMessage();

@@ -2,27 +2,35 @@
 
 import { Access, Actions, TokenDialog } from "./actions.js";
 import { Repeated } from "./ask.js";
+import { ownBoxes, peerBox } from "./boxes.js";
 import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
 import { Gpus } from "./gpus.js";
 import { Happened } from "./happened.js";
 import { Live } from "./live.js";
+import { Mine } from "./mine.js";
 import { nowMs, serverTimeAgeS, setNow } from "./now.js";
-import { readPool } from "./pool.js";
+import { addDetails, readBoxes, readFleet, readPool } from "./pool.js";
 import { Queue } from "./queue.js";
 import { Quotas } from "./quotas.js";
+import { Summary } from "./summary.js";
 import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
-import { clock, duration, parseTime } from "./words.js";
+import { Weeks } from "./weeks.js";
+import { clock, duration, naming, parseTime } from "./words.js";
 
 const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
+const WEEKS_EVERY_MS = 300_000;
+const ONE_GPU_EVERY_MS = 2000;
 const QUOTAS_EVERY_MS = 10_000;
 // Accounts may be slightly older than the time that they state.
 const ACCOUNTS_LAG_MS = 2000;
 const PEERS_EVERY_MS = 2000;
 const DONE_SHOWN_MS = 8000;
 const REDRAW_AFTER_MS = 900;
+// Of very many GPUs only tiles are seen, whose times are coarse.
+const REDRAW_MANY_AFTER_MS = 5000;
 
 const access = new Access(() => draw());
 const actions = new Actions(access, (kind, words) => {
@@ -30,7 +38,10 @@ const actions = new Actions(access, (kind, words) => {
   live.read();
 });
 const tokenDialog = new TokenDialog(access);
-const gpus = new Gpus(actions);
+const mine = new Mine(access, () => draw());
+const gpus = new Gpus(actions, mine, askInFull, placeQueue);
+const summary = new Summary(mine);
+const weeks = new Weeks();
 const queue = new Queue(actions);
 const happened = new Happened();
 const usage = new Usage();
@@ -40,6 +51,9 @@ const notices = new KeyedChildren(byId("notices"), () => new Notice());
 
 let view = null;
 let pool = null;
+let boxes = null;
+let inFull = null;
+let fleet = null;
 let peers = [];
 let peersReceivedAt = 0;
 let peersError = null;
@@ -55,6 +69,12 @@ const history = new Repeated("ui/data/history", HISTORY_EVERY_MS, (answer) => {
 });
 const usageToday = accounts("ui/data/usage", usage);
 const lastHours = accounts("ui/data/timeline?hours=6", timeline);
+const byWeek = new Repeated("ui/data/weeks?weeks=4", WEEKS_EVERY_MS, (answer) => weeks.update(answer), (error) => weeks.fail(error));
+const oneGpu = new Repeated("", ONE_GPU_EVERY_MS, (answer) => {
+  inFull = answer;
+  addDetails(pool, inFull);
+  draw();
+});
 const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => quotas.update(answer), (error) => quotas.fail(error));
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
@@ -82,6 +102,11 @@ function receive(answer) {
   if (pool !== null && pool.serverId !== answer.pool.server_id) history.repeatWithin(0);
   view = answer;
   pool = readPool(answer.pool);
+  if (inFull !== null) addDetails(pool, inFull);
+  fleet = readFleet(answer.fleet ?? answer.pool.fleet);
+  boxes = fleet === null ? null : readBoxes(answer.boxes);
+  naming.isFleet = boxes !== null;
+  actions.scope = live.scope = boxes === null ? "" : "fleet/";
   setNow(parseTime(answer.now));
   firstVersion ??= answer.version;
   const latest = answer.happened[0]?.at ?? null;
@@ -96,10 +121,12 @@ function receive(answer) {
 
 function repeatOthers() {
   if (document.hidden || live.state === "lost" || view === null) return;
-  history.repeatIfDue();
+  if (gpus.keepsReadings) history.repeatIfDue();
   usageToday.repeatIfDue();
   allQuotas.repeatIfDue();
   lastHours.repeatIfDue();
+  repeatOneGpu();
+  byWeek.repeatIfDue();
   if (view.has_peers) otherNodes.repeatIfDue();
 }
 
@@ -113,23 +140,43 @@ function draw() {
   drawConnection();
   if (view === null) return;
   drawnAt = performance.now();
-  const fleet = [ownNode(), ...peers.map(peerNode)];
+  const pools = [ownNode(), ...peers.map(peerNode)];
+  const shown = [...ownBoxes(pools[0], boxes), ...pools.slice(1).map(peerBox)];
   attribute(document.body, "data-connection", live.state);
   text(byId("node"), pool.node ?? view.title);
   show(byId("simulated"), pool.source === "simulated");
   text(byId("version"), `GPU Worker Pool ${view.version}`);
   show(byId("docs"), view.docs !== null);
   if (view.docs !== null) attribute(byId("docs").querySelector("a"), "href", view.docs);
-  document.title = titleOf(fleet);
+  document.title = titleOf(pools);
   tokenDialog.draw(view.has_tokens);
-  gpus.update(fleet, access);
-  queue.update(fleet, access);
-  happened.update(view.happened, parseTime(view.started_at), fleet[0].clocks);
+  summary.update(pools, shown, fleet);
+  gpus.update(shown, access);
+  queue.update(pools, access, mine, gpus.view === "grid");
+  happened.update(view.happened, parseTime(view.started_at), pools[0].clocks);
+}
+
+/** A large pool is sent in brief: what the user opens is asked for. */
+function askInFull(opened) {
+  inFull = null;
+  oneGpu.path = opened === null || !opened.box.isOwn ? "" : `ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
+  repeatOneGpu();
+}
+
+function repeatOneGpu() {
+  if (view.is_brief === true && oneGpu.path !== "") oneGpu.repeatIfDue();
+}
+
+/** The queue stands above the grid, because there may be many GPUs; and below the cards. */
+function placeQueue(shape) {
+  const section = byId("gpus");
+  if (shape === "grid") section.before(byId("queue"));
+  else section.after(byId("queue"));
 }
 
 function ownNode() {
   const clocks = clocksOf(parseTime(view.now), serverTimeAgeS(), live.state !== "lost");
-  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, clocks };
+  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, seenAt: parseTime(view.now) / 1000, version: view.version, clocks };
 }
 
 function peerNode(peer) {
@@ -140,8 +187,8 @@ function peerNode(peer) {
   return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt, clocks };
 }
 
-function titleOf(fleet) {
-  const up = fleet.filter((node) => node.isUp !== false);
+function titleOf(pools) {
+  const up = pools.filter((node) => node.isUp !== false);
   const free = up.flatMap((node) => node.pool.gpus).filter((gpu) => gpu.state === "free").length;
   const waiting = up.reduce((sum, node) => sum + node.pool.queueLength, 0);
   const state = live.state === "lost" ? "no connection" : `${free} free${waiting ? `, ${waiting} waiting` : ""}`;
@@ -201,9 +248,15 @@ byId("timeline-hours").addEventListener("change", (event) => {
   lastHours.repeatIfDue();
 });
 
+byId("weeks-number").addEventListener("change", (event) => {
+  byWeek.path = `ui/data/weeks?weeks=${event.target.value}`;
+  byWeek.repeatIfDue();
+});
+
 live.start();
 setInterval(() => {
   // Times advance although nothing arrives.
-  if (!document.hidden && performance.now() - drawnAt > REDRAW_AFTER_MS) draw();
+  if (!document.hidden && performance.now() - drawnAt > (gpus.keepsReadings ? REDRAW_AFTER_MS : REDRAW_MANY_AFTER_MS)) draw();
+  else if (!document.hidden) drawConnection();
   repeatOthers();
 }, 1000);

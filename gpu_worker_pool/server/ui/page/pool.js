@@ -24,6 +24,8 @@ export function readPool(answer) {
   const pool = isObject(answer) ? answer : {};
   const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
   const queue = withKeys(objects(pool.queue).map(readLease), "id");
+  const gpus = withKeys(objects(pool.gpus).map(readGpu), "uuid");
+  nameGpus(leases, gpus);
   const inside = new Map();
   for (const lease of leases.values()) if (lease.parent !== null) inside.set(lease.parent, [...(inside.get(lease.parent) ?? []), lease]);
   return {
@@ -36,14 +38,66 @@ export function readPool(answer) {
       memory_percent: number(pool.thresholds?.memory_percent) ?? 100,
       utilization_percent: number(pool.thresholds?.utilization_percent) ?? 100,
     },
-    gpus: withKeys(objects(pool.gpus).map(readGpu), "uuid"),
+    gpus,
     leases,
     inside,
     queue,
+    hasIdle: [...leases.values()].some((lease) => lease.idle_s !== null),
     reservation: readReservation(pool.reservation),
     bookings: objects(pool.bookings).map(readBooking),
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
+}
+
+/** In brief a lease does not name its GPUs: they name it. */
+function nameGpus(leases, gpus) {
+  for (const gpu of gpus) {
+    for (const id of gpu.leases) {
+      const lease = leases.get(id);
+      if (lease === undefined || lease.namesGpus) continue;
+      lease.gpus.push(gpu);
+      if (!lease.nodes.includes(gpu.node)) lease.nodes.push(gpu.node);
+    }
+  }
+}
+
+/** Add what the server says of one GPU in full to a pool that it sent in brief. */
+export function addDetails(pool, answer) {
+  const gpu = readGpu(isObject(answer.gpu) ? answer.gpu : {});
+  const place = pool.gpus.findIndex((each) => each.uuid === gpu.uuid && each.node === gpu.node);
+  if (place < 0) return;
+  const { reason, processes, outside_mb, temperature_c, power_draw_w } = gpu;
+  pool.gpus[place] = { ...pool.gpus[place], reason, processes, outside_mb, temperature_c, power_draw_w };
+  for (const lease of objects(answer.leases).map(readLease)) {
+    if (lease.parent !== null) {
+      const others = (pool.inside.get(lease.parent) ?? []).filter((each) => each.id !== lease.id);
+      pool.inside.set(lease.parent, [...others, lease]);
+    } else if (!pool.leases.has(lease.id)) continue; // it has ended since
+    pool.leases.set(lease.id, lease);
+  }
+}
+
+/** What the leader knows of the boxes of a fleet; null on one box. */
+export function readBoxes(boxes) {
+  if (!Array.isArray(boxes)) return null;
+  return objects(boxes).map((box) => ({
+    node: word(box.node),
+    url: /^https?:/.test(word(box.url) ?? "") ? box.url : null,
+    state: box.state === "up" ? "up" : "unknown",
+    isLeader: box.is_leader === true,
+    version: word(box.version),
+    heardAgoS: number(box.heard_ago_s),
+  }));
+}
+
+export function readFleet(fleet) {
+  if (!isObject(fleet)) return null;
+  return { id: word(fleet.id), leader: word(fleet.leader), epoch: number(fleet.epoch), role: word(fleet.role), lag_s: number(fleet.lag_s) };
+}
+
+/** The leases on a GPU that do not lie inside another. */
+export function holdersOf(gpu, pool) {
+  return gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease !== undefined);
 }
 
 // As many as the server allows inside each other; a peer may even say that a lease is inside itself.
@@ -56,10 +110,7 @@ export function leasesOn(gpu, pool) {
     const here = inner.filter((each) => each.gpus.some((used) => used.uuid === gpu.uuid));
     return { lease, inside: here.map((each) => tree(each, depth + 1)) };
   };
-  return gpu.leases
-    .map((id) => pool.leases.get(id))
-    .filter((lease) => lease !== undefined)
-    .map((lease) => tree(lease, 1));
+  return holdersOf(gpu, pool).map((lease) => tree(lease, 1));
 }
 
 function readGpu(gpu) {
@@ -67,6 +118,7 @@ function readGpu(gpu) {
   const used_mb = number(gpu.memory_used_mb);
   return {
     uuid: word(gpu.uuid) ?? "unknown",
+    node: word(gpu.node),
     gpu_id: number(gpu.gpu_id),
     name: word(gpu.name),
     state: STATES.includes(gpu.state) ? gpu.state : "unknown",
@@ -115,6 +167,7 @@ function readBooking(booking) {
 
 function readLease(lease) {
   const labels = isObject(lease.labels) ? lease.labels : {};
+  const gpus = objects(lease.gpus).map((gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", node: word(gpu.node), gpu_id: number(gpu.gpu_id), name: word(gpu.name) }));
   return {
     id: word(lease.id) ?? "unknown",
     parent: word(lease.parent),
@@ -122,7 +175,9 @@ function readLease(lease) {
     reason: word(lease.reason),
     end_reason: word(lease.end_reason),
     position: number(lease.position),
-    gpus: objects(lease.gpus).map((gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", gpu_id: number(gpu.gpu_id), name: word(gpu.name) })),
+    gpus,
+    namesGpus: Array.isArray(lease.gpus),
+    nodes: [...new Set(gpus.map((gpu) => gpu.node))],
     owner: word(lease.owner),
     worker_id: word(lease.worker_id),
     host: word(lease.host),

@@ -4,20 +4,36 @@ import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js
 import { startOf, termsOf } from "./terms.js";
 import { clock, details, duration, holderName, otherLabels, parentName } from "./words.js";
 
+// In the grid's view so many are shown until the user asks for all: the GPUs below must stay in sight.
+const FEW = 3;
+
 export class Queue {
   #nodes;
   #pieces = new Pieces();
+  #isWhole = false;
+  #last = null;
 
   constructor(actions) {
     this.#nodes = new KeyedChildren(byId("queues"), (key) => new NodeQueue(key === "" ? actions : null, this.#pieces));
+    byId("queue-all").addEventListener("click", () => {
+      this.#isWhole = !this.#isWhole;
+      this.update(...this.#last);
+    });
   }
 
-  update(fleet, access) {
+  /** With `isShort`, only the first waiters and the user's own are shown until the user asks for all. */
+  update(fleet, access, mine, isShort) {
+    this.#last = [fleet, access, mine, isShort];
     const total = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
     text(byId("queue-length"), total ? String(total) : "");
     show(byId("queue-empty"), total === 0);
     const waiting = fleet.filter((node) => node.pool.queueLength > 0);
-    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, access));
+    const isWanted = (lease, i) => !isShort || this.#isWhole || i < FEW || mine.owns(lease);
+    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, access, mine, isWanted));
+    const all = byId("queue-all");
+    show(all, isShort && waiting.some((node) => node.pool.queue.length > FEW));
+    attribute(all, "aria-expanded", String(this.#isWhole));
+    text(all, this.#isWhole ? "Show the first only" : `Show all ${waiting.reduce((sum, node) => sum + node.pool.queue.length, 0)}`);
   }
 }
 
@@ -35,17 +51,18 @@ class NodeQueue {
     this.#pieces = pieces;
   }
 
-  update(node, isOneOfMany, access) {
+  update(node, isOneOfMany, access, mine, isWanted) {
     const { pool, clocks } = node;
     attribute(this.node, "data-up", String(node.isUp));
     show(this.#heading, isOneOfMany);
     text(this.#name, node.isUp === false ? `${node.title}: no answer, as it was ${duration(node.ageS)} ago` : node.title);
     const rights = node.key === "" ? access : access.none;
-    this.#waiters.arrange(pool.queue.map((lease) => lease.key)).forEach((waiter, i) => {
-      this.#pieces.plan(waiter, () => waiter.update(pool.queue[i], pool, clocks, rights));
+    const shown = pool.queue.filter(isWanted);
+    this.#waiters.arrange(shown.map((lease) => lease.key)).forEach((waiter, i) => {
+      this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, rights, mine));
     });
     const hidden = pool.queueLength - pool.queue.length;
-    show(this.#more, hidden > 0);
+    show(this.#more, hidden > 0 && shown.length === pool.queue.length);
     text(this.#more, `and ${hidden} more`);
   }
 }
@@ -71,8 +88,9 @@ class Waiter {
     this.#release.addEventListener("click", () => actions.release(this.#shown.lease, this.#shown.pool));
   }
 
-  update(lease, pool, clocks, access) {
+  update(lease, pool, clocks, access, mine) {
     this.#shown = { lease, pool };
+    attribute(this.node, "data-mine", mine.owns(lease) || null);
     // Inside a lease there is a line of its own, which has nothing to do with the pool's.
     text(this.#position, lease.parent === null ? String(lease.position ?? "") : "\u21b3");
     text(this.#who, holderName(lease));

@@ -1,13 +1,17 @@
-// Who held which GPU over the last hours: a row for each GPU, a bar for each lease, a colour for each owner.
+// Who held which GPU over the last hours: a row for each GPU, a bar for each lease, a colour for each owner. Only the rows
+// that are seen are in the document.
 
 import { byId, el, svg, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { clock, details, duration, END_REASONS, gpuName, holderName, parseTime } from "./words.js";
+import { clock, details, duration, END_REASONS, gpuName, gpuOfBox, holderName, parseTime } from "./words.js";
 
 const ROW = 22;
 const BAR = 16;
 const GAP = 0.75;
-const LEFT = 64;
+const LEFT_OF_ONE_BOX = 64;
+const LEFT_OF_MANY = 128;
+const MOST_ROWS = 80;
+const ROWS_BEYOND = 20;
 const AXIS = 22;
 const COLOURS = 8;
 const OTHERS = COLOURS;
@@ -20,6 +24,9 @@ const STEPS_MIN = [10, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
 export class Timeline {
   #answer = null;
   #spans = [];
+  #bars = [];
+  #picture = null;
+  #rows = [0, 0];
   #frame = byId("timeline-frame");
   #pointed = byId("timeline-pointed");
   #width = 0;
@@ -33,6 +40,7 @@ export class Timeline {
       this.#draw();
     }).observe(this.#frame);
     for (const kind of ["pointermove", "pointerdown"]) this.#frame.addEventListener(kind, (event) => this.#pointAt(event));
+    this.#frame.addEventListener("scroll", () => this.#drawRows(), { passive: true });
     byId("timeline-details").addEventListener("toggle", () => this.#list());
   }
 
@@ -53,22 +61,24 @@ export class Timeline {
     const [since, until] = [parseTime(this.#answer.since), parseTime(this.#answer.until)];
     const width = Math.max(this.#width, NARROWEST);
     const height = gpus.length * ROW;
-    const x = (ms) => LEFT + ((Math.min(Math.max(ms, since), until) - since) / (until - since)) * (width - LEFT - 4);
+    const isFleet = new Set(gpus.map((gpu) => gpu.node ?? null)).size > 1;
+    const left = isFleet ? LEFT_OF_MANY : LEFT_OF_ONE_BOX;
+    const x = (ms) => left + ((Math.min(Math.max(ms, since), until) - since) / (until - since)) * (width - left - 4);
     const colourOf = colours(gpus);
 
     this.#spans = [];
-    // One path for each colour, so that thousands of bars are drawn as quickly as a few.
-    const paths = new Map();
-    const names = [];
-    gpus.forEach((gpu, row) => {
+    const seen = new Set();
+    this.#bars = gpus.map((gpu, row) => {
+      const bars = [];
       for (const { span, lane, lanes } of inLanes(gpu.spans)) {
         const [from, to] = [x(parseTime(span.since)), x(span.until === null ? until : parseTime(span.until))];
         const bar = { left: from, right: Math.max(to - GAP, from + 1), top: row * ROW + (ROW - BAR) / 2 + (lane * BAR) / lanes, height: BAR / lanes };
         this.#spans.push({ ...bar, span, gpu });
         const colour = colourOf.get(span.owner) ?? OTHERS;
-        paths.set(colour, `${paths.get(colour) ?? ""}M${bar.left.toFixed(1)} ${bar.top.toFixed(1)}H${bar.right.toFixed(1)}v${bar.height.toFixed(1)}H${bar.left.toFixed(1)}Z`);
-        if (lanes === 1 && bar.right - bar.left > ROOM_FOR_A_NAME && names.length < MOST_NAMES) names.push({ ...bar, span, colour });
+        seen.add(colour);
+        bars.push({ ...bar, span, colour, hasName: lanes === 1 && bar.right - bar.left > ROOM_FOR_A_NAME });
       }
+      return { bars, label: labelOf(gpu, isFleet), left, right: width - 4 };
     });
 
     const held = gpus.reduce((sum, gpu) => sum + gpu.spans.length, 0);
@@ -79,22 +89,48 @@ export class Timeline {
       picture.append(svg("path", { class: "grid", d: `M${x(at).toFixed(1)} 0V${height}` }));
       axis.append(svg("text", { class: "axis", x: x(at).toFixed(1), y: AXIS - 8, "text-anchor": "middle" }, hourOf(at, until - since)));
     }
-    gpus.forEach((gpu, row) => {
-      picture.append(svg("path", { class: "ground", d: `M${LEFT} ${row * ROW + ROW / 2}H${width - 4}` }));
-      picture.append(svg("text", { class: "axis", x: LEFT - 8, y: row * ROW + ROW / 2 + 4, "text-anchor": "end" }, gpu.gpu_id === null ? "gone" : gpuName(gpu)));
-    });
-    for (const [colour, d] of paths) picture.append(svg("path", { class: `owner-${colour}`, d }));
+    const rows = svg("g");
+    picture.append(rows);
+    this.#picture = rows;
+    this.#rows = [0, 0];
+    this.#frame.replaceChildren(axis, picture);
+    this.#drawRows();
+    byId("timeline-owners").replaceChildren(
+      ...[...colourOf].map(([owner, colour]) => el("li", {}, el("i", { class: `swatch owner-${colour}` }), el("bdi", {}, owner ?? "(no owner named)"))),
+      ...(seen.has(OTHERS) ? [el("li", {}, el("i", { class: `swatch owner-${OTHERS}` }), "all others")] : []),
+    );
+  }
+
+  #drawRows() {
+    if (this.#picture === null) return;
+    const first = Math.max(0, Math.floor(this.#frame.scrollTop / ROW) - ROWS_BEYOND);
+    const last = Math.min(this.#bars.length, first + MOST_ROWS);
+    // Few rows are drawn once; of many, those around the window, again only when it comes near their edge.
+    const [from, to] = this.#rows;
+    const seen = [Math.floor(this.#frame.scrollTop / ROW), Math.ceil((this.#frame.scrollTop + this.#frame.clientHeight) / ROW)];
+    if (from <= seen[0] && Math.min(seen[1], this.#bars.length) <= to) return;
+    this.#rows = [first, last];
+    const parts = [];
+    const paths = new Map();
+    const names = [];
+    for (let row = first; row < last; row += 1) {
+      const { bars, label, left, right } = this.#bars[row];
+      parts.push(svg("path", { class: "ground", d: `M${left} ${row * ROW + ROW / 2}H${right}` }));
+      parts.push(svg("text", { class: "axis", x: left - 8, y: row * ROW + ROW / 2 + 4, "text-anchor": "end" }, label));
+      for (const bar of bars) {
+        // One path for each colour, so that thousands of bars are drawn as quickly as a few.
+        paths.set(bar.colour, `${paths.get(bar.colour) ?? ""}M${bar.left.toFixed(1)} ${bar.top.toFixed(1)}H${bar.right.toFixed(1)}v${bar.height.toFixed(1)}H${bar.left.toFixed(1)}Z`);
+        if (bar.hasName && names.length < MOST_NAMES) names.push(bar);
+      }
+    }
+    for (const [colour, d] of paths) parts.push(svg("path", { class: `owner-${colour}`, d }));
     for (const { left, right, top, span, colour } of names) {
       const room = Math.floor((right - left - 8) / 7);
       const name = holderName(span);
       const shown = name.length > room ? `${name.slice(0, Math.max(1, room - 1))}…` : name;
-      picture.append(svg("text", { class: `name name-${colour}`, x: (left + 4).toFixed(1), y: (top + 12).toFixed(1) }, shown));
+      parts.push(svg("text", { class: `name name-${colour}`, x: (left + 4).toFixed(1), y: (top + 12).toFixed(1) }, shown));
     }
-    this.#frame.replaceChildren(axis, picture);
-    byId("timeline-owners").replaceChildren(
-      ...[...colourOf].map(([owner, colour]) => el("li", {}, el("i", { class: `swatch owner-${colour}` }), el("bdi", {}, owner ?? "(no owner named)"))),
-      ...(paths.has(OTHERS) ? [el("li", {}, el("i", { class: `swatch owner-${OTHERS}` }), "all others")] : []),
-    );
+    this.#picture.replaceChildren(...parts);
   }
 
   #pointAt(event) {
@@ -103,7 +139,7 @@ export class Timeline {
     const box = picture.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     const found = this.#spans.find((bar) => x >= bar.left - 1 && x <= bar.right + 1 && y >= bar.top && y <= bar.top + bar.height);
-    if (found) text(this.#pointed, `${gpuName(found.gpu)}: ${sentence(found.span)}`);
+    if (found) text(this.#pointed, `${gpuOfBox(found.gpu)}: ${sentence(found.span)}`);
   }
 
   #list() {
@@ -111,10 +147,19 @@ export class Timeline {
     const spans = this.#answer.gpus.flatMap((gpu) => gpu.spans.map((span) => ({ gpu, span })));
     spans.sort((a, b) => parseTime(b.span.since) - parseTime(a.span.since));
     byId("timeline-list").replaceChildren(
-      ...spans.slice(0, MOST_LISTED).map(({ gpu, span }) => el("li", {}, el("span", {}, gpuName(gpu)), el("bdi", {}, sentence(span)))),
+      ...spans.slice(0, MOST_LISTED).map(({ gpu, span }) => el("li", {}, el("span", {}, gpuOfBox(gpu)), el("bdi", {}, sentence(span)))),
       ...(spans.length > MOST_LISTED ? [el("li", {}, "", `and ${spans.length - MOST_LISTED} earlier ones`)] : []),
     );
   }
+}
+
+const LONGEST_LABEL = 17;
+
+function labelOf(gpu, isFleet) {
+  if (gpu.gpu_id === null) return "gone";
+  if (!isFleet) return gpuName(gpu);
+  const label = `${gpu.node}:${gpu.gpu_id}`;
+  return label.length > LONGEST_LABEL ? `…${label.slice(1 - LONGEST_LABEL)}` : label;
 }
 
 function sentence(span) {

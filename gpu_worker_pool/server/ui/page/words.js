@@ -44,6 +44,15 @@ export function clock(ms, now = nowMs()) {
   return isKnown(now) && DAY.format(ms) === DAY.format(now) ? time : `${DAY.format(ms)}, ${time}`;
 }
 
+const MINUTES = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const WEEKDAY = new Intl.DateTimeFormat("en-GB", { weekday: "short" });
+
+/** The time of day to the minute, or the day if it is not today. */
+export function shortClock(ms, now = nowMs()) {
+  if (!isKnown(ms)) return UNKNOWN;
+  return DAY.format(ms) === DAY.format(now) ? MINUTES.format(ms) : WEEKDAY.format(ms);
+}
+
 export const parseTime = (iso) => (typeof iso === "string" ? Date.parse(iso) : NaN);
 
 /** The name of a holder or waiter: the owner, else the worker, else the lease. */
@@ -75,10 +84,21 @@ export function gpuName(gpu) {
   return gpu.gpu_id === null || gpu.gpu_id === undefined ? `GPU ${gpu.uuid}` : `GPU ${gpu.gpu_id}`;
 }
 
+/** Whether the GPUs are those of several boxes, so that a GPU's name needs its box. */
+export const naming = { isFleet: false };
+
+export const gpuOfBox = (gpu) => (naming.isFleet && gpu.node ? `${gpuName(gpu)} of ${gpu.node}` : gpuName(gpu));
+
+const MOST_NAMED = 4;
+
 export function gpuNames(gpus) {
-  const names = gpus.map(gpuName);
-  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : (names[0] ?? "no GPU");
+  if (gpus.length === 0) return "no GPU";
+  if (!naming.isFleet) return listed(gpus.map(gpuName));
+  const byNode = Map.groupBy(gpus, (gpu) => gpu.node ?? "an unknown box");
+  return [...byNode].map(([node, its]) => `${its.length > MOST_NAMED ? plural(its.length, "GPU") : listed(its.map(gpuName))} of ${node}`).join("; ");
 }
+
+const listed = (names) => (names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0]);
 
 export const stateWord = (state) => state.replaceAll("_", " ");
 
