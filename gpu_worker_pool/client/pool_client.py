@@ -215,8 +215,9 @@ class GPUWorkerPoolClient:
         limit_s = None if time_limit is None else parse_span(time_limit)
         if not isinstance(preemptible, bool):
             raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-        holding = holder(worker_id, pid)
-        request = Request(wishes, holding, priority, self._config.ttl_s, labelled, parent, limit_s, preemptible)
+        request = Request(
+            wishes, holder(worker_id, pid), priority, self._config.ttl_s, labelled, parent, limit_s, preemptible
+        )
         lease_id = uuid.uuid4().hex
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
@@ -274,8 +275,7 @@ class GPUWorkerPoolClient:
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
         """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
-        known = self._started_multi()
-        member = known.members.get(endpoint_id)
+        member = (known := self._started_multi()).members.get(endpoint_id)
         return member is not None and await known.try_again(member)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:
