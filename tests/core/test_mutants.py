@@ -148,8 +148,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "that some GPUs cannot be had says nothing about others",
         "attempts",
-        "setdefault((kept, *_terms(wishes), wishes.model, wishes.among), [])",
-        "setdefault((kept, *_terms(wishes), None, None), [])",
+        "setdefault((kept, *_terms(wishes), *_places(wishes)), [])",
+        "setdefault((kept, *_terms(wishes), *ANY), [])",
     ),
     Mutant(
         "several GPUs are on one node, all or nothing",
@@ -261,7 +261,7 @@ PLAIN_MUTANTS = (
         # The index keeps to it as well.
         also=(
             "capacity",
-            "if use_of_entry is use and (entry[-1] == node or entry[-1] in named):",
+            "if use_of_entry is use and (named is None or entry[-1] == node or entry[-1] in named):",
             "if use_of_entry is use:",
         ),
     ),

@@ -158,6 +158,8 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
     kept = keeps.kept_from(line).union(key for key, claimer in state.claims.items() if claimer in ahead)
     gpus = survey.place(line.wishes, kept)
     if gpus is not None:
+        if line.wishes.has_thresholds and (line.wishes.is_shared or state.settings.workers_per_gpu > 1):
+            return None  # others may share a GPU that was too busy for them, now that a lease accounts for that
         is_last = keeps.reservation is state.reservation and ahead.issuperset(state.claims.values())
         settled.grants.append(Grant(newcomer.id, gpus))
         return settled if is_last else None

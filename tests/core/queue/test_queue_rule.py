@@ -247,3 +247,14 @@ def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
     assert refusal == ev.QueueFull(box.now, "second", 1, is_owners_limit=False, owner="bob")
     box.ask("first")
     assert box.stage("first") == "queued"
+
+
+def test_a_waiter_shares_a_busy_gpu_once_a_newcomer_accounts_for_its_load() -> None:
+    """The newcomer takes a GPU that was too busy for the waiter; from then on a lease stands for what computes there."""
+    box = free_at_once(reading(utilization=95.0))
+    box.ask("waiter", memory_mb=8_000)
+    assert box.stage("waiter") == "queued"
+
+    box.ask("newcomer", memory_mb=8_000, utilization_threshold_percent=99.0)
+
+    assert (box.stage("newcomer"), box.stage("waiter")) == ("active", "active")
