@@ -60,6 +60,7 @@ class Demo:
 
     _scope = ""
     _starting_s = 12.0
+    _patience_s = 3.0
     _back: Mapping[str, str] = {"server": "the server is back"}
 
     def __init__(self, plan: DemoPlan, console: Console, folder: DemoFolder) -> None:
@@ -188,7 +189,7 @@ class Demo:
             soon = boot_time() + 0.3 * self._pace
             return [row for row in self._scene.in_state("holds") if row.until > soon and row.name != self._cheat]
 
-        await self._until(lambda: bool(victims() and self._scene.queue), min(3.0, ends_at - boot_time()))
+        await self._until(lambda: bool(victims() and self._scene.queue), min(self._patience_s, ends_at - boot_time()))
         victim = max(victims(), key=lambda row: row.until, default=None)
         if victim is None:
             return

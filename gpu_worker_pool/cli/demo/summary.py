@@ -114,7 +114,7 @@ def _check_journal(history: RunHistory) -> tuple[int, list[Violation]]:
     return turns, broken
 
 
-def _check_course(history: RunHistory, was_broken: bool) -> Iterator[Violation]:  # noqa: FBT001
+def _check_course(history: RunHistory, was_broken: bool) -> Iterator[Violation]:
     """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
         yield Violation("unserved", "no GPU was granted")
