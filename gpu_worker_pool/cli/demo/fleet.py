@@ -40,8 +40,10 @@ class FleetDemo(Demo):
     _back = {"leader": "another box leads", "database": "the database is back, and a box leads"}  # noqa: RUF012
 
     def _set_up(self, folder: DemoFolder) -> str:
+        self._announce(f"starting PostgreSQL, {BOXES} boxes ({CANDIDATES} can lead) and {self._plan.workers} workers")
+        folder.path.chmod(0o711)  # PostgreSQL may have to run as another user
         try:
-            self._database = PostgresProcess()
+            self._database = PostgresProcess(folder=folder.path)
             self._database.create_database(_POOL)
         except (PostgresDidNotStartError, OSError, subprocess.SubprocessError) as error:
             raise Failure(f"the demo of a fleet needs a PostgreSQL: {error}", 1) from None
@@ -52,7 +54,6 @@ class FleetDemo(Demo):
         listed = ",".join(box.url for box in self._boxes[:CANDIDATES])
         for number, box in enumerate(self._boxes):
             box.env["GPU_POOL_FLEET"] = self._database.url(_POOL) if number < CANDIDATES else listed
-        self._announce(f"starting PostgreSQL, {BOXES} boxes ({CANDIDATES} can lead) and {self._plan.workers} workers")
         return ",".join(box.url for box in self._boxes)
 
     def _gpu_name(self, gpu: dict[str, Any]) -> str:

