@@ -81,7 +81,7 @@ def summarize(record: Record) -> dict[str, Any]:
         },
         "killed_worker": _killed_worker(history),
         "restart": _restart(history, *outages[0][1:]) if outages and not record.boxes else None,
-        "fleet": _fleet(history, record.boxes, outages) if record.boxes else None,
+        "fleet": _fleet(history, record.boxes, outages, counts["lost"]) if record.boxes else None,
         "left_over": None if final is None else len(final["leases"]),
     }
 
@@ -175,13 +175,13 @@ def _restart(history: RunHistory, killed_at: float, back_at: float) -> dict[str,
     return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
-def _fleet(history: RunHistory, boxes: int, outages: Sequence[Outage]) -> dict[str, Any]:
+def _fleet(history: RunHistory, boxes: int, outages: Sequence[Outage], lost: int) -> dict[str, Any]:
     found = []
     for outage in outages:
         granted_at = min((lease.took_at for lease in history.tenures if lease.took_at > outage.back_at), default=inf)
         grant_s = None if granted_at == inf else round(granted_at - outage.killed_at, 3)
         found.append({"of": outage.which, **_restart(history, *outage[1:]), "next_grant_s": grant_s})
-    return {"boxes": boxes, "outages": found}
+    return {"boxes": boxes, "ended_wrongly": lost, "outages": found}
 
 
 def _first_at(history: RunHistory, what: str) -> float:
@@ -226,6 +226,8 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     if fleet is None:
         yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
     else:
+        text = f"of {grants}: each ended by its holder, or with it"
+        yield {"lost"}, f"Leases ended wrongly: {fleet['ended_wrongly']}", text, grants > 0
         for outage in fleet["outages"]:
             yield {"lost", "not_shown"}, f"kill -9 of the {outage['of']}", _outage_text(outage), True
     text = f"{'?' if left is None else left} leases when all had gone"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.cli.demo.postgres import programs
-from gpu_worker_pool.cli.demo.summary import Record, summarize
+from gpu_worker_pool.cli.demo.summary import Record, render, summarize
 from tests.cli.own_process import MOST_S, start_gpu_pool
 
-from .test_demo import by_demo, turn
+from .test_demo import by_demo, printed, turn
 
 SHORT = ("demo", "--fleet", "--workers", "5", "--gpus", "1", "--seconds", "3", "--limit", str(MOST_S), "--json")
 
@@ -25,6 +25,7 @@ def test_no_lease_ends_when_the_leader_and_the_database_are_killed() -> None:
     summary = json.loads(out)
     assert (summary["gpus"], summary["held_twice"], summary["locks_taken"], summary["left_over"]) == (3, 0, 0, 0)
     assert summary["order"]["pairs"] > 0
+    assert summary["fleet"]["ended_wrongly"] == 0
     assert [outage["of"] for outage in summary["fleet"]["outages"]] == ["leader", "database"]
     for outage in summary["fleet"]["outages"]:
         assert outage["leases_survived"] == outage["leases"]
@@ -70,3 +71,13 @@ def test_the_order_of_a_fleet_is_that_of_its_journal() -> None:
 
 def test_a_demo_that_could_not_kill_both_has_shown_nothing() -> None:
     assert [item["promise"] for item in of_fleet(outages=("leader",))["broken"]] == ["not_shown"]
+
+
+def test_a_lease_that_was_lost_to_its_holder_counts_as_ended_wrongly() -> None:
+    lost = {"who": "a", "lease": "a-1", "what": "lost", "at": 1.9, "reason": "expired"}
+    lines = [*turn("a", 1, 1, asked=0.0, queued=None, began=0.1, ended=2.0), lost]
+
+    summary = summarize(Record(lines, "simulated", gpus=1, workers=1, seed=0, took_s=9.0, boxes=2))
+
+    assert summary["fleet"]["ended_wrongly"] == 1
+    assert "Leases ended wrongly: 1" in printed(render(summary), width=120)
