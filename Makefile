@@ -11,10 +11,10 @@ PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # If this is set, every worker compiles every test again in each run.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test cover soak lint format bench pictures clean
+.PHONY: help demo demo-fleet test cover soak lint format bench pictures clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Sets up the environment $(1) with these requirements, $(2), and options of pip, $(3). uv is used if it is installed, because it is faster; venv and pip
 # do the same.
@@ -46,6 +46,9 @@ DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.demo-venv)
 
 demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
 	@$(DEMO_VENV)/bin/python -m gpu_worker_pool demo
+
+demo-fleet: $(READY) ## See a fleet at work: three boxes and a PostgreSQL, of which the leader and the database are killed
+	@$(BIN)/python -m gpu_worker_pool demo --fleet
 
 test: $(READY) ## Run all tests
 	$(BIN)/python $(PYTEST)

@@ -50,6 +50,7 @@ LONGEST = (
     "tests/benchmarks/test_report.py",
     "tests/client/acquire/cleanup/test_cleanup.py",
     "tests/server/authority/test_lease_restart.py",
+    "tests/cli/demo/test_fleet_demo.py",
     "tests/cli/demo/test_demo.py",
     "tests/server/test_real_probes.py",
     "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",

@@ -103,7 +103,8 @@ def test_the_constraints_hold_names_and_versions_and_nothing_else() -> None:
         assert version.replace(".", "").replace("post", "").isalnum()
 
 
-def test_make_demo_is_gpu_pool_demo() -> None:
-    result = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
+@pytest.mark.parametrize(("target", "command"), [("demo", "demo"), ("demo-fleet", "demo --fleet")])
+def test_make_demo_is_gpu_pool_demo(target: str, command: str) -> None:
+    result = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
 
-    assert ".venv/bin/python -m gpu_worker_pool demo" in result.stdout.splitlines()
+    assert f".venv/bin/python -m gpu_worker_pool {command}" in result.stdout.splitlines()

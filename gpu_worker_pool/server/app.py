@@ -55,6 +55,7 @@ from .calls.statistics import Statistics
 from .fleet import (
     FleetUnusable,
     address_for_itself,
+    check_custody,
     check_own_journal,
     fleet_database,
     fleet_key,
@@ -221,6 +222,8 @@ class PoolApp:
                 pool = self.settings.pool_settings()
                 await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool)
                 await self._make_agent()
+            else:
+                await asyncio.to_thread(check_custody, custody_path(self.settings))
             await self._authority.start(self._journal_source())
         except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
             self.why_not_started = str(error)

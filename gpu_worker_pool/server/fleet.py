@@ -11,9 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.host.addresses import is_every_address, urls
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.take_over import restored
 
+from .agent.custody_store import LEASE
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
 from .http.access import is_loopback
 from .settings import ServerSettings
@@ -98,6 +100,23 @@ def check_own_journal(path: Path, pool: PoolSettings) -> None:
             f"{len(live)} {'lease is' if len(live) == 1 else 'leases are'} left in this box's own journal, {path}, and the "
             "fleet would grant their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of "
             "service (gpu-pool drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
+        )
+
+
+def check_custody(path: Path) -> None:
+    """Refuse to grant GPUs alone while this box keeps leases of the fleet that it belonged to. FleetUnusable says what to do.
+    JournalInUse if another server has the file.
+    """
+    if not path.exists():
+        return
+    file = CustodyFile(path)
+    file.close()
+    if kept := sum(kind == LEASE for kind, _ in file.rows):
+        raise FleetUnusable(
+            f"this box still keeps {kept} {'lease' if kept == 1 else 'leases'} of its fleet, in {path}, and would grant their "
+            "GPUs to others. Start it with GPU_POOL_FLEET (--fleet) again, take its GPUs out of service (gpu-pool drain --all), "
+            "and wait until the leases have ended (gpu-pool leases). If the fleet is gone for good, make sure that no "
+            "program uses the GPUs, and move the file away"
         )
 
 

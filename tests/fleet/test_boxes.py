@@ -281,3 +281,18 @@ def test_a_waiting_process_is_watched_by_its_box() -> None:
     assert told == Tell(1, Orders(3, leader.now, watches=(WatchOrder("w", ProcessId(7, 1.0)),)))
     (told,) = leader.hear(1, HolderIsDead("w"))
     assert told == Tell(1, Orders(3, leader.now, unwatched=("w",)))
+
+
+def test_a_box_that_an_operator_forgot_is_shown_no_more() -> None:
+    leader = fleet("x", "y")
+    leader.carry_out(leader.boxes.closed(2, leader.now))
+    assert [leader.boxes.boxes[node].is_up for node in ("x", "y")] == [True, False]
+
+    leader.do(cmd.ForgetNode("y", "root"))
+
+    assert set(leader.boxes.boxes) == {"x"}
+    (told,) = [each.message for each in leader.tick(1.0) if isinstance(each, Tell)]
+    assert isinstance(told, Orders)
+    assert told.boxes == (("x", "http://x"),)
+    leader.hear(3, announce("y"))
+    assert set(leader.boxes.boxes) == {"x", "y"}

@@ -20,6 +20,10 @@ BROKEN: Final = 1
 # waiters.
 _LONGEST_S: Final = 28.0
 _BESIDE_S: Final = 14.0
+# A fleet has more to start, and to end.
+_BESIDE_FLEET_S: Final = 60.0
+_SECONDS: Final = 14.0
+_FLEET_S: Final = 40.0
 
 
 def demo(
@@ -35,7 +39,18 @@ def demo(
             help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(metavar="NUMBER", min=3, max=600, help="How long they compete.")] = 14.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", min=3, max=600, help="How long they compete: 14 by default, 40 in a fleet."),
+    ] = None,
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet",
+            help="Three boxes of a fleet on a real PostgreSQL, with --gpus simulated GPUs each (2). The leader and the "
+            "database are killed instead of the server.",
+        ),
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
@@ -50,15 +65,17 @@ def demo(
     itself. All results are measured; the exit code is 1 if a promise was broken.
     """
     from .demo import Demo, DemoPlan  # noqa: PLC0415 - loads the client
+    from .fleet import FleetDemo  # noqa: PLC0415
     from .folder import demo_folder  # noqa: PLC0415
     from .summary import Record, render, summarize  # noqa: PLC0415
 
+    lasts_s = seconds or (_FLEET_S if fleet else _SECONDS)
     plan = DemoPlan(
         workers,
         gpus,
-        seconds,
+        lasts_s,
         seed=secrets.randbelow(1_000_000) if seed is None else seed,
-        longest_s=limit or max(_LONGEST_S, seconds + _BESIDE_S),
+        longest_s=limit or (lasts_s + _BESIDE_FLEET_S if fleet else max(_LONGEST_S, lasts_s + _BESIDE_S)),
         has_cheat=cheat,
     )
     console = Console(stderr=True, highlight=False) if json else out()
@@ -77,7 +94,7 @@ def demo(
                 loop.add_signal_handler(number, stop, number)
         try:
             with demo_folder() as folder:
-                return await Demo(plan, console, folder).run()
+                return await (FleetDemo if fleet else Demo)(plan, console, folder).run()
         except asyncio.CancelledError:
             if not received:
                 raise  # by Ctrl-C

@@ -8,7 +8,7 @@ import http.client
 import itertools
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,14 +29,14 @@ from .worker import WorkerSettings
 from .workers import DemoWorkers, last_line
 
 SIMULATED: Final = "4"
+SERVER_SETTINGS: Final = {"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ENDING_S: Final = 9.0  # at most
-_STARTING_S: Final = 12.0
 _FINISHING_S: Final = 4.5
 _NOTICING_S: Final = 1.0
-_STOPPING_S: Final = 3.0
-_FRAME_S: Final = 0.1
-_CALL_S: Final = 2.0
+STOPPING_S: Final = 3.0
+FRAME_S: Final = 0.1
+CALL_S: Final = 2.0
 # When to kill the worker and the server, as a part of the time; the next good moment is used.
 _WORKER_DIES: Final = 0.3
 _SERVER_DIES: Final = 0.5
@@ -58,6 +58,11 @@ class DemoPlan:
 class Demo:
     """One run. However it ends, no process of it is left."""
 
+    _scope = ""
+    _starting_s = 12.0
+    _patience_s = 3.0
+    _back: Mapping[str, str] = {"server": "the server is back"}
+
     def __init__(self, plan: DemoPlan, console: Console, folder: DemoFolder) -> None:
         self._plan = plan
         width = max(2, len(str(plan.workers)))
@@ -68,13 +73,18 @@ class Demo:
         self._lines: list[Line] = []
         self._changed = asyncio.Event()
         self._began_at = boot_time()
-        self._server = ServerProcess({"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}, folder=folder.path)
-        self._announce(f"starting a server on {self._server.url} and {plan.workers} worker processes")
-        settings = WorkerSettings(self._names, self._server.url, str(folder.path), plan.seed, self._cheat, os.getpid())
+        endpoints = self._set_up(folder)
+        settings = WorkerSettings(self._names, endpoints, str(folder.path), plan.seed, self._cheat, os.getpid())
         self._workers = DemoWorkers(settings, folder, self._add_line)
         self._usable = 1
         # The fewer GPUs there are, the shorter each is held, so that every worker gets turns.
         self._pace = 1.0
+
+    def _set_up(self, folder: DemoFolder) -> str:
+        """Make what the workers will ask, without starting it; return its endpoints."""
+        self._server = ServerProcess(SERVER_SETTINGS, folder=folder.path)
+        self._announce(f"starting a server on {self._server.url} and {self._plan.workers} worker processes")
+        return self._server.url
 
     async def run(self) -> Record:
         """Run the demo; Failure if it cannot run, or does not end in time."""
@@ -87,17 +97,23 @@ class Demo:
                     await self._finish()
                     self._workers.close()
                     await self._record_end()
-                    await asyncio.to_thread(self._server.stop, _STOPPING_S)
+                    await self._stop()
         except TimeoutError:
             raise Failure("the demo did not end in time; is this machine very busy?", 1) from None
-        except ServerDidNotStartError:
-            raise Failure(f"the server of the demo did not start: {last_line(self._server.log())}", 1) from None
+        except ServerDidNotStartError as error:
+            raise Failure(f"the server of the demo did not start: {last_line(str(error))}", 1) from None
         finally:
             shown.cancel()
-            self._server.close()
+            self._close()
             self._workers.close()
         took_s = boot_time() - self._began_at
         return Record(self._lines, pool["source"], len(pool["gpus"]), self._plan.workers, self._plan.seed, took_s)
+
+    async def _stop(self) -> None:
+        await asyncio.to_thread(self._server.stop, STOPPING_S)
+
+    def _close(self) -> None:
+        self._server.close()
 
     async def _show(self) -> None:
         while True:
@@ -106,24 +122,27 @@ class Demo:
                 self._scene.why = pool["queue"][0]["reason"] if pool["queue"] else ""
             self._changed.set()
             self._view.refresh()
-            await asyncio.sleep(_FRAME_S)
+            await asyncio.sleep(FRAME_S)
 
     async def _start(self) -> dict[str, Any]:
         """Start the server while the workers start; return its first `/pool`."""
-        pool = await self._choose_gpus()
+        pool = await self._start_servers()
         number, is_simulated = len(pool["gpus"]), pool["source"] == "simulated"
         gpus = count(number, "simulated GPU") if is_simulated else f"{count(number, 'GPU')} of this machine"
         self._scene.title = f"{gpus}, {self._plan.workers} worker processes"
-        self._scene.spans = {gpu["gpu_id"]: [] for gpu in pool["gpus"]}
+        self._scene.spans = {self._gpu_name(gpu): [] for gpu in pool["gpus"]}
         self._scene.is_up = True
         self._usable = max(sum(gpu["state"] == "free" for gpu in pool["gpus"]), 1)
         self._pace = min(1.0, 3 * self._usable / self._plan.workers)
-        await self._until(lambda: not self._scene.in_state("starts"), _STARTING_S)
+        await self._until(lambda: not self._scene.in_state("starts"), self._starting_s)
         if self._scene.in_state("starts"):
             raise Failure(f"the workers of the demo did not start: {self._workers.last_error()}", 1)
         return pool
 
-    async def _choose_gpus(self) -> dict[str, Any]:
+    def _gpu_name(self, gpu: dict[str, Any]) -> str:
+        return str(gpu["gpu_id"])
+
+    async def _start_servers(self) -> dict[str, Any]:
         """Use the machine's GPUs if some are visible and free, but no more than the workers can compete for."""
         simulated = {"SIMULATED_GPUS": SIMULATED if self._plan.gpus is None else str(self._plan.gpus)}
         installed = _installed_gpus() if self._plan.gpus is None else []
@@ -136,7 +155,7 @@ class Demo:
         free, most = [gpu["uuid"] for gpu in pool["gpus"] if gpu["state"] == "free"], max(1, self._plan.workers // 3)
         if free and len(pool["gpus"]) <= most:
             return pool
-        await asyncio.to_thread(self._server.stop, _STOPPING_S)
+        await asyncio.to_thread(self._server.stop, STOPPING_S)
         if free:
             return await self._start_server({VISIBLE: ",".join(free[:most])})
         self._announce("all GPUs of this machine are in use, and are left alone: simulated ones take their place")
@@ -162,7 +181,7 @@ class Demo:
         await asyncio.sleep((ends_at - now) * _WORKER_DIES)
         await self._kill_worker(ends_at)
         await asyncio.sleep(max(now + (ends_at - now) * _SERVER_DIES - boot_time(), 0.0))
-        await self._kill_server(ends_at)
+        await self._break(ends_at)
         await asyncio.sleep(max(ends_at - boot_time(), 0.0))
 
     async def _kill_worker(self, ends_at: float) -> None:
@@ -170,7 +189,7 @@ class Demo:
             soon = boot_time() + 0.3 * self._pace
             return [row for row in self._scene.in_state("holds") if row.until > soon and row.name != self._cheat]
 
-        await self._until(lambda: bool(victims() and self._scene.queue), min(3.0, ends_at - boot_time()))
+        await self._until(lambda: bool(victims() and self._scene.queue), min(self._patience_s, ends_at - boot_time()))
         victim = max(victims(), key=lambda row: row.until, default=None)
         if victim is None:
             return
@@ -181,8 +200,19 @@ class Demo:
         self._record("killed", at, worker=victim.name, has_waiters=bool(waiting))
         self._scene.worker_killed(at, victim)
 
-    async def _kill_server(self, ends_at: float) -> None:
-        """Kill the server when most GPUs are held for a while, so that there is something to keep."""
+    async def _break(self, ends_at: float) -> None:
+        """Kill the server."""
+        await self._await_holders(ends_at)
+        killed_at, pid = boot_time(), self._server.pid
+        self._server.kill()
+        self._note_away(killed_at, "server", f"the server (pid {pid}), with all leases")
+        await asyncio.sleep(_AWAY_S)
+        self._server.launch()
+        await asyncio.to_thread(self._server.wait_until_ready)
+        await self._note_back(killed_at, "server")
+
+    async def _await_holders(self, ends_at: float) -> None:
+        """Wait until most GPUs are held for a while, so that there is something to keep."""
 
         def is_good() -> bool:
             late, held = boot_time() + 1.2 * self._pace, self._scene.in_state("holds")
@@ -190,27 +220,26 @@ class Demo:
 
         await self._until(is_good, min(0.15 * self._plan.seconds, ends_at - boot_time()))
         await self._until(lambda: bool(self._scene.in_state("holds")), ends_at - boot_time())
-        killed_at, pid = boot_time(), self._server.pid
-        self._server.kill()
-        self._record("server_killed", killed_at)
-        self._scene.server_killed(killed_at, pid)
-        await asyncio.sleep(_AWAY_S)
-        self._server.launch()
-        await asyncio.to_thread(self._server.wait_until_ready)
+
+    def _note_away(self, at: float, what: str, text: str) -> None:
+        self._record("server_killed", at, which=what)
+        self._scene.server_killed(at, what, text)
+
+    async def _note_back(self, killed_at: float, what: str) -> None:
         back_at = boot_time()
-        self._record("server_back", back_at)
+        self._record("server_back", back_at, which=what)
         self._scene.is_up, self._scene.away[-1].ended_at = True, back_at
         leases = itertools.chain(*open_at(RunHistory(self._lines), killed_at))
         await asyncio.gather(*(self._record_lease(lease.who, lease.key, lease.id) for lease in leases))
-        await asyncio.sleep(2 * _FRAME_S)  # by then a worker that released has written so
+        await asyncio.sleep(2 * FRAME_S)  # by then a worker that released has written so
         held, kept, waiting, places = survival(RunHistory(self._lines), killed_at)
         text = f"{kept} of {held} leases and {places} of {waiting} queue positions are as before"
         style = "green" if (kept, places) == (held, waiting) else "bold red"
-        self._announce(f"the server is back after {back_at - killed_at:.1f} s: {text}", style)
+        self._announce(f"{self._back[what]} after {back_at - killed_at:.1f} s: {text}", style)
 
     async def _record_lease(self, worker: str, key: str, lease_id: str) -> None:
         """Read a lease in its worker's place, and add the answer to the worker's lines."""
-        sent, answer = boot_time(), await self._ask(f"/leases/{lease_id}")
+        sent, answer = boot_time(), await self._ask(f"{self._scope}/leases/{lease_id}")
         found = answer.json if answer is not None and answer.status == 200 else {}
         facts = {name: found.get(name) for name in ("state", "fence", "end_reason")}
         uuids, status = [gpu["uuid"] for gpu in found.get("gpus", ())], 200 if found else 404
@@ -223,7 +252,7 @@ class Demo:
         self._workers.finish()
         await self._until(lambda: not self._scene.in_state("rests", "waits", "holds"), _FINISHING_S)
         if self._scene.in_state("rests", "waits", "holds") and (pool := await self._pool()):
-            free = [gpu["gpu_id"] for gpu in pool["gpus"] if gpu["state"] == "free"]
+            free = [self._gpu_name(gpu) for gpu in pool["gpus"] if gpu["state"] == "free"]
             self._record("pool", leases=[lease["id"] for lease in (*pool["leases"], *pool["queue"])], free=free)
 
     async def _record_end(self) -> None:
@@ -234,7 +263,7 @@ class Demo:
             if not live or boot_time() >= until:
                 self._record("final", leases=[f"{lease['id']} is still {lease['state']}" for lease in live], gpus=[])
                 return
-            await asyncio.sleep(_FRAME_S)
+            await asyncio.sleep(FRAME_S)
 
     def _add_line(self, line: Line) -> None:
         self._lines.append(line)
@@ -255,12 +284,12 @@ class Demo:
                     self._changed.clear()
 
     async def _pool(self) -> dict[str, Any] | None:
-        answer = await self._ask("/pool")
+        answer = await self._ask(f"{self._scope}/pool")
         return answer.json if answer is not None and answer.status == 200 else None
 
     async def _ask(self, path: str) -> Answer | None:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._server.ask, path), _CALL_S)
+            return await asyncio.wait_for(asyncio.to_thread(self._server.ask, path), CALL_S)
         except (OSError, http.client.HTTPException):
             return None
 

@@ -16,7 +16,7 @@ class WorkerRow:
     pid: int = -1
     state: WorkerState = "starts"
     since: float = 0.0
-    gpu: int = -1
+    gpu: str = ""
     turns: int = 0
     until: float = 0.0
 
@@ -50,14 +50,14 @@ class Scene:
     on_news: Callable[[News], None] = lambda _: None
     began_at: float | None = None
     title: str = ""
-    spans: dict[int, list[Span]] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
     queue: Sequence[str] = ()
     why: str = ""
     is_up: bool = False
     away: list[Span] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
     # The GPUs of killed workers and the times of their deaths, until another worker has the GPU.
-    _orphans: dict[int, float] = field(default_factory=dict)
+    _orphans: dict[str, float] = field(default_factory=dict)
 
     def announce(self, at: float, text: str, style: str = "", *, is_big: bool = True) -> None:
         news = News(0.0 if self.began_at is None else at - self.began_at, text, style, is_big)
@@ -67,10 +67,10 @@ class Scene:
     def in_state(self, *states: WorkerState) -> list[WorkerRow]:
         return [row for row in self.workers.values() if row.state in states]
 
-    def server_killed(self, at: float, pid: int) -> None:
+    def server_killed(self, at: float, what: str, text: str) -> None:
         self.is_up = False
-        self.away.append(Span("server", at))
-        self.announce(at, f"kill -9 of the server (pid {pid}), with all leases", "bold red")
+        self.away.append(Span(what, at))
+        self.announce(at, f"kill -9 of {text}", "bold red")
 
     def worker_killed(self, at: float, row: WorkerRow) -> None:
         self.announce(at, f"kill -9 of {row.name} (pid {row.pid}), which holds GPU {row.gpu}", "bold red")
@@ -101,7 +101,7 @@ class Scene:
                 self.announce(at, f"{row.name}: {line['reason']}", "bold red")
 
     def _take(self, row: WorkerRow, at: float, line: Mapping[str, Any]) -> None:
-        gpu = int(line["gpu_ids"][0])
+        gpu = str(line["gpu_ids"][0])
         text = f"{row.name} holds GPU {gpu} (fence {line['fence']}) after {at - row.since:.2f} s"
         self.announce(at, text, is_big=False)
         died_at = self._orphans.pop(gpu, None)

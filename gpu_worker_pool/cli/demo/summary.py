@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -25,14 +25,29 @@ class Record:
     workers: int
     seed: int
     took_s: float
+    # How many boxes the fleet has; 0 for one server.
+    boxes: int = 0
+
+
+class Outage(NamedTuple):
+    """A time in which nothing was granted, because this was killed."""
+
+    which: str
+    killed_at: float
+    back_at: float
 
 
 def summarize(record: Record) -> dict[str, Any]:
     """The figures and the broken promises; docs/CLI.md describes each key."""
     history = RunHistory(record.lines)
-    killed_at, back_at = (_first_at(history, what) for what in ("server_killed", "server_back"))
+    outages = _outages(history)
+    turns, out_of_turn = _check_journal(history)
     served, final = history.tenures, next(history.of_kind("final"), None)
-    broken = [*check(history), *_check_course(history)]
+    broken = [
+        *check(history, is_fleet=record.boxes > 0),
+        *out_of_turn,
+        *_check_course(history, len(outages) > (record.boxes > 0)),
+    ]
     counts = Counter(violation.kind for violation in broken)
     waits_s = [lease.took_at - lease.asked_at for lease in served]
     fences = [lease.fence for lease in served if lease.fence is not None]
@@ -40,7 +55,8 @@ def summarize(record: Record) -> dict[str, Any]:
         1000 * took_s
         for before, after, took_s in handovers(history)
         # Without the waits for the server's restart.
-        if not before.was_killed and not (after.asked_at < back_at and after.took_at > killed_at)
+        if not before.was_killed
+        and not any(after.asked_at < one.back_at and after.took_at > one.killed_at for one in outages)
     ]
     return {
         "is_ok": not broken,
@@ -54,7 +70,7 @@ def summarize(record: Record) -> dict[str, Any]:
         "held_twice": counts["held_twice"],
         "locks_taken": counts["lock"],
         "fences": {"first": min(fences, default=None), "last": max(fences, default=None), "faults": counts["fence"]},
-        "order": {"pairs": sum(1 for _ in ordered_pairs(history)), "faults": counts["order"]},
+        "order": {"pairs": turns or sum(1 for _ in ordered_pairs(history)), "faults": counts["order"]},
         "still_waiting": sum(not lease.is_served and not lease.was_killed for lease in history.leases.values()),
         "wait_s": {"median": _quantile(waits_s, 0.5, 3), "longest": _quantile(waits_s, 1.0, 3)},
         "handover_ms": {
@@ -64,16 +80,45 @@ def summarize(record: Record) -> dict[str, Any]:
             "longest": _quantile(usual_ms, 1.0, 2),
         },
         "killed_worker": _killed_worker(history),
-        "restart": None if back_at == inf else _restart(history, killed_at, back_at),
+        "restart": _restart(history, *outages[0][1:]) if outages and not record.boxes else None,
+        "fleet": _fleet(history, record.boxes, outages, counts["lost"]) if record.boxes else None,
         "left_over": None if final is None else len(final["leases"]),
     }
 
 
-def _check_course(history: RunHistory) -> Iterator[Violation]:
+def _outages(history: RunHistory) -> list[Outage]:
+    killed, back = history.of_kind("server_killed"), history.of_kind("server_back")
+    return [
+        Outage(one.get("which", "server"), one["at"], other["at"]) for one, other in zip(killed, back, strict=False)
+    ]
+
+
+def _check_journal(history: RunHistory) -> tuple[int, list[Violation]]:
+    """Count the grants of a fleet that were made while other requests waited, and find those out of turn. Its journal has
+    one order for all boxes, and all requests of a demo are alike.
+    """
+    journal: Line = next(history.of_kind("journal"), {"events": []})
+    turns, broken, waiting = 0, [], dict[str, int]()
+    for event in journal["events"]:
+        name = event.get("lease_id")
+        if event["kind"] == "LeaseQueued":
+            waiting[name] = event["seq"]
+        elif event["kind"] in {"LeaseGranted", "LeaseEnded"} and name in waiting:
+            place = waiting.pop(name)
+            if event["kind"] == "LeaseGranted" and waiting:
+                turns += 1
+                if ahead := [other for other, before in waiting.items() if before < place]:
+                    broken.append(
+                        Violation("order", f"{name} was granted a GPU before {ahead[0]}, which was ahead of it")
+                    )
+    return turns, broken
+
+
+def _check_course(history: RunHistory, was_broken: bool) -> Iterator[Violation]:
     """Check what the workers' lines do not show: that the demo killed both, and saw its end."""
     if not history.tenures:
         yield Violation("unserved", "no GPU was granted")
-    elif _first_at(history, "server_back") == inf or not any(lease.was_killed for lease in history.tenures):
+    elif not was_broken or not any(lease.was_killed for lease in history.tenures):
         yield Violation("not_shown", "there was no moment to kill a worker that holds a GPU, and the server")
     if _first_at(history, "final") == inf:
         yield Violation("left_over", "the server did not answer at the end")
@@ -130,6 +175,15 @@ def _restart(history: RunHistory, killed_at: float, back_at: float) -> dict[str,
     return {"away_s": round(back_at - killed_at, 3), **dict(found)}
 
 
+def _fleet(history: RunHistory, boxes: int, outages: Sequence[Outage], lost: int) -> dict[str, Any]:
+    found = []
+    for outage in outages:
+        granted_at = min((lease.took_at for lease in history.tenures if lease.took_at > outage.back_at), default=inf)
+        grant_s = None if granted_at == inf else round(granted_at - outage.killed_at, 3)
+        found.append({"of": outage.which, **_restart(history, *outage[1:]), "next_grant_s": grant_s})
+    return {"boxes": boxes, "ended_wrongly": lost, "outages": found}
+
+
 def _first_at(history: RunHistory, what: str) -> float:
     return next((float(line["at"]) for line in history.of_kind(what)), inf)
 
@@ -160,13 +214,22 @@ def _promises(summary: Mapping[str, Any]) -> Iterator[tuple[set[str], str, str, 
     killed, restart, left = summary["killed_worker"], summary["restart"], summary["left_over"]
     text = f"of {grants} grants, by the workers' own records and a lock on each GPU"
     yield {"held_twice", "lock"}, f"GPUs held twice: {summary['held_twice']}", text, grants > 0
-    text = f"from {fences['first']} to {fences['last']}, through the restart"
+    fleet = summary["fleet"]
+    text = f"from {fences['first']} to {fences['last']}, through {'all of it' if fleet else 'the restart'}"
     yield {"fence"}, f"Fences that did not grow: {fences['faults']}", text, grants > 1
     text = f"of {order['pairs']} pairs of requests that waited at the same time, one certainly longer"
+    if fleet:
+        text = f"of {order['pairs']} grants of all boxes while others waited, by the journal"
     yield {"order", "unserved"}, f"Served out of turn: {order['faults']}", text, order["pairs"] > 0
     is_handed_on = killed is not None and killed["next_worker"] is not None
     yield {"dead_holder", "not_shown"}, "kill -9 of a worker", _killed_text(killed), is_handed_on
-    yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
+    if fleet is None:
+        yield {"lost", "not_shown"}, "kill -9 of the server", _restart_text(restart), restart is not None
+    else:
+        text = f"of {grants}: each ended by its holder, or with it"
+        yield {"lost"}, f"Leases ended wrongly: {fleet['ended_wrongly']}", text, grants > 0
+        for outage in fleet["outages"]:
+            yield {"lost", "not_shown"}, f"kill -9 of the {outage['of']}", _outage_text(outage), True
     text = f"{'?' if left is None else left} leases when all had gone"
     yield {"left_over"}, "Nothing left behind", text, left is not None
 
@@ -189,6 +252,14 @@ def _restart_text(restart: Mapping[str, Any] | None) -> str:
     )
 
 
+def _outage_text(outage: Mapping[str, Any]) -> str:
+    again = "never" if outage["next_grant_s"] is None else f"{outage['next_grant_s']:.1f} s later"
+    return (
+        f"a box led again after {outage['away_s']:.1f} s, the next grant was {again}; {outage['leases_survived']} of "
+        f"{outage['leases']} leases and {outage['places_kept']} of {outage['waiting']} queue positions survived"
+    )
+
+
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     wait, handover = summary["wait_s"], summary["handover_ms"]
     if wait["median"] is not None:
@@ -202,7 +273,8 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _verdict(summary: Mapping[str, Any]) -> RenderableType:
     took = f"{summary['took_s']:.1f} s"
     if summary["is_ok"]:
-        after = Text.assemble("Now yours: ", ("gpu-pool serve", "bold"), ", then ", ("gpu-pool run -- CMD", "bold"))
+        serve = "gpu-pool serve --fleet postgresql://…" if summary["fleet"] else "gpu-pool serve"
+        after = Text.assemble("Now yours: ", (serve, "bold"), ", then ", ("gpu-pool run -- CMD", "bold"))
         return Group(Text(f"Every promise was kept ({took}).", "bold green"), after)
     lines = [Text(f"  {item['promise']}: {item['text']}", "red") for item in summary["broken"]]
     return Group(Text(f"A promise was broken ({took}):", "bold red"), *lines)

@@ -90,7 +90,6 @@ def picture(scene: Scene, now: float, width: int, height: int) -> RenderableType
 
 
 _WORKER_WIDTH: Final = 25
-_LABEL_WIDTH: Final = 8
 
 
 def _heading(scene: Scene, now: float, width: int) -> RenderableType:
@@ -107,12 +106,13 @@ def _heading(scene: Scene, now: float, width: int) -> RenderableType:
 
 
 def _gpus(scene: Scene, now: float, width: int) -> RenderableType:
-    cells = max(width - _LABEL_WIDTH, 10)
+    label_width = max(2, *(len(gpu) for gpu in scene.spans), 0) + 6
+    cells = max(width - label_width, 10)
     lines = [
-        Text(f"GPU {gpu}".ljust(_LABEL_WIDTH)).append(_strip(scene, spans, now, cells))
-        for gpu, spans in sorted(scene.spans.items())
+        Text(f"GPU {gpu}".ljust(label_width)).append(_strip(scene, spans, now, cells))
+        for gpu, spans in sorted(scene.spans.items(), key=lambda item: (len(item[0]), item[0]))
     ]
-    server = Text("server".ljust(_LABEL_WIDTH), "bold red" if scene.away and not scene.is_up else "dim")
+    server = Text("server".ljust(label_width), "bold red" if scene.away and not scene.is_up else "dim")
     return Group(*lines, server.append(_server_strip(scene, now, cells)))
 
 
@@ -176,7 +176,7 @@ def _worker(scene: Scene, row: WorkerRow, now: float) -> Text:
 
 def _queue(scene: Scene) -> RenderableType:
     if scene.away and not scene.is_up:
-        return Text("The server is away. Holders go on; waiters keep their positions.", "red")
+        return Text(f"The {scene.away[-1].worker} is away. Holders go on; waiters keep their positions.", "red")
     if not scene.queue:
         return Text("no worker waits", "dim")
     line = Text(no_wrap=True, overflow="ellipsis")

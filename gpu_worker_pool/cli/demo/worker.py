@@ -80,8 +80,10 @@ class Worker:
             self._finish.set()
 
         loop.add_reader(sys.stdin, finish)
+        one, several = self._settings.endpoint, "," in self._settings.endpoint
         async with GPUWorkerPoolClient(
-            self._settings.endpoint,
+            service_endpoint=None if several else one,
+            service_endpoints=one if several else None,
             polling_interval=5.0,
             endpoint_health_check_interval=0.25,  # the server is down for a second only
             on_event=self._on_event,

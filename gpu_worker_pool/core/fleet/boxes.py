@@ -272,6 +272,10 @@ class Boxes:
             if session is not None and not self._announcing[node] and not self._sessions[session].is_welcome:
                 news.pop(node, None)  # the Welcome has it all
                 actions += self._welcomed(session, self._sessions[session], now)
+        for node in [event.node for event in events if isinstance(event, ev.NodeForgotten)]:
+            if node not in self._session_of:
+                self._boxes.pop(node, None)
+                self._have_boxes_changed = True
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:

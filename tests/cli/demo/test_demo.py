@@ -355,7 +355,7 @@ def test_the_summary_says_what_was_not_kept() -> None:
 
 def test_the_picture_fits_into_a_small_terminal() -> None:
     scene = Scene(10.0, {f"w{number:02}": WorkerRow(f"w{number:02}") for number in range(1, 13)}, began_at=100.0)
-    scene.spans = {number: [] for number in range(4)}
+    scene.spans = {str(number): [] for number in range(4)}
     scene.is_up = True
     for at, line in enumerate(turn("w01", 1, 1, asked=100.1, queued=100.2, began=101.0, ended=None)):
         scene.add_line({**line, "at": line["at"] + at / 100})

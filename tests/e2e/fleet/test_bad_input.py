@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.e2e.fleet.fleet import until
 from tests.e2e.worker import call
@@ -117,6 +118,25 @@ def test_it_does_not_start_without_asyncpg(tmp_path: Path) -> None:
 
     assert done.code == 125
     assert "run pip install 'gpu-worker-pool[fleet]'" in done.err
+
+
+def test_it_does_not_leave_its_fleet_while_it_keeps_leases_of_it(tmp_path: Path) -> None:
+    """A pool of its own knows nothing of them: it would grant their GPUs again."""
+    custody = CustodyFile(tmp_path / "custody-leases.sqlite3")
+    custody.write({("lease", "run-1"): "{}"})
+    custody.close()
+
+    done = gpu_pool("serve", "--port", "0", "--state-dir", str(tmp_path), cwd=tmp_path)
+
+    assert done.code != 0
+    assert "still keeps 1 lease of its fleet" in done.err
+    assert "move the file away" in done.err
+
+    custody = CustodyFile(tmp_path / "custody-leases.sqlite3")
+    custody.write({("lease", "run-1"): None})
+    custody.close()
+    with served(tmp_path) as alone:
+        assert alone.call("GET", "/health")[1]["fleet"] is None
 
 
 def test_it_does_not_join_a_fleet_while_leases_of_its_own_are_left(tmp_path: Path) -> None:
