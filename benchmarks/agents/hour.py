@@ -1,0 +1,3 @@
+"""stub"""
+QUICK = WHOLE = None
+def report(results, effort): pass
