@@ -54,7 +54,7 @@ class Box:
     async def stay(self, session: aiohttp.ClientSession, first: float, room: asyncio.Semaphore) -> None:
         """Be a box of the fleet until the connection ends: always LinkLost."""
         async with room:
-            socket = await connect(session, self._url, self.node, VERSION, self._key)
+            socket = await self._connected(session)
             self._link = link = Link(socket)
             installed = tuple(map(as_installed, self._readings))
             link.send(self._custody.announce(f"http://{self.node}:8000", VERSION, False, installed))  # noqa: FBT003
@@ -62,6 +62,13 @@ class Box:
             await asyncio.wait((running, asyncio.ensure_future(self.is_welcome.wait())), return_when="FIRST_COMPLETED")
         asyncio.get_running_loop().call_later(first, self._look_again)
         await running
+
+    async def _connected(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        while True:
+            try:
+                return await connect(session, self._url, self.node, VERSION, self._key)
+            except LinkLost:  # a thousand come at once
+                await asyncio.sleep(EVERY_S)
 
     def _take(self, message: LeaderMessage) -> None:
         self._carry_out(self._custody.take(message, boot_time()))
@@ -100,9 +107,11 @@ async def _be_boxes(number: int, url: str, key: str, parent: Connection) -> None
         ]
         joined = asyncio.gather(*(box.is_welcome.wait() for box in boxes))
         await asyncio.wait((joined, *staying), return_when="FIRST_COMPLETED", timeout=JOIN_S)
-        parent.send("" if joined.done() else "not all boxes could join the fleet")
-        lost = await asyncio.gather(*staying, return_exceptions=True)
-        parent.send(f"{len(lost)} boxes lost their leader, the first because {lost[0]}")
+        is_in = sum(box.is_welcome.is_set() for box in boxes)
+        ended = [str(task.exception()) for task in staying if task.done()]
+        parent.send("" if joined.done() else f"{is_in} of {number} boxes could join the fleet; {ended[:1]}")
+        lost, _ = await asyncio.wait(staying, return_when="FIRST_COMPLETED")
+        parent.send(f"a box lost its leader: {lost.pop().exception()}")
 
 
 def _run(number: int, url: str, key: str, parent: Connection) -> None:
@@ -118,6 +127,7 @@ def boxes(number: int, url: str, key: str) -> Iterator[None]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(number, url, key, theirs), daemon=True)
     process.start()
+    theirs.close()
     try:
         assert ours.poll(JOIN_S), "the boxes did not join the fleet"
         assert not (why := ours.recv()), why

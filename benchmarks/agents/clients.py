@@ -37,7 +37,7 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         size = size_of_answer(self._received)
-        if size is None or len(self._received) < size or self._answered is None:
+        if size is None or len(self._received) < size or self._answered is None or self._answered.done():
             return
         received, self._received = self._received, b""
         if received.startswith(b"HTTP/1.1 20"):
