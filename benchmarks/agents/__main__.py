@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 
 from . import hour
-from .boxes import GPUS_A_BOX, boxes
+from .boxes import GPUS_A_BOX, Boxes
 from .clients import Waiters, take_all
 from .timed_server import FILE
 
@@ -60,6 +60,7 @@ class Leader:
     shares: dict[str, float] = field(default_factory=dict)
     memory_mb: dict[str, float] = field(default_factory=dict)
     turns_s: dict[str, float] = field(default_factory=dict)
+    losses: int = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -133,16 +134,14 @@ async def _with_clients(found: Leader, effort: Effort) -> dict[str, list[float]]
 
 def measure(url: str, effort: Effort, folder: Path, *, is_timed: bool) -> tuple[Leader, dict[str, list[float]]]:
     with leader(url, folder, is_timed=is_timed) as found:
-        with found.phase("all boxes join"):
-            joined = boxes(effort.boxes, found.server.url, KEY)
-            joined.__enter__()
-        try:
+        with closing(Boxes(effort.boxes, found.server.url, KEY)) as boxes:
+            with found.phase("all boxes join"):
+                boxes.wait_until_joined()
             time.sleep(min(effort.seconds, 3.0))
             with found.phase("nothing happens"):
                 time.sleep(effort.seconds)
             times = asyncio.run(_with_clients(found, effort))
-        finally:
-            joined.__exit__(*sys.exc_info())
+            found.losses = boxes.losses()
         return found, times
 
 
@@ -154,6 +153,7 @@ def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times
         f"The leader of {effort.boxes:,} boxes with {GPUS_A_BOX} GPUs each, and {effort.waiters:,} clients that wait",
         ["", "% of a core", "longest turn, ms of CPU", "memory, MB"],
         rows,
+        f"A box lost its leader {plain.losses:,} times.",
     )
     rows = [
         [name, *(duration(percentile(found, percent)) for percent in (50, 99)), duration(max(found))]

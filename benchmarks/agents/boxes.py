@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import aiohttp
 
@@ -29,7 +30,7 @@ MODEL = "A100"
 EVERY_S = 1.0
 # The leader takes so many connections at a time that have not proven their key.
 AT_ONCE = 32
-JOIN_S = 120.0
+LIMIT_S = 120.0
 
 
 def readings_of(node: str) -> tuple[Reading, ...]:
@@ -50,25 +51,33 @@ class Box:
         self._custody = Custody(self.node, f"machine-{number}", "boot", boot_time())
         self._link: Link | None = None
         self.is_welcome = asyncio.Event()
+        # How often it has lost its leader.
+        self.losses = 0
 
     async def stay(self, session: aiohttp.ClientSession, first: float, room: asyncio.Semaphore) -> None:
-        """Be a box of the fleet until the connection ends: always LinkLost."""
+        """Be a box of the fleet, and join it again whenever the connection ends."""
+        asyncio.get_running_loop().call_later(first, self._look_again)
+        while True:
+            try:
+                await self._join(session, room)
+            except LinkLost:
+                self.losses += self.is_welcome.is_set()
+                self._link = None
+                self.is_welcome.clear()
+                self._custody.disconnected()
+                await asyncio.sleep(EVERY_S)
+
+    async def _join(self, session: aiohttp.ClientSession, room: asyncio.Semaphore) -> None:
         async with room:
-            socket = await self._connected(session)
+            socket = await connect(session, self._url, self.node, VERSION, self._key)
             self._link = link = Link(socket)
             installed = tuple(map(as_installed, self._readings))
             link.send(self._custody.announce(f"http://{self.node}:8000", VERSION, False, installed))  # noqa: FBT003
             running = asyncio.ensure_future(link.run(self._take))
-            await asyncio.wait((running, asyncio.ensure_future(self.is_welcome.wait())), return_when="FIRST_COMPLETED")
-        asyncio.get_running_loop().call_later(first, self._look_again)
+            welcome = asyncio.ensure_future(self.is_welcome.wait())
+            await asyncio.wait((running, welcome), return_when="FIRST_COMPLETED")
+            welcome.cancel()
         await running
-
-    async def _connected(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
-        while True:
-            try:
-                return await connect(session, self._url, self.node, VERSION, self._key)
-            except LinkLost:  # a thousand come at once
-                await asyncio.sleep(EVERY_S)
 
     def _take(self, message: LeaderMessage) -> None:
         self._carry_out(self._custody.take(message, boot_time()))
@@ -87,14 +96,13 @@ class Box:
             self._link.send(report)
 
     def _carry_out(self, actions: Sequence[CustodyAction]) -> None:
-        assert self._link is not None
         for action in actions:
             match action:
-                case Send(message=message):
+                case Send(message=message) if self._link is not None:
                     self._link.send(message)
                 case LookNow():
                     self._look()
-                case CloseLink(why=why):
+                case CloseLink(why=why) if self._link is not None:
                     self._link.close(why)
 
 
@@ -105,34 +113,42 @@ async def _be_boxes(number: int, url: str, key: str, parent: Connection) -> None
         staying = [
             asyncio.ensure_future(box.stay(session, EVERY_S * place / number, room)) for place, box in enumerate(boxes)
         ]
-        joined = asyncio.gather(*(box.is_welcome.wait() for box in boxes))
-        await asyncio.wait((joined, *staying), return_when="FIRST_COMPLETED", timeout=JOIN_S)
-        is_in = sum(box.is_welcome.is_set() for box in boxes)
-        ended = [str(task.exception()) for task in staying if task.done()]
-        parent.send("" if joined.done() else f"{is_in} of {number} boxes could join the fleet; {ended[:1]}")
-        lost, _ = await asyncio.wait(staying, return_when="FIRST_COMPLETED")
-        parent.send(f"a box lost its leader: {lost.pop().exception()}")
+        for box in boxes:
+            await box.is_welcome.wait()
+        parent.send("all boxes have joined")
+        await asyncio.to_thread(parent.recv)
+        parent.send(sum(box.losses for box in boxes))
+        for task in staying:
+            task.cancel()
 
 
 def _run(number: int, url: str, key: str, parent: Connection) -> None:
-    try:
+    with suppress(KeyboardInterrupt):
         asyncio.run(_be_boxes(number, url, key, parent))
-    except (KeyboardInterrupt, LinkLost):
-        return
 
 
-@contextmanager
-def boxes(number: int, url: str, key: str) -> Iterator[None]:
-    """Run so many boxes in a process of their own, once all of them have joined the fleet."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(number, url, key, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        assert ours.poll(JOIN_S), "the boxes did not join the fleet"
-        assert not (why := ours.recv()), why
-        yield
-        assert not ours.poll(), ours.recv()
-    finally:
-        process.kill()
-        process.join()
+class Boxes:
+    """So many boxes, in a process of their own."""
+
+    def __init__(self, number: int, url: str, key: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_run, args=(number, url, key, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait_until_joined(self) -> None:
+        self._receive()
+
+    def losses(self) -> int:
+        """End the boxes; return how often a box lost its leader."""
+        self._pipe.send(None)
+        return int(self._receive())
+
+    def _receive(self) -> Any:
+        assert self._pipe.poll(LIMIT_S), "the boxes do not answer"
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()

@@ -287,7 +287,8 @@ class Boxes:
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
         leases, watches = tuple(written.of(node).values()), tuple(written.watches_of(node))
-        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, self._urls(self._boxes))))
+        boxes = self._urls(self._boxes)
+        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, boxes)))
         if warnings := written.warnings_of(node, now):
             actions.append(Tell(session, Orders(self.epoch, now, warnings=warnings)))
         return actions
