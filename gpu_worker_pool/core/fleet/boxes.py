@@ -221,9 +221,10 @@ class Boxes:
             if reading.gpu.key.node == session.node:
                 session.readings[reading.gpu.key.uuid] = reading
         readings: Iterable[Reading] = message.changed
-        if message.heard - session.observed >= state.settings.stale_after_s / 3:
+        # Those that did not change would grow stale before the next report but one.
+        if message.heard - session.observed >= state.settings.stale_after_s / 2:
             session.observed = message.heard
-            readings = session.readings.values()  # those that did not change would grow stale
+            readings = session.readings.values()
         stamped = tuple(
             replace(reading, at=message.heard) for reading in readings if reading.gpu.key.node == session.node
         )
