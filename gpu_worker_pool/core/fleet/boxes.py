@@ -117,7 +117,8 @@ class Boxes:
         self._session_of: dict[str, int] = {}
         self._keys: dict[str, str] = {}
         self._boxes: dict[str, BoxInfo] = {}
-        self._have_boxes_changed = False
+        # The nodes with new URLs, of which the agents were not told yet.
+        self._moved: dict[str, None] = {}
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
@@ -179,8 +180,9 @@ class Boxes:
             self._next_round = now + SIGN_OF_LIFE_S
         info = BoxInfo(message.url, message.version, message.is_candidate, is_up=True, heard_at=now)
         known = self._boxes.get(node)
-        self._have_boxes_changed |= known is None or known.url != info.url
         self._boxes[node] = info
+        if known is None or known.url != info.url:
+            self._moved[node] = None
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -221,9 +223,10 @@ class Boxes:
             if reading.gpu.key.node == session.node:
                 session.readings[reading.gpu.key.uuid] = reading
         readings: Iterable[Reading] = message.changed
-        if message.heard - session.observed >= state.settings.stale_after_s / 3:
+        # Those that did not change would grow stale before the next report but one.
+        if message.heard - session.observed >= state.settings.stale_after_s / 2:
             session.observed = message.heard
-            readings = session.readings.values()  # those that did not change would grow stale
+            readings = session.readings.values()
         stamped = tuple(
             replace(reading, at=message.heard) for reading in readings if reading.gpu.key.node == session.node
         )
@@ -291,13 +294,14 @@ class Boxes:
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
         leases, watches = tuple(written.of(node).values()), tuple(written.watches_of(node))
-        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, self._urls())))
+        boxes = self._urls(self._boxes)
+        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, boxes)))
         if warnings := written.warnings_of(node, now):
             actions.append(Tell(session, Orders(self.epoch, now, warnings=warnings)))
         return actions
 
-    def _urls(self) -> tuple[tuple[str, str], ...]:
-        return tuple((node, box.url) for node, box in sorted(self._boxes.items()))
+    def _urls(self, nodes: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        return tuple((node, self._boxes[node].url) for node in nodes)
 
     def closed(self, session: int, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
         """The connection is gone."""
@@ -313,12 +317,12 @@ class Boxes:
             node = self._sessions[session].node
             actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
         # One message for all, so that it need be encoded only once.
-        orders = Orders(self.epoch, now, boxes=self._urls() if self._have_boxes_changed else None)
+        orders = Orders(self.epoch, now, boxes=self._urls(self._moved) if self._moved else None)
         for session, known in self._sessions.items():
-            if known.is_welcome and (self._have_boxes_changed or now >= known.told_at + SIGN_OF_LIFE_S / 2):
+            if known.is_welcome and (self._moved or now >= known.told_at + SIGN_OF_LIFE_S / 2):
                 known.told_at = now
                 actions.append(Tell(session, orders))
-        self._have_boxes_changed = False
+        self._moved.clear()
         return actions
 
     def _silenced(self, session: int) -> list[BoxAction]:

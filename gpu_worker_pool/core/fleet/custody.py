@@ -49,8 +49,8 @@ from .reporting import Reporting
 
 # A leader that has said nothing for so long is gone, or cannot be heard.
 LEADER_SILENT_S = 3.0
-# An agent says so often that it is there, though no look has ended.
-SIGN_OF_LIFE_S = 1.0
+# An agent says so often that it is there, if no look has ended: mostly one ends every second, and that is enough.
+SIGN_OF_LIFE_S = 1.5
 
 
 @dataclass(slots=True)

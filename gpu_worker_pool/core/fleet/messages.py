@@ -109,8 +109,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What has happened to leases of this node. Without any it is a heartbeat, which carries the time. `look`: the
-    leader waits for a reading.
+    """What has happened to leases of this node. Without any it is a heartbeat, which carries the time. `boxes` are the
+    URLs that are new since the last orders with some. `look`: the leader waits for a reading.
     """
 
     epoch: int

@@ -13,14 +13,16 @@ from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 
-from .forecast import NEVER, Forecast, FreeTime, Plan, soonest, together
+from .forecast import Forecast, FreeTime, Plan, soonest, together
 from .keeps import Keeps
 from .order import Order
 from .quotas import obstacle
 
-# Waiters for which a start is told, and GPUs looked at for it: meanwhile no caller is answered.
+# Waiters for which a start is told, GPUs whose leases are looked at for it, and GPUs that are considered for all waiters
+# together: meanwhile no caller is answered.
 MOST_WAITERS = 100
 MOST_GPUS = 4_000
+MOST_CONSIDERED = 10_000
 
 
 def expected_starts(state: PoolState, now: float) -> dict[str, FreeTime]:
@@ -37,10 +39,13 @@ class _Expectation:
         self._free: dict[Wishes, dict[GpuKey, FreeTime]] = {}
         self._taken_until: dict[GpuKey, FreeTime] = {}
         self._gpus_left = MOST_GPUS
+        self._considered_left = MOST_CONSIDERED
 
     def starts(self) -> dict[str, FreeTime]:
         state, starts = self._state, {}
         for lease_id in self._order.lease_ids()[:MOST_WAITERS]:
+            if self._considered_left <= 0:
+                break
             lease = state.queued(lease_id)
             plan = self._plan(lease)
             if plan is None or plan.start.at == inf:
@@ -60,6 +65,7 @@ class _Expectation:
         if obstacle(self._state, line) is not None:
             return None
         free, unbooked = self._free_for(lease.request.wishes), self._keeps.unbooked(line)
+        self._considered_left -= len(free)
         by_node: dict[str, list[tuple[FreeTime, int, GpuKey]]] = {}
         for key, at in free.items():
             reading = self._state.slots[key].reading
@@ -75,7 +81,6 @@ class _Expectation:
         if wishes not in self._free:
             slots = self._state.slots_for(wishes)
             self._gpus_left -= len(slots)
-            self._free[wishes] = {
-                slot.key: self._forecast.usable_from(slot, wishes) if self._gpus_left >= 0 else NEVER for slot in slots
-            }
+            seen = slots if self._gpus_left >= 0 else ()
+            self._free[wishes] = {slot.key: self._forecast.usable_from(slot, wishes) for slot in seen}
         return self._free[wishes]

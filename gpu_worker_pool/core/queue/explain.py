@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -32,6 +33,8 @@ from .sub_leases import judge_inside, parent_of
 MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
 MOST_VERDICTS = 100_000
+# So many GPUs are judged for one waiter: each answer to a waiter has these verdicts, and a fleet may have ten thousand GPUs.
+MOST_GPUS = 100
 # What does not change while a request waits.
 _NEVER = (OtherNode, WrongModel, NotAmong, TooSmall)
 
@@ -59,6 +62,8 @@ class Explanation:
     ahead: str | None = None
     # Of a gang: how many of its nodes have enough.
     gang: str | None = None
+    # The GPUs that have no verdict, because there are too many.
+    unjudged: int = 0
 
     @property
     def head(self) -> str:
@@ -70,7 +75,9 @@ class Explanation:
         if self.parent is not None:
             return _obstacles_inside(self)
         reasons = [] if self.limit is None else [str(self.limit)]
-        reasons += _summary(self.verdicts) if self.verdicts and not reasons else []
+        if self.verdicts and not reasons:
+            reasons = _summary(self.verdicts)
+            reasons += [f"{self.unjudged} more GPUs were not looked at"] if self.unjudged else []
         reasons += [each for each in (self.gang, self.ahead) if each is not None]
         return "; ".join(reasons) if reasons else "no GPU has been seen yet"
 
@@ -108,11 +115,13 @@ class Explainer:
         if lease.request.parent is not None:
             return self._explain_inside(lease, lease.request.parent)
         state, wishes = self._state, lease.request.wishes
-        verdicts = self._verdicts.get(wishes)
+        verdicts, known = self._verdicts.get(wishes), state.slots_for(wishes)
+        # A gang is explained by its nodes, and that takes all of them.
+        judged = len(known) if wishes.nodes > 1 else min(len(known), MOST_GPUS)
         if verdicts is None or self._is_anything_kept:
-            self._left -= len(state.slots_for(wishes))
+            self._left -= judged
         if verdicts is None:
-            slots = sorted(state.slots_for(wishes), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
+            slots = sorted(islice(known, judged), key=lambda slot: (slot.key.node, _index(slot), slot.key.uuid))
             verdicts = self._verdicts[wishes] = tuple(
                 GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now)) for slot in slots
             )
@@ -132,6 +141,7 @@ class Explainer:
             limit=limit,
             ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
             gang=_why_no_gang(verdicts, wishes) if wishes.nodes > 1 else None,
+            unjudged=len(known) - judged,
         )
 
     def position(self, lease: QueuedLease) -> int:

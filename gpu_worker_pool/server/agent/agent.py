@@ -261,6 +261,7 @@ class Agent:
         if isinstance(message, Welcome) and self._custody.is_welcome:
             self._welcome = message
             self._search.joined(self._leader_url or "")
+            self._boxes = {}
             self._learn(message.boxes)
             self._holders.begin(message.pool_id, self._custody.leases)
             self._said = None
@@ -270,7 +271,7 @@ class Agent:
         self._do(actions)
 
     def _learn(self, boxes: Sequence[tuple[str, str]]) -> None:
-        self._boxes = dict(boxes)
+        self._boxes.update(boxes)
         self._search.learn(url for url in self._boxes.values() if url != self._url)
 
     def _say_trouble(self) -> None:

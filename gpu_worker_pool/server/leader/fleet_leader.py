@@ -44,6 +44,7 @@ class FleetLeader:
         self.sessions: dict[int, AgentSession] = {}
         self._numbers = count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = inf
         self._waiters = Waiters()
         self._last: tuple[LeaderMessage | None, str] = (None, "")
         driver.listeners.append(self._written)
@@ -136,14 +137,18 @@ class FleetLeader:
                 waiter.set_result(None)
 
     def _set_timer(self) -> None:
+        """Set it if something else is due: a thousand agents say every second that nothing has changed."""
+        due_at = inf if self._boxes is None else self._boxes.next_due_at()
+        if due_at == self._rings_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due_at = inf if self._boxes is None else self._boxes.next_due_at()
+        self._rings_at = due_at
         if due_at < inf:
             self._timer = asyncio.get_running_loop().call_later(max(due_at - self._driver.now(), 0.0), self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer, self._rings_at = None, inf
         if self._boxes is not None:
             self._carry_out(self._boxes.tick(self._driver.state, self._driver.now()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model.lease import QueuedLease
-from gpu_worker_pool.core.queue.explain import Explainer, explain
+from gpu_worker_pool.core.queue.explain import MOST_GPUS, Explainer, explain
 from tests.core.build import T4, Box, reading
 
 
@@ -49,3 +49,14 @@ def test_only_so_many_verdicts_are_made_for_one_list() -> None:
         if afforded[-1]:
             explainer.reason(lease)
     assert afforded == [True, True, False, True], "equal wishes share their verdicts"
+
+
+def test_a_waiter_is_told_of_a_hundred_gpus_and_how_many_more_there_are() -> None:
+    box = Box(*(reading(index, utilization=100) for index in range(MOST_GPUS + 7)))
+    box.ask("waits")
+
+    told = explain(box.state, "waits", box.now)
+
+    assert told is not None
+    assert len(told.verdicts) == MOST_GPUS
+    assert str(told).endswith("; 7 more GPUs were not looked at")

@@ -1,0 +1,154 @@
+"""Many boxes in one process: each has a connection to the leader of its own, the machine of an agent, and GPUs that are made up.
+
+They keep nothing on a disk, so a hand-over lacks one write to the disk of its box.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import aiohttp
+
+from gpu_worker_pool.core.fleet.custody import Custody
+from gpu_worker_pool.core.fleet.custody_actions import CloseLink, CustodyAction, LookNow, Send
+from gpu_worker_pool.core.fleet.messages import LeaderMessage, Welcome
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.server.agent.handshake import FleetKey
+from gpu_worker_pool.server.agent.link import Link, LinkLost, connect
+from gpu_worker_pool.server.authority.own_box import as_installed
+from gpu_worker_pool.server.version import VERSION
+
+GPUS_A_BOX = 8
+MODEL = "A100"
+EVERY_S = 1.0
+# The leader takes so many connections at a time that have not proven their key.
+AT_ONCE = 32
+LIMIT_S = 120.0
+
+
+def readings_of(node: str) -> tuple[Reading, ...]:
+    """Readings of idle GPUs."""
+    keys = [GpuKey(node, f"GPU-{node}-{index}") for index in range(GPUS_A_BOX)]
+    return tuple(
+        Reading(Gpu(key, index, MODEL), 0.0, 81920.0, 0.0, 0.0, processes=()) for index, key in enumerate(keys)
+    )
+
+
+class Box:
+    """An agent that looks at its GPUs every second, and always sees the same."""
+
+    def __init__(self, number: int, url: str, key: FleetKey) -> None:
+        self.node = f"box{number:05}"
+        self._url, self._key = url, key
+        self._readings = readings_of(self.node)
+        self._custody = Custody(self.node, f"machine-{number}", "boot", boot_time())
+        self._link: Link | None = None
+        self.is_welcome = asyncio.Event()
+        # How often it has lost its leader.
+        self.losses = 0
+
+    async def stay(self, session: aiohttp.ClientSession, first: float, room: asyncio.Semaphore) -> None:
+        """Be a box of the fleet, and join it again whenever the connection ends."""
+        asyncio.get_running_loop().call_later(first, self._look_again)
+        while True:
+            try:
+                await self._join(session, room)
+            except LinkLost:
+                self.losses += self.is_welcome.is_set()
+                self._link = None
+                self.is_welcome.clear()
+                self._custody.disconnected()
+                await asyncio.sleep(EVERY_S)
+
+    async def _join(self, session: aiohttp.ClientSession, room: asyncio.Semaphore) -> None:
+        async with room:
+            socket = await connect(session, self._url, self.node, VERSION, self._key)
+            self._link = link = Link(socket)
+            installed = tuple(map(as_installed, self._readings))
+            link.send(self._custody.announce(f"http://{self.node}:8000", VERSION, False, installed))  # noqa: FBT003
+            running = asyncio.ensure_future(link.run(self._take))
+            welcome = asyncio.ensure_future(self.is_welcome.wait())
+            await asyncio.wait((running, welcome), return_when="FIRST_COMPLETED")
+            welcome.cancel()
+        await running
+
+    def _take(self, message: LeaderMessage) -> None:
+        self._carry_out(self._custody.take(message, boot_time()))
+        if isinstance(message, Welcome):
+            self.is_welcome.set()
+
+    def _look_again(self) -> None:
+        asyncio.get_running_loop().call_later(EVERY_S, self._look_again)
+        self._carry_out(self._custody.tick(boot_time()))
+        self._look()
+
+    def _look(self) -> None:
+        began = boot_time()
+        report = self._custody.report([replace(reading, at=began) for reading in self._readings], began)
+        if report is not None and self._link is not None:
+            self._link.send(report)
+
+    def _carry_out(self, actions: Sequence[CustodyAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=message) if self._link is not None:
+                    self._link.send(message)
+                case LookNow():
+                    self._look()
+                case CloseLink(why=why) if self._link is not None:
+                    self._link.close(why)
+
+
+async def _be_boxes(number: int, url: str, key: str, parent: Connection) -> None:
+    room = asyncio.Semaphore(AT_ONCE)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        boxes = [Box(each, url, FleetKey(key)) for each in range(number)]
+        staying = [
+            asyncio.ensure_future(box.stay(session, EVERY_S * place / number, room)) for place, box in enumerate(boxes)
+        ]
+        for box in boxes:
+            await box.is_welcome.wait()
+        parent.send("all boxes have joined")
+        await asyncio.to_thread(parent.recv)
+        parent.send(sum(box.losses for box in boxes))
+        for task in staying:
+            task.cancel()
+
+
+def _run(number: int, url: str, key: str, parent: Connection) -> None:
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_be_boxes(number, url, key, parent))
+
+
+class Boxes:
+    """So many boxes, in a process of their own."""
+
+    def __init__(self, number: int, url: str, key: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_run, args=(number, url, key, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait_until_joined(self) -> None:
+        self._receive()
+
+    def losses(self) -> int:
+        """End the boxes; return how often a box lost its leader."""
+        self._pipe.send(None)
+        return int(self._receive())
+
+    def _receive(self) -> Any:
+        assert self._pipe.poll(LIMIT_S), "the boxes do not answer"
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
