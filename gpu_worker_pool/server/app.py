@@ -158,8 +158,7 @@ class PoolApp:
         )
         self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
-        key = getattr(settings, "gpu_pool_fleet_key", None)
-        self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding, key and key.get_secret_value())
+        self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._leases = LeaseCalls(self.pool, self.tokens, self._renewals)
         handlers = (
             self.statistics,
@@ -276,6 +275,7 @@ class PoolApp:
             simulated=self._simulated,
         )
         self.pool.membership = self._agent
+        self._renewals.secret = key.secret
         if not is_candidate:
             self.pool.fleet = self._agent.view
         self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)

@@ -63,6 +63,8 @@ class Orders:
     nests: bool = False
     # Other servers of the same fleet, to turn to where one does not answer or does not lead.
     other_ports: tuple[int, ...] = ()
+    # Of the paths: /fleet for GPUs of the whole fleet.
+    prefix: str = ""
 
     def encoded(self) -> str:
         return json.dumps(asdict(self))
@@ -205,7 +207,7 @@ class Worker:
     def insist(self, method: str, lease: str, wait_s: float = 0.0) -> tuple[Any, ...]:
         """Until there is an answer. Asking again is harmless, so a poll that failed may also be another PUT."""
         while True:
-            path, body = f"/leases/{lease}", None
+            path, body = f"{self.orders.prefix}/leases/{lease}", None
             if method == "PUT":
                 body = {**self.form, "wait_s": wait_s}
             elif method == "GET":
@@ -268,9 +270,10 @@ class Worker:
     def renew(self, lease: str, deadline: float) -> float | None:
         """Until when it is safe now; None where it was lost, 0 where nobody answered by the deadline."""
         while (left_s := deadline - now()) > 0:
-            body = {"ids": [lease]}
-            status, answer, sent = self.try_call("POST", lease, "/leases/renew", body, min(left_s, RENEW_TIMEOUT_S))
-            if status == 200:
+            path, body = f"{self.orders.prefix}/leases/renew", {"ids": [lease]}
+            status, answer, sent = self.try_call("POST", lease, path, body, min(left_s, RENEW_TIMEOUT_S))
+            # An id for which no box answers is in neither list.
+            if status == 200 and (answer["lost"] or answer["renewed"]):
                 if answer["lost"]:
                     self.say("lost", lease=lease, sent=sent, reason=answer["lost"][0]["reason"])
                     return None

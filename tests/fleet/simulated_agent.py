@@ -21,7 +21,7 @@ from gpu_worker_pool.core.fleet.custody_actions import (
     StopWatching,
     WatchProcess,
 )
-from gpu_worker_pool.core.fleet.messages import LeaderMessage, LeaseOver, Orders, Welcome
+from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, LeaseOver, Orders, Welcome
 from gpu_worker_pool.core.model.lease import KeptLease
 from tests.fleet.simulated_process import SimulatedProcess
 
@@ -52,6 +52,7 @@ class SimulatedAgent(SimulatedProcess):
         self.target = 0
         # It is killed after so many actions more.
         self.actions_left: float = inf
+        self.dies_after_an_end = False
 
     def start(self) -> None:
         super().start()
@@ -64,7 +65,7 @@ class SimulatedAgent(SimulatedProcess):
         self.timer_at = inf
         # The leader waits for a look that begins after the present one.
         self.is_looking = self.must_look = False
-        self.actions_left = inf
+        self.actions_left, self.dies_after_an_end = inf, False
         self.carry_out(self.custody.start())
         self.search()
         self.look_again()
@@ -141,6 +142,35 @@ class SimulatedAgent(SimulatedProcess):
         self.set_timer()
 
     def act(self, action: CustodyAction) -> None:
+        match action:
+            case Keep() | Drop() | NoteOver() | NoteSeen():
+                self.write(action)
+            case Send(message=message):
+                self.send(message)
+            case WatchProcess(lease_id=lease_id, process=process):
+                self.watched[lease_id] = process.pid
+                if not self.box.is_alive(process.pid):
+                    self.after(0.001, self.died, lease_id)
+            case StopWatching(lease_id=lease_id):
+                self.watched.pop(lease_id, None)
+            case LookNow():
+                self.look()
+            case CloseLink(why=why):
+                self.world.log(self.name, f"closes its link: {why}")
+                if self.link is not None:
+                    self.link.close_by_agent()
+                    self.link_closed(self.link)
+
+    def send(self, message: AgentMessage) -> None:
+        if self.link is not None:
+            self.link.up(message)
+        if isinstance(message, LeaseOver):
+            self.box.told_over[message.lease_id] = message
+            if self.dies_after_an_end:
+                self.world.disturb(f"the agent of {self.name} is killed after it told an end")
+                self.kill()
+
+    def write(self, action: Keep | Drop | NoteOver | NoteSeen) -> None:
         disk, box = self.disk, self.box
         match action:
             case Keep(lease=lease):
@@ -158,24 +188,6 @@ class SimulatedAgent(SimulatedProcess):
                 disk.over[over.lease_id] = over
             case NoteSeen(epoch=epoch, fence=fence):
                 disk.epoch, disk.fence = epoch, fence
-            case Send(message=message):
-                if isinstance(message, LeaseOver):
-                    box.told_over[message.lease_id] = message
-                if self.link is not None:
-                    self.link.up(message)
-            case WatchProcess(lease_id=lease_id, process=process):
-                self.watched[lease_id] = process.pid
-                if not box.is_alive(process.pid):
-                    self.after(0.001, self.died, lease_id)
-            case StopWatching(lease_id=lease_id):
-                self.watched.pop(lease_id, None)
-            case LookNow():
-                self.look()
-            case CloseLink(why=why):
-                self.world.log(self.name, f"closes its link: {why}")
-                if self.link is not None:
-                    self.link.close_by_agent()
-                    self.link_closed(self.link)
 
     def set_timer(self) -> None:
         due_at = self.custody.next_due_at()

@@ -311,7 +311,7 @@ class SimulatedCandidate(SimulatedProcess):
         self.world.at(0.0, self.run, self.incarnation, self.pump)
         return batch
 
-    def tell_in_order(self, events: list[ev.Event]) -> None:
+    def tell_in_order(self, events: Sequence[ev.Event]) -> None:
         """What is not written waits for what was to be written before it."""
         last = self.waiting[-1] if self.waiting else self.in_flight
         if last is not None:

@@ -80,7 +80,7 @@ class SimulatedLeader:
         if self.links.pop(link.id, None) is not None and not self.is_over:
             self.carry_out(self.boxes.closed(link.id, self.now()))
 
-    def written(self, events: list[ev.Event]) -> None:
+    def written(self, events: Sequence[ev.Event]) -> None:
         if not self.is_over:
             self.carry_out(self.boxes.written(events, self.candidate.state, self.now()))
 

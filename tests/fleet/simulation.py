@@ -161,10 +161,12 @@ class Trouble:
         return self.world.agents[self.rng.choice(list(self.world.agents))]
 
     def kill_agent(self) -> None:
-        """At once, or between two of its next actions. It starts again from its disk."""
-        agent = self.some_agent()
-        if self.rng.random() < 0.5:
+        """At once, between two of its next actions, or when it tells an end. It starts again from its disk."""
+        agent, share = self.some_agent(), self.rng.random()
+        if share < 0.3:
             agent.actions_left = self.rng.randrange(12)
+        elif share < 0.6:
+            agent.dies_after_an_end = True
         else:
             self.world.disturb(f"the agent of {agent.name} is killed")
             agent.kill()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fleet.fleet_mutants import MUTANTS, FleetMutant
+from tests.fleet.agent_mutants import FleetMutant
+from tests.fleet.fleet_mutants import MUTANTS
 from tests.fleet.histories import HISTORIES
 from tests.fleet.simulation import simulate
 

@@ -53,6 +53,11 @@ class FleetKey:
         self._secret = (secret or "").encode()
         self.is_set = secret is not None
 
+    @property
+    def secret(self) -> str:
+        """The key itself, for signature.py; empty if there is none."""
+        return self._secret.decode()
+
     def __repr__(self) -> str:
         return f"<FleetKey {'set' if self.is_set else 'not set'}>"
 

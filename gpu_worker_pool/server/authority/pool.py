@@ -107,7 +107,7 @@ class Pool:
     def is_led_elsewhere(self) -> bool:
         """Whether another server of the fleet is known to lead: then it is in order that this one grants nothing."""
         fleet = self.fleet()
-        return fleet is not None and fleet.role == "follower" and fleet.leader is not None
+        return fleet is not None and fleet.role != "leader" and fleet.leader is not None
 
     @property
     def past_trouble(self) -> str | None:

@@ -46,13 +46,13 @@ class Part(NamedTuple):
 
 
 class FleetRenewals:
-    """`secret` is the key of the fleet."""
+    """`secret` is the key of the fleet, once this box belongs to one."""
 
-    def __init__(self, pool: Pool, tokens: Tokens, forwarding: Forwarding, secret: str | None) -> None:
+    def __init__(self, pool: Pool, tokens: Tokens, forwarding: Forwarding) -> None:
         self._pool = pool
         self._tokens = tokens
         self._forwarding = forwarding
-        self._secret = secret or ""
+        self.secret: str | None = None
 
     def handlers(self) -> Handlers:
         return {"renew_at_box": self.renew_at_box}
@@ -86,7 +86,8 @@ class FleetRenewals:
         """A renewal that another box passes on, for a caller that it knows."""
         body = await call.body()
         membership = self._pool.membership
-        if not self._secret or not is_signed(call.headers.get(SIGNATURE, ""), self._secret, "POST", RENEW_AT_BOX, body):
+        said_by, secret = call.headers.get(SIGNATURE, ""), self.secret
+        if secret is None or not is_signed(said_by, secret, "POST", RENEW_AT_BOX, body):
             raise Refused(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
         if membership is None:
             raise Refused(404, "This server belongs to no fleet.")
@@ -133,7 +134,15 @@ class FleetRenewals:
             node = self._keeper(lease_id, membership)
             known = node != membership.node and node in membership.boxes
             by_node.setdefault(node if known else None, []).append(lease_id)
-        parts = [Part(here, lambda wait_s: self._renew_kept(here, caller, membership, form, wait_s))] if here else []
+        parts = []
+        if here:
+
+            async def at_home(wait_s: float) -> RenewAnswer:
+                # Just now, without waiting, they have been renewed already.
+                is_done = not form.wait_s
+                return self._answer(kept) if is_done else await self._renew_kept(here, caller, membership, form, wait_s)
+
+            parts.append(Part(here, at_home))
         for node, found in by_node.items():
             ids = tuple(found)
 
@@ -162,7 +171,9 @@ class FleetRenewals:
         self, ids: tuple[str, ...], caller: Caller, membership: Membership, form: RenewForm, wait_s: float
     ) -> RenewAnswer:
         warned = _within(form.warned, ids)
-        kept = await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned)
+        return self._answer(await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned))
+
+    def _answer(self, kept: BoxRenewal) -> RenewAnswer:
         return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool.pool_id)
 
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
@@ -188,7 +199,7 @@ class FleetRenewals:
             is_admin=caller.is_admin,
         )
         body = encode(said)
-        headers = {SIGNATURE: sign(self._secret, "POST", RENEW_AT_BOX, body), "content-type": "application/json"}
+        headers = {SIGNATURE: sign(self.secret or "", "POST", RENEW_AT_BOX, body), "content-type": "application/json"}
         if url is None:
             return None
         answer = await self._forwarding.ask_box(f"{url.rstrip('/')}{RENEW_AT_BOX}", body, headers, wait_s + ANSWER_S)

@@ -162,7 +162,8 @@ class Fleet:
     def _start_worker(self, role: Orders) -> tuple[str, Orders]:
         port, *other_ports = (candidate.port for candidate in self.candidates)
         name = f"w{next(self._numbers)}"
-        orders = replace(role, name=name, port=port, other_ports=tuple(other_ports), folder=str(self.folder))
+        ports = tuple(other_ports)
+        orders = replace(role, name=name, port=port, other_ports=ports, folder=str(self.folder), prefix="/fleet")
         command = (*PYTHON, str(WORKER), orders.encoded())
         self.workers[name] = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL)
         return name, orders

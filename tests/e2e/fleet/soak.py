@@ -66,7 +66,7 @@ def run(database: PostgresServer, size: int, due: list[faults.Fault], measured: 
             measured[f"{fault.__name__} of {size}"].append(took_s)
         fleet.end_workers()
     history = histories.read(folder)
-    found = [*map(str, check(history))]
+    found = [*map(str, check(history, is_fleet=True))]
     # All TTLs are longer than what was broken.
     found += [f"{line['who']} {line['why']}" for line in history.lines if line.get("why") in {"gave up", "lost"}]
     tell(f"{size} candidates, {len(due)} faults, {len(history.tenures)} grants, {len(found)} violations")

@@ -80,6 +80,7 @@ def test_the_gpus_of_each_box_are_granted_and_used(boxes: Boxes) -> None:
     for box in boxes.all:
         lease = boxes.on(box, f"on-{box.node}")
         assert [gpu["node"] for gpu in lease["gpus"]] == [box.node]
+        assert 0 < lease["expires_in_s"] <= lease["ttl_s"]
         # The box itself shows that its GPU is in use.
         until(lambda box=box: box.json("/gpu/stats")["gpus"][0]["memory"]["used_mb"] > 1000, "its GPU is used")
     boxes.release(*(f"on-{box.node}" for box in boxes.all))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import sign
 from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
+from tests.server.running import ROOT
 
 ADMIN = {"Authorization": "Bearer secret-of-admin"}
 ADA = {"Authorization": "Bearer secret-of-ada"}
@@ -17,6 +20,25 @@ ADA = {"Authorization": "Bearer secret-of-ada"}
 
 def ids(leases: list[dict[str, Any]]) -> set[str]:
     return {lease["id"] for lease in leases}
+
+
+def examples() -> list[dict[str, Any]]:
+    """What docs/SERVER.md shows of a fleet."""
+    text = (ROOT / "docs/SERVER.md").read_text("utf-8")
+    found = re.findall(r'```json held-by="tests/server/fleet/test_scopes.py"\n(.*?)```', text, re.DOTALL)
+    return [json.loads(each) for each in found]
+
+
+def assert_same_keys(shown: object, answered: object) -> None:
+    """Every key that the document shows is in the answer."""
+    if isinstance(shown, dict) and isinstance(answered, dict):
+        assert shown.keys() <= answered.keys()
+        for key, value in shown.items():
+            assert_same_keys(value, answered[key])
+    elif isinstance(shown, list) and isinstance(answered, list):
+        assert len(answered) >= len(shown)
+        for one, other in zip(shown, answered, strict=False):
+            assert_same_keys(one, other)
 
 
 def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
@@ -45,6 +67,7 @@ async def test_lists_and_views_are_those_of_the_box_or_of_the_fleet(tmp_path: Pa
         assert gang["env"] == gang["nodes"][1]["env"], "of the box that was asked"
         assert (await leader.ask("/leases/gang"))[1]["env"] == gang["nodes"][0]["env"]
         assert gang["wishes"]["nodes"] == 2
+        assert_same_keys(examples()[1], gang)
         for box, node, shown in ((leader, LEADER, "here"), (other, OTHER, "there")):
             pool = (await box.ask("/pool"))[1]
             assert (pool["node"], {gpu["node"] for gpu in pool["gpus"]}) == (node, {node})
@@ -96,6 +119,8 @@ async def test_the_fleet_is_shown_by_every_box(tmp_path: Path) -> None:
         )
         assert (second["node"], second["state"], second["is_leader"], second["leases"]) == (OTHER, "unknown", False, 1)
         assert second["heard_ago_s"] >= 5.0
+        assert fleet.keys() == examples()[0].keys()
+        assert_same_keys(examples()[0], fleet)
 
 
 async def test_events_are_those_of_the_box(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ async def _served(
     app = create_app(
         ServerSettings(_env_file=None, gpu_pool_state_dir=str(folder), gpu_pool_node=node, **{**usual, **settings})
     )
-    app._renewals._secret = FLEET_KEY
+    app._renewals.secret = FLEET_KEY
     config = uvicorn.Config(app, log_config=None, http=BoundedProtocol, ws="none", proxy_headers=False)
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server._serve(sockets=[listener]))

@@ -1,0 +1,257 @@
+"""The leader and its boxes: what it tells them, and what it makes of what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.messages import (
+    AgentMessage,
+    Announce,
+    GrantKept,
+    HolderIsDead,
+    KeptLease,
+    LeaseOver,
+    Orders,
+    Rejected,
+    Report,
+    Watch,
+    Welcome,
+)
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Holder
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import reading, request
+
+
+class Leader:
+    """A leader whose journal is always written at once, unless `is_slow`."""
+
+    def __init__(self) -> None:
+        self.state, self.now = PoolState(), 100.0
+        keys = count(1)
+        self.boxes = Boxes(3, "pool", lambda: f"key{next(keys)}")
+        self.is_slow = False
+        self.unwritten: list[ev.Event] = []
+        self.boxes.written(step(self.state, cmd.TakeOver(3, "boot"), self.now), self.state, self.now)
+
+    def do(self, command: cmd.Command) -> list[BoxAction]:
+        self.unwritten += step(self.state, command, self.now)
+        return [] if self.is_slow else self.write()
+
+    def write(self) -> list[BoxAction]:
+        events, self.unwritten = self.unwritten, []
+        return self.carry_out(self.boxes.written(events, self.state, self.now))
+
+    def carry_out(self, actions: Sequence[BoxAction]) -> list[BoxAction]:
+        told: list[BoxAction] = []
+        for action in actions:
+            told += self.do(action.command) if isinstance(action, Do) else [action]
+        return told
+
+    def hear(self, session: int, message: AgentMessage) -> list[BoxAction]:
+        return self.carry_out(self.boxes.receive(session, message, self.state, self.now))
+
+    def tick(self, seconds: float) -> list[BoxAction]:
+        self.now += seconds
+        return self.carry_out(self.boxes.tick(self.state, self.now))
+
+    def ask(self, lease_id: str, node: str | None = None, **wants: Any) -> list[BoxAction]:
+        asked = request(**wants)
+        if node is not None:
+            asked = replace(asked, holder=Holder(process=ProcessId(7, 1.0), node=node))
+        return self.do(cmd.RequestLease(lease_id, asked))
+
+
+def announce(node: str = "x", **changed: Any) -> Announce:
+    told = Announce(node, f"machine {node}", "boot", f"http://{node}", "1", True, 0, 0, None, (), ())
+    return replace(told, **changed)
+
+
+def fleet(*nodes: str) -> Leader:
+    """A leader with a box of one GPU for each name, in this order."""
+    leader = Leader()
+    for session, node in enumerate(nodes or ("x",), 1):
+        leader.hear(session, announce(node))
+        leader.hear(session, Report(leader.now, (reading(node=node, at=leader.now),)))
+    return leader
+
+
+def grant_of(actions: Sequence[BoxAction], session: int = 1) -> KeptLease:
+    (orders,) = [each.message for each in actions if isinstance(each, Tell) and each.session == session]
+    assert isinstance(orders, Orders)
+    (grant,) = orders.grants
+    return grant
+
+
+def test_an_announcement_is_answered_once_it_is_written() -> None:
+    leader = Leader()
+    leader.is_slow = True
+    assert leader.hear(1, announce()) == []
+    assert leader.hear(1, Report(100.0, (reading(node="x"),))) == []
+
+    (told,) = leader.write()
+
+    assert told == Tell(1, Welcome(3, 100.0, "key1", "pool", (), (), (("x", "http://x"),)))
+    assert leader.boxes.node_of_key("key1") == "x"
+    assert leader.boxes.boxes["x"].is_up
+
+
+def test_a_grant_is_told_once_it_is_written_and_confirmed_once_its_box_has_it() -> None:
+    leader = fleet()
+    leader.is_slow = True
+    assert leader.ask("a") == []
+
+    grant = grant_of(leader.write())
+
+    assert (grant.id, grant.gpus, grant.is_custodian) == ("a", ("GPU-x-0",), True)
+    assert not leader.boxes.is_confirmed("a")
+    assert leader.hear(1, GrantKept("a", grant.fence + 1)) == []
+    assert leader.hear(1, GrantKept("a", grant.fence)) == [Confirmed("a")]
+    assert leader.boxes.is_confirmed("a")
+
+
+def test_a_gang_is_confirmed_by_all_its_boxes_and_kept_by_one() -> None:
+    leader = fleet("x", "y")
+    actions = leader.ask("gang", nodes=2)
+    first, second = grant_of(actions, 1), grant_of(actions, 2)
+
+    assert (first.is_custodian, second.is_custodian) == (True, False)
+    assert leader.hear(2, GrantKept("gang", second.fence)) == []
+    assert leader.hear(1, GrantKept("gang", first.fence)) == [Confirmed("gang")]
+    told = [
+        each.message
+        for each in leader.hear(1, LeaseOver("gang", first.fence, EndReason.EXPIRED))
+        if isinstance(each, Tell)
+    ]
+    assert [each.ended for each in told if isinstance(each, Orders)] == [("gang",), ("gang",)]
+
+
+def test_a_grant_whose_order_was_lost_is_in_the_next_welcome() -> None:
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+    assert leader.carry_out(leader.boxes.closed(1, leader.now)) == []
+    assert "x" not in leader.state.announced
+    assert not leader.boxes.boxes["x"].is_up
+
+    (told,) = leader.hear(2, announce())
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, Welcome)
+    assert told.message.leases == (grant,)
+    leader.carry_out(leader.boxes.closed(2, leader.now))
+    assert Confirmed("a") in leader.hear(3, announce(leases=(grant,), fence_seen=grant.fence))
+
+
+def test_an_end_of_the_box_ends_the_lease_and_is_told_back() -> None:
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+
+    (told,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
+    assert told == Tell(1, Orders(3, leader.now, ended=("a",), look=True))
+    lease = leader.state.find("a")
+    assert lease is not None
+    (again,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
+    assert again == Tell(1, Orders(3, leader.now, ended=("a",)))
+
+
+def test_an_end_of_an_earlier_grant_does_not_end_a_later_one() -> None:
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+
+    assert leader.hear(1, LeaseOver("a", grant.fence - 1, EndReason.EXPIRED)) == []
+    assert "a" in leader.state.leases
+
+
+def test_a_lost_grant_comes_back_and_what_the_box_has_no_more_ends() -> None:
+    before = fleet()
+    grant = grant_of(before.ask("a"))
+    leader = Leader()
+
+    (confirmed, told) = leader.hear(1, announce(leases=(grant,), fence_seen=grant.fence))
+    assert confirmed == Confirmed("a")
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, Welcome)
+    assert told.message.leases == (grant,)
+
+    leader.carry_out(leader.boxes.closed(1, leader.now))
+    (told,) = leader.hear(2, announce(fence_seen=grant.fence))
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, Welcome)
+    assert told.message.leases == ()
+
+
+def test_a_second_machine_of_one_name_is_rejected_and_a_second_link_replaces_the_first() -> None:
+    leader = fleet()
+
+    rejected, close = leader.hear(2, announce(machine_id="another"))
+    assert isinstance(rejected, Tell)
+    assert isinstance(rejected.message, Rejected)
+    assert "machine x" in rejected.message.why
+    assert isinstance(close, Close)
+    actions = leader.hear(3, announce())
+    assert isinstance(actions[0], Close)
+    assert actions[0].session == 1
+    assert leader.boxes.node_of_key("key1") is None
+
+
+def test_a_leader_that_is_outdated_takes_no_box() -> None:
+    assert isinstance(Leader().hear(1, announce(epoch_seen=4))[-1], Close)
+
+
+def test_a_message_before_the_announcement_closes_the_session() -> None:
+    assert isinstance(Leader().hear(1, GrantKept("a", 1))[0], Close)
+
+
+def test_agents_hear_a_sign_of_life_and_silent_ones_are_closed() -> None:
+    leader = fleet("x", "y")
+    told = leader.tick(1.0)
+    assert [each.session for each in told if isinstance(each, Tell)] == [1, 2]
+    leader.tick(1.0)
+    leader.hear(2, Report(leader.now))
+
+    (close,) = [each for each in leader.tick(1.0) if isinstance(each, Close)]
+    assert close.session == 1
+    assert leader.state.announced == {"y"}
+
+
+def test_a_report_of_nothing_new_costs_nothing_until_the_readings_grow_stale() -> None:
+    leader = fleet()
+    heard: list[list[BoxAction]] = []
+    for _ in range(12):
+        leader.now += 1.0
+        heard.append(leader.boxes.receive(1, Report(leader.now), leader.state, leader.now))
+
+    observed = [each.command for actions in heard for each in actions if isinstance(each, Do)]
+    assert 1 <= len(observed) <= 3
+    assert all(isinstance(command, cmd.Observe) and len(command.readings) == 1 for command in observed)
+
+
+def test_a_box_speaks_for_its_own_node_only() -> None:
+    leader = fleet("x", "y")
+    leader.ask("waits for both", node="x", gpus=1, model="none such")
+    leader.ask("a", node="x", among=("GPU-x-0",))
+    lease_id, fence = "a", 1
+
+    assert leader.hear(2, HolderIsDead(lease_id)) == []
+    assert leader.hear(2, LeaseOver(lease_id, fence, EndReason.EXPIRED)) == [
+        Tell(2, Orders(3, leader.now, ended=("a",)))
+    ]
+    assert leader.hear(2, Report(leader.now, (reading(node="x", at=leader.now),))) == []
+    assert lease_id in leader.state.leases
+
+
+def test_a_waiting_process_is_watched_by_its_box() -> None:
+    leader = fleet()
+    leader.ask("a")
+
+    (told,) = leader.ask("w", node="x")
+    assert told == Tell(1, Orders(3, leader.now, watches=(Watch("w", ProcessId(7, 1.0)),)))
+    (told,) = leader.hear(1, HolderIsDead("w"))
+    assert told == Tell(1, Orders(3, leader.now, unwatched=("w",)))

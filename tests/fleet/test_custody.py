@@ -1,0 +1,267 @@
+"""A box keeps its leases: what it does with each message, and when it ends a lease."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core.fleet.custody import Custody
+from gpu_worker_pool.core.fleet.custody_actions import (
+    CloseLink,
+    Drop,
+    Keep,
+    LookNow,
+    NoteOver,
+    NoteSeen,
+    RenewalState,
+    Send,
+    StopWatching,
+    TellHolder,
+    WatchProcess,
+)
+from gpu_worker_pool.core.fleet.messages import (
+    EndWarning,
+    GrantKept,
+    HolderIsDead,
+    KeptLease,
+    LeaseOver,
+    Orders,
+    Rejected,
+    Report,
+    Watch,
+    Welcome,
+)
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Holder, Request
+from tests.core.build import reading
+
+REMOTE = Request(ttl_s=10.0)
+LOCAL = Request(holder=Holder(process=ProcessId(7, 1.0), node="x"))
+
+
+def kept(lease_id: str = "a", fence: int = 1, request: Request = REMOTE, **changed: Any) -> KeptLease:
+    ttl_s = None if request is LOCAL else request.ttl_s
+    lease = KeptLease(
+        lease_id, fence, request, ("GPU-x-0",), ttl_s, is_custodian=True, requested_at=1.0, granted_at=2.0
+    )
+    return replace(lease, **changed)
+
+
+def welcome(*leases: KeptLease, epoch: int = 3, time: float = 500.0, watches: tuple[Watch, ...] = ()) -> Welcome:
+    return Welcome(epoch, time, "key", "pool", leases, watches, ())
+
+
+def box(*leases: KeptLease, **known: Any) -> Custody:
+    """A box that has just been welcomed, at 100 s on its clock."""
+    custody = Custody("x", "machine", "boot", 100.0, **known)
+    custody.announce("http://x", "1", False, None)
+    custody.take(welcome(*leases), 100.0)
+    return custody
+
+
+def test_an_announcement_has_all_that_is_on_the_disk() -> None:
+    over = LeaseOver("b", 4, EndReason.EXPIRED)
+    custody = Custody("x", "machine", "boot", 100.0, epoch_seen=2, leases=[kept(fence=3)], over=[over])
+
+    announced = custody.announce("http://x", "1", True, None)
+
+    assert (announced.leases, announced.over) == ((kept(fence=3),), (over,))
+    assert (announced.epoch_seen, announced.fence_seen) == (2, 4)
+
+
+def test_a_grant_is_on_the_disk_and_its_holder_watched_before_it_is_confirmed() -> None:
+    actions = box().take(Orders(3, 501.0, grants=(kept(request=LOCAL),)), 101.0)
+
+    assert actions == [
+        Keep(kept(request=LOCAL)),
+        NoteSeen(3, 1),
+        WatchProcess("a", ProcessId(7, 1.0)),
+        Send(GrantKept("a", 1)),
+    ]
+
+
+def test_a_new_epoch_is_on_the_disk_before_it_is_obeyed_and_an_older_one_is_refused() -> None:
+    custody = Custody("x", "machine", "boot", 100.0, epoch_seen=2)
+    custody.announce("http://x", "1", False, None)
+    assert custody.take(welcome(kept(), epoch=3), 100.0)[0] == NoteSeen(3, 0)
+
+    custody.disconnected()
+    custody.announce("http://x", "1", False, None)
+    (close,) = custody.take(welcome(epoch=2), 101.0)
+    assert isinstance(close, CloseLink)
+    assert "epoch 3" in close.why
+    assert list(custody.leases) == ["a"]
+
+
+def test_orders_before_the_welcome_and_a_rejection_close_the_link() -> None:
+    custody = Custody("x", "machine", "boot", 100.0)
+    custody.announce("http://x", "1", False, None)
+
+    assert isinstance(custody.take(Orders(1, 5.0), 100.0)[0], CloseLink)
+    assert custody.take(Rejected("another box has this name"), 100.0) == [CloseLink("another box has this name")]
+
+
+def test_a_lease_that_the_leader_does_not_know_is_dropped() -> None:
+    custody = Custody("x", "machine", "boot", 100.0, leases=[kept("gone"), kept("stays", 2)])
+    custody.announce("http://x", "1", False, None)
+
+    actions = custody.take(welcome(kept("stays", 2), kept("new", 3)), 100.0)
+
+    assert actions[1:4] == [Drop("gone"), StopWatching("gone"), TellHolder("gone")]
+    assert Keep(kept("stays", 2)) not in actions
+    assert actions[-1] == LookNow()
+    assert list(custody.leases) == ["stays", "new"]
+
+
+def test_a_lease_ends_one_ttl_after_the_last_heartbeat_and_the_disk_comes_first() -> None:
+    custody = box(kept())
+    assert custody.next_due_at() == 103.0  # the leader may fall silent before
+    custody.disconnected()
+    assert custody.next_due_at() == 110.0
+    assert custody.renew(["a"], 109.0)[0].expires_in_s == 10.0
+    assert custody.tick(118.9) == []
+
+    over = LeaseOver("a", 1, EndReason.EXPIRED)
+    assert custody.tick(119.0) == [NoteOver(over), StopWatching("a"), TellHolder("a")]
+    (late,) = custody.renew(["a"], 119.1)
+    assert (late.state, late.reason) == (RenewalState.ENDED, EndReason.EXPIRED)
+    assert custody.announce("http://x", "1", False, None).over == (over,)
+
+
+def test_an_end_is_told_until_the_leader_has_it() -> None:
+    custody = box(kept(request=LOCAL))
+    over = LeaseOver("a", 1, EndReason.HOLDER_DIED)
+
+    assert custody.died("a", 101.0) == [NoteOver(over), StopWatching("a"), Send(over), TellHolder("a")]
+    assert custody.died("a", 101.0) == []
+    assert custody.take(Orders(3, 501.0, grants=(kept(request=LOCAL),)), 101.0) == []
+    assert custody.take(Orders(3, 502.0, ended=("a",)), 102.0) == [Drop("a")]
+    assert not custody.over
+
+
+def test_a_new_grant_of_the_same_request_replaces_an_end() -> None:
+    custody = box(kept())
+    custody.tick(110.0)
+    custody.announce("http://x", "1", False, None)
+
+    actions = custody.take(welcome(kept(fence=2)), 111.0)
+
+    assert Keep(kept(fence=2)) in actions
+    assert not custody.over
+    assert custody.renew(["a"], 112.0)[0].state is RenewalState.RENEWED
+
+
+def test_a_restarted_agent_gives_every_lease_a_full_ttl_and_watches_again() -> None:
+    custody = Custody("x", "machine", "boot", 200.0, leases=[kept(), kept("b", 2, LOCAL)])
+
+    assert custody.start() == [WatchProcess("b", ProcessId(7, 1.0))]
+    assert custody.next_due_at() == 210.0
+
+
+def test_only_the_custodian_counts_heartbeats() -> None:
+    custody = box(kept(is_custodian=False), kept("local", 2, LOCAL))
+
+    states = [(each.state, each.expires_in_s) for each in custody.renew(["a", "local", "unknown"], 101.0)]
+    assert states == [(RenewalState.ELSEWHERE, None), (RenewalState.RENEWED, None), (RenewalState.ELSEWHERE, None)]
+    custody.disconnected()
+    assert custody.tick(1000.0) == []
+
+
+def test_a_holder_is_warned_and_the_warning_is_withdrawn() -> None:
+    custody = box(kept())
+    warned = EndWarning("a", EndReason.PREEMPTED, 60.0)
+
+    assert custody.take(Orders(3, 501.0, warnings=(warned,)), 101.0) == [TellHolder("a")]
+    warning = custody.warning_of("a")
+    assert warning is not None
+    assert (warning.reason, warning.ends_s) == (EndReason.PREEMPTED, 161.0)
+    assert custody.renew(["a"], 102.0)[0].warning == warning
+    custody.take(Orders(3, 502.0, warnings=(EndWarning("a", None, 0.0),)), 102.0)
+    assert custody.warning_of("a") is None
+
+
+def test_the_death_of_a_waiter_is_told_also_if_the_link_was_away() -> None:
+    watch = Watch("w", ProcessId(9, 1.0))
+    custody = box()
+    assert custody.take(Orders(3, 501.0, watches=(watch,)), 101.0) == [WatchProcess("w", ProcessId(9, 1.0))]
+    custody.disconnected()
+    assert custody.died("w", 102.0) == []
+
+    custody.announce("http://x", "1", False, None)
+    assert WatchProcess("w", ProcessId(9, 1.0)) in custody.take(welcome(watches=(watch,)), 103.0)
+    assert custody.died("w", 103.0) == [Send(HolderIsDead("w"))]
+    assert custody.take(Orders(3, 504.0, unwatched=("w",)), 104.0) == []
+
+
+def test_a_silent_leader_is_left_and_leases_go_on() -> None:
+    custody = box(kept())
+    assert custody.tick(102.9) == []
+    (close,) = custody.tick(103.0)
+    assert isinstance(close, CloseLink)
+    assert "a" in custody.leases
+
+
+# --- readings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_the_pool_time_that_was_heard_before_the_look_began() -> None:
+    custody = box()
+    custody.take(Orders(3, 505.0), 105.0)
+
+    assert custody.heard_before(99.9) is None
+    assert custody.heard_before(104.9) == 500.0
+    report = custody.report([reading(node="x", at=0.0)], 104.9)
+    assert report is not None
+    assert report.heard == report.changed[0].at == 500.0
+    assert custody.report([reading(node="x", at=0.0)], 106.0) == Report(505.0)
+    assert custody.report([reading(node="x", at=0.0)], 104.9) is None  # older than what was told
+
+
+def test_what_has_not_changed_is_not_told_unless_the_leader_waits_for_it() -> None:
+    custody = box(kept())
+    look = replace(reading(node="x", at=0.0), temperature_c=40.0, power_draw_w=55.0)
+    custody.report([look], 100.0)
+    assert custody.report([replace(look, temperature_c=41.5, power_draw_w=60.0)], 101.0) == Report(500.0)
+    hotter = custody.report([replace(look, temperature_c=50.0)], 101.0)
+    assert hotter is not None
+    assert len(hotter.changed) == 1
+
+    custody.take(Orders(3, 502.0, ended=("a",), look=True), 102.0)
+    before = custody.report([replace(look, temperature_c=50.0)], 101.9)
+    assert before == Report(500.0)
+    after = custody.report([replace(look, temperature_c=50.0)], 102.1)
+    assert after is not None
+    assert len(after.changed) == 1
+
+
+def test_an_agent_whose_look_takes_long_says_that_it_is_there() -> None:
+    custody = box()
+    custody.report([reading(node="x", at=0.0)], 100.0)
+
+    assert custody.next_due_at() == 101.0
+    assert custody.tick(101.0) == [Send(Report(500.0))]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["renew", "tick", "drop", "restart"]), st.floats(0.0, 15.0)), max_size=12))
+def test_no_lease_ends_within_a_ttl_of_a_heartbeat(history: list[tuple[str, float]]) -> None:
+    now, renewed_at = 100.0, 100.0
+    custody = box(kept())
+    for what, seconds in history:
+        now += seconds
+        actions = custody.tick(now)
+        if any(isinstance(action, NoteOver) for action in actions):
+            assert now - renewed_at >= 10.0
+            return
+        if what == "renew":
+            custody.renew(["a"], now)
+            renewed_at = now
+        elif what == "drop":
+            custody.disconnected()
+        elif what == "restart":
+            custody = Custody("x", "machine", "boot", now, leases=custody.leases.values())
+            renewed_at = now
+        assert "a" in custody.leases
