@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .fleet import BoxView
 from .leases import DrainingLeaseView, GpuRef, LeaseView
 from .pool import PoolGpu, PoolView
 
@@ -29,18 +30,6 @@ class RecentEvent:
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageBox:
-    """A box of the fleet, as its leader knows it. `heard_ago_s` is null if the leader has not heard of it."""
-
-    node: str
-    url: str | None
-    state: Literal["up", "unknown"]
-    is_leader: bool
-    version: str | None = None
-    heard_ago_s: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
     """The page's data besides the pool. `boxes` is null on a server without a fleet. With `is_brief` the pool is so large
@@ -59,7 +48,7 @@ class PageExtras:
     has_tokens: bool
     title: str
     docs: str | None
-    boxes: tuple[PageBox, ...] | None = None
+    boxes: tuple[BoxView, ...] | None = None
     is_brief: bool = False
     version: str
 

@@ -110,6 +110,13 @@ class Pool:
         return fleet is not None and fleet.role != "leader" and fleet.leader is not None
 
     @property
+    def why_no_grants(self) -> str | None:
+        """Why nothing can be granted to callers of this server, also by its leader; None if GPUs can be."""
+        if self.is_led_elsewhere:
+            return None if self.membership is None else self.membership.trouble
+        return self.trouble
+
+    @property
     def past_trouble(self) -> str | None:
         """Why past leases cannot be read at present; None if they can be, also where another server leads."""
         return None if self._driver.is_open and not self._driver.is_in_charge else self._driver.trouble

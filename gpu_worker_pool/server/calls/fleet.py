@@ -24,28 +24,37 @@ class FleetCalls:
         pool, view = self._pool, self._pool.fleet()
         pool.check_is_open()
         await pool.caught_up()
-        state, now = pool.state, pool.now()
-        infos = {} if pool.membership is None else pool.membership.box_infos
-        gpus = Counter(key.node for key in state.slots)
-        leases = Counter(node for lease in state.leases.values() for node in nodes_of(state, lease))
-        leader = (view and view.leader) or pool.node
-        boxes = []
-        for node in sorted({*state.nodes, *infos}):
-            info = infos.get(node)
-            boxes.append(
-                BoxView(
-                    node=node,
-                    url=info.url if info else None,
-                    state="up" if info and info.is_up else "unknown",
-                    version=info.version if info else None,
-                    is_candidate=info.is_candidate if info else None,
-                    is_leader=node == leader,
-                    heard_ago_s=round(max(now - info.heard_at, 0.0), 3) if info else None,
-                    gpus=gpus[node],
-                    leases=leases[node],
-                )
-            )
         shown = FleetList(
-            id=view.id if view else pool.pool_id, epoch=view.epoch if view else None, leader=leader, boxes=tuple(boxes)
+            id=view.id if view else pool.pool_id,
+            epoch=view.epoch if view else None,
+            leader=_leader(pool),
+            boxes=box_views(pool),
         )
         return Response(200, encode(shown))
+
+
+def box_views(pool: Pool) -> tuple[BoxView, ...]:
+    """The boxes of the fleet that this server leads."""
+    state, now, leader = pool.state, pool.now(), _leader(pool)
+    infos = {} if pool.membership is None else pool.membership.box_infos
+    gpus = Counter(key.node for key in state.slots)
+    leases = Counter(node for lease in state.leases.values() for node in nodes_of(state, lease))
+    return tuple(
+        BoxView(
+            node=node,
+            url=info.url if (info := infos.get(node)) else None,
+            state="up" if info and info.is_up else "unknown",
+            version=info.version if info else None,
+            is_candidate=info.is_candidate if info else None,
+            is_leader=node == leader,
+            heard_ago_s=round(max(now - info.heard_at, 0.0), 3) if info else None,
+            gpus=gpus[node],
+            leases=leases[node],
+        )
+        for node in sorted({*state.nodes, *infos})
+    )
+
+
+def _leader(pool: Pool) -> str:
+    view = pool.fleet()
+    return (view and view.leader) or pool.node

@@ -104,16 +104,14 @@ class Statistics:
     async def health(self, _: Call) -> Response:
         snapshot = self.snapshot()
         faulty = [f"GPU {r.gpu.index}: {r.fault}" for r in snapshot.readings if r.fault is not None]
-        trouble = self._pool.trouble
+        trouble, fleet = self._pool.why_no_grants, self._pool.fleet()
         others = [f"GPU {r.gpu.index}: {r.other_server}" for r in snapshot.readings if r.other_server is not None]
-        is_trouble = trouble is not None and not self._pool.is_led_elsewhere
-        fleet = self._pool.fleet()
-        unfit = fleet.trouble if fleet is not None and not is_trouble else None
+        unfit = fleet.trouble if fleet is not None and trouble is None else None
         reasons = [
             snapshot.error,
             *faulty,
             *others,
-            f"no GPU can be granted: {trouble}" if is_trouble else None,
+            f"no GPU can be granted: {trouble}" if trouble else None,
             f"this server could not take over: {unfit}" if unfit else None,
         ]
         reason = "; ".join(filter(None, reasons)) or None

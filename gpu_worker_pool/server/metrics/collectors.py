@@ -119,7 +119,7 @@ class LeaseMetrics(Collector):
         own = [lease for lease in state.leases.values() if lease.request.parent is None]
         kinds = Counter(map(type, own))
         active, now = [lease for lease in own if isinstance(lease, ActiveLease)], self._pool.now()
-        can_grant = float(self._pool.trouble is None or self._pool.is_led_elsewhere)
+        can_grant = float(self._pool.why_no_grants is None)
         stale_after_s = state.settings.stale_after_s
         for name, text, value in (
             ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),

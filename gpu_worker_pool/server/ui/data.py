@@ -12,6 +12,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
+from gpu_worker_pool.server.calls.fleet import box_views
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
@@ -114,6 +115,7 @@ class PageData:
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
             is_brief=is_brief,
+            boxes=None if self._pool.membership is None else box_views(self._pool),
         )
         return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
 

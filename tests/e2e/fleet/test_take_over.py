@@ -43,7 +43,7 @@ def test_a_follower_answers_and_names_the_leader(fleet: Fleet) -> None:
 
     assert {path: follower.ask(path).status for path in READ} == dict.fromkeys(READ, 200)
     health = follower.health()
-    assert (health["status"], health["can_grant"]) == ("healthy", False)
+    assert (health["status"], health["can_grant"]) == ("healthy", True)
     told, pool = health["fleet"], follower.json("/pool")
     assert (told["role"], told["leader_url"]) == ("follower", leader.json("/health")["fleet"]["leader_url"])
     assert pool["fleet"]["id"] == leader.json("/pool")["fleet"]["id"]
