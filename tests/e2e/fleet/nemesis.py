@@ -39,6 +39,7 @@ class FleetPlan:
     calm_s: float = 4.0
     ttl_s: float = 3.0
     most_s: float = 8.0
+    pause_s: float = 1.0
     kinds: Sequence[str] | None = None
 
 
@@ -102,7 +103,7 @@ class FleetNemesis:
             elif next_at <= now():
                 kind = to_come.pop(0) if to_come else self.random.choice([*(self.plan.kinds or self.kinds)])
                 done = self.kinds[kind]()
-                next_at = now() + self.random.uniform(0.2, 1.2)
+                next_at = now() + self.random.uniform(0.2, 2 * self.plan.pause_s)
                 if done is None:
                     # It cannot be done now: no box leads, say, or another fault is in its way.
                     to_come += [kind] if self.counts[kind] == 0 else []
@@ -304,6 +305,7 @@ def run(plan: FleetPlan, scene: Scene) -> Report:
     counts["grants_to_new_clients"] = sum(lease.who.startswith("new") for lease in history.workers.tenures)
     counts["events_in_journal"] = len(history.journal)
     counts["leaders"] = len(history.bases)
+    counts["renewals"] = sum(line["what"] == "renewed" for line in history.workers.lines)
     counts["given_up"] = sum(line.get("why") in {"gave up", "lost"} for line in history.workers.lines)
     found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
     return Report(counts, found, take_overs(history, nemesis.leader_broken_at), history)

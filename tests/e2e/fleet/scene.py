@@ -284,14 +284,20 @@ def is_ready(box: Box) -> bool:
 
 
 def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: int = 2, seed: int = 0) -> list[Any]:
-    """Old clients of each box, one of them as from another machine, and clients of the whole fleet."""
+    """Old clients of each box, one of them as from another machine, and clients of the whole fleet. Some hold a GPU for
+    longer than a TTL.
+    """
     base = Orders("", 0, "", shortest_hold_s=0.05, longest_hold_s=0.4, longest_wait_s=1.0, ttl_s=ttl_s)
     of_client = ClientOrders("", (), "", ttl_s=ttl_s, shortest_hold_s=0.05, longest_hold_s=0.4)
+    long_s = 3 * ttl_s
     found: list[tuple[Orders | ClientOrders, SceneBox | None]] = []
     for box in scene.boxes:
         found += [(replace(base, is_local=number % 2 == 0), box) for number in range(old)]
         found += [(of_client, None)] * new
+        found += [(replace(base, is_local=False, longest_hold_s=long_s), box)]
     found += [(replace(base, is_local=number % 2 == 0, gpus=1 + number % 2), None) for number in range(fleet)]
+    found += [(replace(base, is_local=False, longest_hold_s=long_s), None)]
+    found += [(replace(of_client, longest_hold_s=long_s), None)]
     return [(replace(role, seed=seed + number), box) for number, (role, box) in enumerate(found)]
 
 
