@@ -119,7 +119,7 @@ def _show_version(is_wanted: bool) -> None:
 
 # Everything after the command's name belongs to the command.
 app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
-app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(join)
+app.command(cls=_Command, rich_help_panel="Run")(join)
 app.command(cls=_Command, rich_help_panel="Run")(batch)
 
 

@@ -21,7 +21,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, R
 
 from .probe import ProbeResult
 
-MAX_GPUS = 16_384
+MAX_GPUS = 1024
 DEFAULT_MODEL = "A100-80GB"
 
 

@@ -83,7 +83,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         # The access rules judge proxies by the headers; uvicorn would trust those headers.
         proxy_headers=False,
         http=_protocol_of(app),
-        # Only for agents of a fleet, which have signs of life of their own.
+        # Only for agents of a fleet; their messages say that they are there.
         ws="auto" if app.websocket_path else "none",
         ws_max_size=MOST_BYTES,
         ws_ping_interval=None,

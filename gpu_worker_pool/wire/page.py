@@ -32,7 +32,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PageExtras:
-    """The page's data besides the pool. `boxes` is null on a server without a fleet. With `is_brief` the pool is so large
+    """The page's data besides the pool. `boxes` is null unless the whole fleet is shown. With `is_brief` the pool is so large
     that of its GPUs and leases only some keys are sent.
     """
 

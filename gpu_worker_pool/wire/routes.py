@@ -141,7 +141,7 @@ def _leases(path: str, help_text: str | None, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, tag="leases", answered_by="leader")
 
 
-def _operator(path: str, help_text: str, *routes: Route) -> Resource:
+def _operator(path: str, help_text: str | None, *routes: Route) -> Resource:
     return Resource(path, help_text, routes, tag="admin", answered_by="leader")
 
 
@@ -332,6 +332,14 @@ def _for_fleet(resource: Resource) -> Resource:
 FLEET_TABLE: tuple[Resource, ...] = (
     replace(
         _leases(FLEET_PREFIX, None, _get("fleet", "The boxes of the fleet", fleet.FleetList, (422, 503))), is_fleet=True
+    ),
+    replace(
+        _operator(
+            f"{FLEET_PREFIX}/nodes/{{node}}",
+            None,
+            _admin("DELETE", "forget_node", "Remove a box that is gone: its leases end", fleet.FleetList, 404, 409),
+        ),
+        is_fleet=True,
     ),
     # Between boxes: signed with the key of the fleet.
     Resource(

@@ -30,7 +30,7 @@ class EntryPoint(ForeignServer):
         is_fleet = seen.path.startswith("/fleet/")
         target = seen.target.removeprefix("/fleet")
         path = target.partition("?")[0]
-        if self.is_leaderless and path.startswith("/leases"):
+        if self.is_leaderless and path.startswith(("/leases", "/bookings")):
             return NOBODY_LEADS
         status, found = await self._pass_on(seen, target)
         self.pool_id = self.pool_id or (await self._pass_on(seen, "/pool", "GET"))[1]["pool_id"]

@@ -35,6 +35,8 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_LEASE_GPUS",
         "GPU_POOL_LEASE_ENDPOINT",
         "GPU_POOL_LEASE_URL",
+        "GPU_POOL_NODES",
+        "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
         "GPU_POOL_BATCH_LINE",
     }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Do
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, NoteOver
@@ -85,18 +84,6 @@ class RaisesNoFence(Boxes):
         return super()._commands_of(replace(message, fence_seen=0))
 
 
-class ChecksNoFence(SimulatedCandidate):
-    """Brings back every lease that it does not know."""
-
-    def do(self, command: cmd.Command) -> list[ev.Event]:
-        if not isinstance(command, cmd.RecoverLease):
-            return super().do(command)
-        fences, self.state.fences = self.state.fences, {}
-        events = step(self.state, command, self.pool_now())
-        self.state.fences = {**self.state.fences, **fences}
-        return events
-
-
 class TellsAtOnce(SimulatedCandidate):
     """Tells the boxes before it is written."""
 
@@ -172,17 +159,16 @@ def kept(custody: type[Custody], fleet: Fleet = Fleet()) -> Fleet:  # noqa: B008
 
 AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a box announces itself first", led(LooksItself)),
-    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge)),
+    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=3122),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
     FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack)),
-    FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence)),
-    FleetMutant("the fence tells that a lease has ended", Fleet(ChecksNoFence)),
+    FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1041),
     FleetMutant("boxes are told what is written", Fleet(TellsAtOnce)),
-    FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll))),
-    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst)),
-    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast)),
+    FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll)), near=759),
+    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=771),
+    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast), near=260),
     FleetMutant("the box counts heartbeats, not a leader", Fleet(client=RenewsAtLeader)),
     FleetMutant("an agent has its leases on its disk", Fleet(agent=ForgetsAtRestart)),
 )

@@ -59,8 +59,9 @@ class Box:
         highest = max(self.kept.values(), default=0)
         if lease.id not in self.kept and lease.fence <= highest:
             self.world.violate(f"{lease.id} has fence {lease.fence} on {self.name}, which has seen {highest}")
+        if self.kept.get(lease.id) != lease.fence:
+            self.renewed_at[lease.id] = self.world.now
         self.kept[lease.id] = lease.fence
-        self.renewed_at[lease.id] = self.world.now
 
     def note_renewal(self, lease_id: str, state: RenewalState) -> None:
         world = self.world

@@ -233,6 +233,20 @@ def test_a_report_of_nothing_new_costs_nothing_until_the_readings_grow_stale() -
     assert all(isinstance(command, cmd.Observe) and len(command.readings) == 1 for command in observed)
 
 
+def test_a_reading_has_the_pool_time_that_its_box_had_heard() -> None:
+    leader = fleet()
+    leader.ask("a")
+    leader.now += 5.0
+    leader.do(cmd.Release("a", is_holder=True))
+    since = leader.now
+    leader.now += 1.0
+
+    leader.hear(1, Report(since - 0.1, (reading(node="x", at=leader.now),)))
+    assert "a" in leader.state.leases  # it drains: what was read may be from before the end
+    leader.hear(1, Report(since, (reading(node="x", at=leader.now),)))
+    assert "a" not in leader.state.leases
+
+
 def test_a_box_speaks_for_its_own_node_only() -> None:
     leader = fleet("x", "y")
     leader.ask("waits for both", node="x", gpus=1, model="none such")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -12,6 +13,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.memory import MemoryJournal
+from gpu_worker_pool.ledger.turn import MOST_ON_GPUS
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 WALL = 1.7e9
@@ -106,3 +108,28 @@ async def test_only_processes_of_this_node_are_looked_for() -> None:
         await driver.do(cmd.RequestLease(str(pid), Request(wishes, Holder(process=ProcessId(pid, 1.0), node=node))))
 
     assert looked_for == [ProcessId(0, 1.0), ProcessId(2, 1.0)]
+
+
+async def test_readings_of_one_box_do_not_replace_those_of_another_that_wait() -> None:
+    """A box with many GPUs is taken in piece by piece; meanwhile another box reports, and the first tells what changed."""
+    times = [100.0]
+    driver = Driver(PoolSettings(), clock=lambda: times[-1])
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box", epoch=1)
+    times.append(110.0)
+    many = [Gpu(GpuKey("big", f"GPU-{number}"), number, "A100") for number in range(3 * MOST_ON_GPUS)]
+    driver.note(cmd.AnnounceNode("big", "boot"))
+    driver.note(observed(*many, at=101.0))  # the GPUs are not known yet, so this is one piece
+
+    driver.note(observed(*many, at=102.0))
+    driver.note(observed(GPU, at=102.0))
+    driver.note(observed(many[-1], at=103.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    read_at = {slot.reading.at for slot in driver.state.slots.values() if slot.reading is not None}
+    assert read_at == {102.0, 103.0}
+    assert len(driver.state.slots) == len(many) + 1
+
+
+def observed(*gpus: Gpu, at: float) -> cmd.Observe:
+    return cmd.Observe(tuple(Reading(gpu, at, 80_000.0, 0.0, 0.0, processes=()) for gpu in gpus))

@@ -42,9 +42,9 @@ class FleetAnswer:
         }
 
     def serve(self, context: BrowserContext) -> None:
-        """Answer for the server. Its events are not those of a fleet, and tell the page when to look."""
+        """Answer for the server: the pool. All else is that of the one box, and its events tell the page when to look."""
+        context.route("**/fleet/**", _from_the_box)
         context.route("**/ui/data/pool", lambda route: route.fulfill(json=self.view))
-        context.route("**/fleet/events*", _from_the_box)
 
     def time(self, in_s: float) -> str:
         return (self.now + timedelta(seconds=in_s)).isoformat()
@@ -91,4 +91,4 @@ class FleetAnswer:
 
 
 def _from_the_box(route: Route) -> None:
-    route.continue_(url=route.request.url.replace("/fleet/events", "/events"))
+    route.continue_(url=route.request.url.replace("/fleet/", "/"))

@@ -23,7 +23,7 @@ from gpu_worker_pool.urls import EndpointUrl, split_endpoints
 from gpu_worker_pool.wire.page import MeView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolProcess, PoolView
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.same_server import same_as
+from gpu_worker_pool.wire.same_server import pool_key, same_as
 from gpu_worker_pool.wire.service import Home
 
 from .finding import Check, Finding, judge_settings
@@ -66,7 +66,7 @@ async def ask_all(servers: Servers) -> list[EndpointFacts]:
 
 
 def mark_same(asked: Sequence[EndpointFacts]) -> list[EndpointFacts]:
-    same = same_as((facts.id, facts.pool.server_id) for facts in asked)
+    same = same_as((facts.id, pool_key(facts.pool.server_id, facts.pool.node)) for facts in asked)
     return [replace(facts, same_as=same.get(facts.id)) for facts in asked]
 
 

@@ -22,6 +22,7 @@ from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 
+from . import fleet
 from .finding import LOST_FILE, Check, Finding, Status, complaints, judge_settings
 from .gpus import GpuFacts
 
@@ -44,6 +45,7 @@ def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
         Check("state-dir", lambda: check_state_dir(settings)),
         Check("tokens", lambda: check_tokens(settings, heard)),
         Check("pidfd", check_pidfd),
+        *fleet.checks(settings),
     ]
 
 

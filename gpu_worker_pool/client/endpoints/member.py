@@ -92,7 +92,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request can stand in line: at one endpoint, or in a fleet, asked by one of its entry points."""
+    """Where a request can wait in a queue: at one endpoint, or in a fleet, asked by one of its entry points."""
 
     member: Member
     fleet: FleetPool | None = None

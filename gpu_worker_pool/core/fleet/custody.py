@@ -275,7 +275,7 @@ class Custody:
             self._deadlines.drop(lease.id)
 
     def renew(self, lease_ids: Sequence[str], now: float) -> list[Renewal]:
-        """Heartbeats, which arrived at `now`. A lease whose TTL has run out lives while no `tick` has ended it."""
+        """Heartbeats, which arrived at `now`. A lease lives until a `tick` ends it."""
         self._now = max(now, self._now)
         return [self._renewed(lease_id, now) for lease_id in lease_ids]
 
@@ -347,7 +347,7 @@ class Custody:
         return None if self._link is None else self._link.reporting.heard_before(boot_s)
 
     def report(self, readings: Sequence[Reading], began_s: float) -> Report | None:
-        """What to tell of a look at all GPUs that began at `began_s`; None if the leader cannot use it."""
+        """What to tell of one look that began at `began_s`; None if the leader cannot use it."""
         if self._link is None:
             return None
         self._link.sent_at = self._now

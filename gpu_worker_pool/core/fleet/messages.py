@@ -15,7 +15,7 @@ from gpu_worker_pool.core.model.lease import KeptLease as KeptLease  # noqa: PLC
 
 @dataclass(frozen=True, slots=True)
 class LeaseOver:
-    """The box ended a lease: its TTL ran out, or its holder died. It is told until the leader says that it has ended."""
+    """The box ended a lease: it expired, or its holder died. It is told until the leader says that it has ended."""
 
     lease_id: str
     fence: int | None
@@ -109,7 +109,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What has happened to leases of this node. Without any it is a sign of life, which carries the time. `look`: the
+    """What has happened to leases of this node. Without any it is a heartbeat, which carries the time. `look`: the
     leader waits for a reading.
     """
 

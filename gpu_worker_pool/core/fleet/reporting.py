@@ -48,7 +48,7 @@ class Reporting:
         self._awaited.update(dict.fromkeys(gpus, time))
 
     def report(self, readings: Sequence[Reading], began_s: float) -> Report | None:
-        """What to tell of a look at all GPUs that began at `began_s`; None if the leader cannot use it."""
+        """What to tell of one look that began at `began_s`; None if the leader cannot use it."""
         heard = self.heard_before(began_s)
         if heard is None or (self.last is not None and heard < self.last.heard):
             return None

@@ -17,7 +17,7 @@ from .messages import EndWarning, Orders, Watch
 
 
 @dataclass(slots=True)
-class News:
+class BoxNews:
     """What a box has to hear."""
 
     grants: dict[str, KeptLease] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class WrittenLeases:
         self._watched_by: dict[str, str] = {}
         # The nodes that have not said yet that they keep a grant.
         self.unconfirmed: dict[str, set[str]] = {}
-        self._news: dict[str, News] = {}
+        self._news: dict[str, BoxNews] = {}
         for lease in state.leases.values():
             if isinstance(lease, QueuedLease):
                 self._watch(lease.id, lease.request)
@@ -83,7 +83,7 @@ class WrittenLeases:
         del self.unconfirmed[lease_id]
         return True
 
-    def take(self, events: Iterable[ev.Event], state: PoolState, now: float) -> dict[str, News]:
+    def take(self, events: Iterable[ev.Event], state: PoolState, now: float) -> dict[str, BoxNews]:
         """Follow the written events; return what each node has to hear. A lease of a later event is in the state, or in
         an event before it.
         """
@@ -102,8 +102,8 @@ class WrittenLeases:
         news, self._news = self._news, {}
         return news
 
-    def _news_of(self, node: str) -> News:
-        return self._news.setdefault(node, News())
+    def _news_of(self, node: str) -> BoxNews:
+        return self._news.setdefault(node, BoxNews())
 
     def _watch(self, lease_id: str, request: Request) -> None:
         node, process = request.holder.node, request.holder.process

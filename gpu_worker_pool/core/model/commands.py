@@ -104,7 +104,7 @@ class ReportDeath:
 
 @dataclass(frozen=True, slots=True)
 class ExpireLease:
-    """The box that keeps the lease says that its TTL ran out."""
+    """The box that keeps the lease says that it expired."""
 
     lease_id: str
 

@@ -111,7 +111,7 @@ def custodian(lease: ActiveLease) -> str:
 @dataclass(frozen=True, slots=True)
 class KeptLease:
     """A lease as a box keeps it. `gpus` are the UUIDs of its GPUs on this node. The box that `is_custodian` decides when
-    its TTL has run out; `ttl_s` is None if the lease lasts as long as its holder's process. The request and the times are
+    it expires; `ttl_s` is None if the lease lasts as long as its holder's process. The request and the times are
     there so that a database that lost the grant can have it back.
     """
 

@@ -160,8 +160,11 @@ class PoolState:
             return due_at
         slot = self.slots.get(lease.gpus[0])
         occupant = None if slot is None else slot.occupants.get(lease_id)
-        # Its TTL began after the grant. One from before the take-over may have run out since.
-        return -inf if occupant is None else occupant.since + lease.ttl_s
+        since = -inf if occupant is None else occupant.since
+        # Its TTL began after the grant. A lease from before the take-over, or one that a box brought back, may have expired
+        # there since.
+        is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
+        return -inf if is_brought_back else since + lease.ttl_s
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""

@@ -29,9 +29,9 @@ async def prepare(
 
     A database that is ready is only read, so a role without the right to create anything can use it.
     """
-    _check_server(raw, url)
+    check_server(raw, url)
     sql = load_queries(__package__)
-    if await _version(raw, url, migrations) == migrations[-1].version:
+    if await read_version(raw, url, migrations) == migrations[-1].version:
         found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
         if found is not None:
             return found
@@ -39,7 +39,7 @@ async def prepare(
         # A candidate that stops here must not keep the others from starting.
         await raw.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
         await raw.execute(sql["lock_migration"])
-        version = await _version(raw, url, migrations)
+        version = await read_version(raw, url, migrations)
         for migration in migrations:
             if migration.version > version:
                 if migration.version == 1:
@@ -65,7 +65,7 @@ async def prepare(
     return found
 
 
-def _check_server(raw: RawConnection, url: DatabaseUrl) -> None:
+def check_server(raw: RawConnection, url: DatabaseUrl) -> None:
     version = raw.get_server_version()
     if version.major < OLDEST_SERVER:
         raise JournalError(
@@ -80,7 +80,7 @@ def _check_server(raw: RawConnection, url: DatabaseUrl) -> None:
         )
 
 
-async def _version(raw: RawConnection, url: DatabaseUrl, migrations: Sequence[Migration]) -> int:
+async def read_version(raw: RawConnection, url: DatabaseUrl, migrations: Sequence[Migration]) -> int:
     """The version of the tables, 0 if there are none; a JournalError if this program is too old for them."""
     sql = load_queries(__package__)
     if not await raw.fetchval(sql["has_version"]):

@@ -47,7 +47,7 @@ from .box_holders import BoxHolders
 from .custody_store import CustodyStore
 from .handshake import FleetKey
 from .leader_question import ask_who_leads
-from .link import Link, LinkLost, connect
+from .link import LeaderLink, LinkLost, connect
 from .membership import BoxRenewal
 from .renewals import Renewals
 
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 WRITE_AGAIN_S = 1.0
 
 
-class Leadership(Protocol):
+class LeaderKnowledge(Protocol):
     """What this process knows of the leader, because it can lead itself."""
 
     @property
@@ -94,7 +94,7 @@ class Agent:
         own_url: str,
         key: FleetKey,
         listed: Sequence[str] = (),
-        leadership: Leadership | None = None,
+        leadership: LeaderKnowledge | None = None,
         simulated: SimulatedProbe | None = None,
     ) -> None:
         self.node = node
@@ -113,11 +113,11 @@ class Agent:
         self._standstill = StandstillWatch()
         self._renewals = Renewals(self._custody, self._waiters, self._now)
         # What is to be carried out, each with the connection that it is for.
-        self._todo: deque[tuple[CustodyAction, Link | None]] = deque()
+        self._todo: deque[tuple[CustodyAction, LeaderLink | None]] = deque()
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._link: Link | None = None
+        self._link: LeaderLink | None = None
         self._leader_url: str | None = None
         self._welcome: Welcome | None = None
         self._boxes: dict[str, str] = {}
@@ -238,7 +238,7 @@ class Agent:
             # What is announced must be on the disk.
             while not self._is_idle.is_set():
                 await self._is_idle.wait()
-            self._link = link = Link(socket)
+            self._link = link = LeaderLink(socket)
             self._leader_url = url
             self._do(self._custody.tick(self._now()))
             is_candidate = self._leadership is not None
@@ -339,7 +339,7 @@ class Agent:
             else:
                 return
 
-    def _note_holders(self, part: Sequence[tuple[CustodyAction, Link | None]]) -> None:
+    def _note_holders(self, part: Sequence[tuple[CustodyAction, LeaderLink | None]]) -> None:
         leases = self._custody.leases
         added = [action.lease for action, _ in part if isinstance(action, Keep)]
         ended = [action.lease_id for action, _ in part if isinstance(action, Drop)]
@@ -347,7 +347,7 @@ class Agent:
         if added or ended:
             self._holders.note((lease for lease in added if lease.id in leases), ended, leases)
 
-    def _carry_out(self, part: Sequence[tuple[CustodyAction, Link | None]]) -> None:
+    def _carry_out(self, part: Sequence[tuple[CustodyAction, LeaderLink | None]]) -> None:
         self._note_holders(part)
         dead: set[str] = set()
         for action, link in part:

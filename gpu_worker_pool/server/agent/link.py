@@ -31,7 +31,7 @@ class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
         self.leader = leader
 
 
-class Link:
+class LeaderLink:
     """One connection. `send` never waits: what is not taken in time ends the connection."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:

@@ -37,10 +37,6 @@ from .snapshot import Snapshot
 _WorkT = TypeVar("_WorkT")
 
 
-async def _written_is_confirmed(lease_id: str, timeout_s: float) -> bool:  # noqa: ARG001 - as in a fleet
-    return True
-
-
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
 # Expected starts are worked out again after so many times as long as that took.
@@ -59,8 +55,8 @@ class Pool:
         self.pool_id: str | None = None
         # What is known of the fleet that this server belongs to.
         self.fleet: Callable[[], FleetView | None] = lambda: None
-        # Whether the boxes of a grant have it on their disks, or do within so many seconds. The journal of one box is enough.
-        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] = _written_is_confirmed
+        # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
+        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
         # The fleet as this box sees it; None on a server without one.
         self.membership: Membership | None = None
         self.node = node
@@ -248,7 +244,9 @@ class Pool:
             self._starts_good_until = now + FORECAST_SHARE * (time.perf_counter() - began)
         return self._starts
 
-    async def command(self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking) -> list[ev.Event]:
+    async def command(
+        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode
+    ) -> list[ev.Event]:
         return await self._driver.do(command)
 
     async def release(

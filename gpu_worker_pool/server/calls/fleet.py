@@ -1,14 +1,19 @@
-"""GET /fleet: the boxes of a fleet, as its leader knows them."""
+"""The boxes of a fleet, as its leader knows them."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
 
+from .admin import check_admin
 from .scoped import nodes_of
 
 
@@ -17,10 +22,22 @@ class FleetCalls:
         self._pool = pool
 
     def handlers(self) -> Handlers:
-        return {"fleet": self.show}
+        return {"fleet": self.show, "forget_node": self.forget}
+
+    async def forget(self, call: Call) -> Response:
+        """Remove a box that is gone for good."""
+        await check_admin(call)
+        for event in await self._pool.command(cmd.ForgetNode(call.parameters["node"], name_of(call.caller()))):
+            if isinstance(event, ev.NodeNotForgotten):
+                status = 404 if call.parameters["node"] not in self._pool.state.nodes else 409
+                raise Refused(status, f"It is not forgotten: {event.why}.")
+        return await self._show()
 
     async def show(self, call: Call) -> Response:
         call.query()
+        return await self._show()
+
+    async def _show(self) -> Response:
         pool, view = self._pool, self._pool.fleet()
         pool.check_is_open()
         await pool.caught_up()

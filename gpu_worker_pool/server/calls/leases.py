@@ -214,9 +214,10 @@ class LeaseCalls:
 
     async def _told(self, lease: Lease) -> Lease:
         """The lease, once its client may be told. A grant in a fleet is told when its boxes have it; they may end it."""
-        if not isinstance(lease, ActiveLease):
+        confirmed = self._pool.confirmed
+        if confirmed is None or not isinstance(lease, ActiveLease):
             return lease
-        if not await self._pool.confirmed(lease.id, CONFIRM_S):
+        if not await confirmed(lease.id, CONFIRM_S):
             nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
             raise Refused(
                 503,

@@ -40,9 +40,7 @@ class FleetRouting:
             )
         if membership is None or resource.answered_by == "box":
             return await handler(call)
-        # The page shows the whole fleet, on whatever box it is opened.
-        is_fleet = resource.is_fleet or resource.tag == "page"
-        call.view_scope = FLEET if is_fleet else Scope(call.node or membership.node)
+        call.view_scope = FLEET if resource.is_fleet else Scope(call.node or membership.node)
         is_ours = membership.is_leader or resource.answered_by == "custodian"
         if is_ours or call.forwarded is not None or self._pass_on is None:
             return await handler(call)

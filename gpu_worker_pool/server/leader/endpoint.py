@@ -35,7 +35,7 @@ POLICY = 1008
 CLOSE_S = 1.0
 
 
-class _Refused(Exception):  # noqa: N818 - a state of affairs, not a mistake
+class _LinkRefused(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """The connection ends; the agent is told why."""
 
     def __init__(self, why: str, code: int = POLICY, reason: str | None = None) -> None:
@@ -66,7 +66,7 @@ class AgentEndpoint:
             await send({"type": "websocket.close"})
             return
         await send({"type": "websocket.accept"})
-        connection = _Connection(receive, send)
+        connection = _AgentConnection(receive, send)
         self._strangers += 1
         is_stranger = True
         try:
@@ -75,10 +75,10 @@ class AgentEndpoint:
                 hello = await self._shake_hands(connection)
             self._strangers, is_stranger = self._strangers - 1, False
             await self._serve(connection, hello.node)
-        except _Refused as refused:
+        except _LinkRefused as refused:
             await connection.refuse(refused)
         except TimeoutError:
-            await connection.refuse(_Refused(f"the key of the fleet was not proven within {HANDSHAKE_S:g} s"))
+            await connection.refuse(_LinkRefused(f"the key of the fleet was not proven within {HANDSHAKE_S:g} s"))
         except (_Gone, OSError):
             pass
         finally:
@@ -94,12 +94,12 @@ class AgentEndpoint:
         except UserNotKnown:
             is_own = False
         if not is_own:
-            raise _Refused(
+            raise _LinkRefused(
                 "this fleet has no key, so it takes only boxes of the same user on its own machine; set GPU_POOL_FLEET_KEY "
                 "to the same secret on all boxes"
             )
 
-    async def _shake_hands(self, connection: _Connection) -> Hello:
+    async def _shake_hands(self, connection: _AgentConnection) -> Hello:
         hello: Hello = await connection.read(Hello, _MOST_BYTES_OF_STRANGER)
         self._check_leads()
         challenge = Challenge(self._node, new_nonce(), VERSION)
@@ -107,7 +107,7 @@ class AgentEndpoint:
         proof: Proof = await connection.read(Proof, _MOST_BYTES_OF_STRANGER)
         if not self._key.is_proven(proof, "agent", hello, challenge):
             self._say(f"a box that calls itself {hello.node[:100]!r} has {OTHER_KEY}")
-            raise _Refused(f"this box has {OTHER_KEY}", reason="another fleet key")
+            raise _LinkRefused(f"this box has {OTHER_KEY}", reason="another fleet key")
         await connection.send(encode_message(self._key.prove("leader", hello, challenge)))
         return hello
 
@@ -123,9 +123,9 @@ class AgentEndpoint:
         if not self._leader.is_leading:
             url = self._leader_url()
             why = "it is not known who leads the fleet" if url is None else f"{url} leads the fleet"
-            raise _Refused(f"this box does not lead: {why}", NOT_LEADING, url or "")
+            raise _LinkRefused(f"this box does not lead: {why}", NOT_LEADING, url or "")
 
-    async def _serve(self, connection: _Connection, node: str) -> None:
+    async def _serve(self, connection: _AgentConnection, node: str) -> None:
         self._check_leads()
         number = self._leader.add(connection)
         writing = asyncio.ensure_future(connection.write_all())
@@ -140,16 +140,16 @@ class AgentEndpoint:
                 task.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
 
-    async def _read_all(self, connection: _Connection, node: str, number: int) -> None:
+    async def _read_all(self, connection: _AgentConnection, node: str, number: int) -> None:
         while True:
             message = await connection.read(AgentMessage, MOST_BYTES)
             if isinstance(message, Announce) and message.node != node:
-                raise _Refused(f"a box that proved to be {node} announced itself as {message.node}")
+                raise _LinkRefused(f"a box that proved to be {node} announced itself as {message.node}")
             if message is not None:
                 self._leader.receive(number, message)
 
 
-class _Connection:
+class _AgentConnection:
     """One connection. What is sent waits here until the agent takes it, up to a bound."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -168,12 +168,12 @@ class _Connection:
             raise _Gone
         text = frame.get("text")
         if text is None or len(text) > most_bytes:
-            raise _Refused("that is not a message of an agent")
+            raise _LinkRefused("that is not a message of an agent")
         try:
             return decode_message(text, expected)
         except ValueError as error:
             logger.warning("an agent told what this server does not understand: %s", error)
-            raise _Refused("the leader does not understand this box; its log says more") from None
+            raise _LinkRefused("the leader does not understand this box; its log says more") from None
 
     def tell(self, text: str) -> None:
         """Send a message, once those before it are taken."""
@@ -192,7 +192,7 @@ class _Connection:
 
     def _end(self, why: str) -> None:
         if not self.end.done():
-            self.end.set_exception(_Refused(why))
+            self.end.set_exception(_LinkRefused(why))
             self.end.exception()  # it may be that nobody waits for it any more
 
     async def write_all(self) -> None:
@@ -204,12 +204,12 @@ class _Connection:
                 self._bytes -= len(text)
                 await self.send(text)
             if self._why_closed is not None:
-                raise _Refused(self._why_closed)
+                raise _LinkRefused(self._why_closed)
 
     async def send(self, text: str) -> None:
         await self._send({"type": "websocket.send", "text": text})
 
-    async def refuse(self, refused: _Refused) -> None:
+    async def refuse(self, refused: _LinkRefused) -> None:
         """Say why, and close."""
         reason = refused.reason.encode()[:_MOST_REASON_BYTES].decode("utf-8", "ignore")
         with suppress(TimeoutError, OSError):

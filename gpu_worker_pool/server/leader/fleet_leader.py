@@ -122,7 +122,7 @@ class FleetLeader:
         self._set_timer()
 
     def _encoded(self, message: LeaderMessage) -> str:
-        """The same sign of life goes to all boxes."""
+        """The same time goes to all boxes."""
         if self._last[0] is not message:
             text = encode_message(message)
             if not isinstance(message, Orders):

@@ -16,6 +16,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, Done, environment, start_gpu_pool
 from tests.cli.terminal import Terminal
+from tests.client.entry_points import EntryPoint
 from tests.client.foreign_servers import Behaviour, ForeignServer, internal_error, not_found, statistics
 from tests.server.leasing import OFTEN, get, new_id, queue, release, release_all, take
 from tests.server.running import free_port
@@ -311,3 +312,13 @@ def test_a_time_is_written_as_people_do(text: str, shown: str) -> None:
 def test_what_is_no_time_is_told_so(text: str) -> None:
     with pytest.raises(Failure, match="is not a time"):
         parse_moment(text, time.time(), "--at")
+
+
+def test_a_server_that_says_why_it_books_nothing_has_booked_nothing(server: ServerProcess) -> None:
+    with EntryPoint(server, "a", {"a": (0, 1, 2, 3)}) as box:
+        box.is_leaderless = True
+        done = called("reserve", "--for", "1h", env={"GPU_SERVICE_ENDPOINT": box.url})
+    assert done.code == 125
+    assert "nothing was booked" in done.err
+    assert "Nobody leads this fleet" in done.err
+    assert "not known" not in done.err

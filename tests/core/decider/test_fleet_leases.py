@@ -255,6 +255,7 @@ def test_a_lost_grant_is_brought_back_by_its_box() -> None:
     assert lease.limit == pytest.approx(before.active("a").limit)
     assert lease.request.holder.process == kept.request.holder.process
     assert box.do(cmd.RecoverLease(kept, "x")) == []
+    assert box.state.expires_at("a") is None
     box.observe_now(reading(0, node="x"))
     box.ask("b", among=("GPU-x-0",))
     assert box.stage("b") == "queued"
@@ -274,6 +275,8 @@ def test_a_lost_grant_whose_request_is_there_leaves_the_queue() -> None:
 
     box.do(cmd.RecoverLease(kept, "x"))
     assert box.fence_of("a") == kept.fence
+    # Its TTL began when it was granted first, whatever has passed since.
+    assert box.state.expires_at("a") == -inf
 
 
 def test_a_lease_that_ended_is_not_brought_back() -> None:

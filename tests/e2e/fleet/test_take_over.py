@@ -34,12 +34,21 @@ READ = (
     "/livez",
     "/readyz",
 )
+PASSED_ON = {
+    ("PUT", "/leases/x"): 201,
+    ("GET", "/leases/x"): 200,
+    ("POST", "/leases/renew"): 200,
+    ("DELETE", "/leases/x"): 200,
+    ("DELETE", "/quotas/x"): 404,
+    ("DELETE", "/bookings/x"): 404,
+    ("POST", "/admin/gpus/77/drain"): 404,
+}
 
 
-def test_a_follower_answers_and_names_the_leader(fleet: Fleet) -> None:
+def test_a_follower_answers_what_it_knows_and_passes_the_rest_on_to_the_leader(fleet: Fleet) -> None:
     leader = fleet.leader()
     follower = fleet.others(leader)[0]
-    until(lambda: follower.health()["fleet"]["leader"], "the follower knows who leads")
+    until(lambda: follower.health()["can_grant"], "the follower has found the leader")
 
     assert {path: follower.ask(path).status for path in READ} == dict.fromkeys(READ, 200)
     health = follower.health()
@@ -47,6 +56,11 @@ def test_a_follower_answers_and_names_the_leader(fleet: Fleet) -> None:
     told, pool = health["fleet"], follower.json("/pool")
     assert (told["role"], told["leader_url"]) == ("follower", leader.json("/health")["fleet"]["leader_url"])
     assert pool["fleet"]["id"] == leader.json("/pool")["fleet"]["id"]
+    assert b"gpupool_can_grant 1.0" in follower.ask("/metrics").body
+    for (method, path), status in PASSED_ON.items():
+        body = {"ids": ["x"]} if path == "/leases/renew" else {} if method == "PUT" else None
+        answer = follower.ask(path, method, body=body)
+        assert answer.status == status, (method, path, answer.body)
 
 
 def measure(fleet: Fleet, fault: faults.Fault, record_property: Callable[[str, object], None]) -> None:

@@ -38,6 +38,9 @@ export class Live {
   #silenceMs = MOST_SILENCE_MS;
   #scope = "";
 
+  /** Whether the server has the calls of a whole fleet, as far as is known. */
+  hasFleetCalls = true;
+
   /** Why there is no answer; null if there is one. */
   whyLost = null;
 
@@ -74,11 +77,16 @@ export class Live {
     this.#scheduleRead(performance.now());
   }
 
-  /** Follow the events of the whole fleet (`fleet/`), or of this box. */
+  /** Show the whole fleet (`fleet/`), or this box. */
   set scope(scope) {
     if (scope === this.#scope) return;
     this.#scope = scope;
     this.#open();
+    this.read();
+  }
+
+  get scope() {
+    return this.#scope;
   }
 
   #scheduleRead(at) {
@@ -100,11 +108,13 @@ export class Live {
     this.#readAt = performance.now();
     let view = null;
     try {
-      view = checked(await ask("ui/data/pool", { withinMs: ANSWER_WITHIN_MS }));
+      view = checked(await ask(`${this.#scope}ui/data/pool`, { withinMs: ANSWER_WITHIN_MS }));
       this.#hasAnswered = true;
       this.whyLost = null;
       this.#silenceMs = Math.min(Math.max(3000 * view.refresh_interval_s, LEAST_SILENCE_MS), MOST_SILENCE_MS);
     } catch (error) {
+      // A server of an older version has no calls of the whole fleet: its own box is shown.
+      if (error.status === 404 && this.#scope !== "") this.hasFleetCalls = false;
       this.whyLost = error.message;
     } finally {
       this.#isReading = false;

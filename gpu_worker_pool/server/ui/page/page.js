@@ -22,6 +22,7 @@ const HISTORY_EVERY_MS = 30_000;
 const ACCOUNTS_EVERY_MS = 60_000;
 const ACCOUNTS_SOON_MS = 3000;
 const WEEKS_EVERY_MS = 300_000;
+const HEALTH_EVERY_MS = 5000;
 const ONE_GPU_EVERY_MS = 2000;
 const QUOTAS_EVERY_MS = 10_000;
 // Accounts may be slightly older than the time that they state.
@@ -52,6 +53,8 @@ const notices = new KeyedChildren(byId("notices"), () => new Notice());
 let view = null;
 let pool = null;
 let boxes = null;
+let home = null;
+let ownPart = null;
 let inFull = null;
 let fleet = null;
 let peers = [];
@@ -76,6 +79,10 @@ const oneGpu = new Repeated("", ONE_GPU_EVERY_MS, (answer) => {
   draw();
 });
 const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => quotas.update(answer), (error) => quotas.fail(error));
+// The leader tells of the fleet; how far this box is behind, only itself knows.
+const ownHealth = new Repeated("health", HEALTH_EVERY_MS, (answer) => {
+  ownPart = readFleet(answer.fleet);
+});
 const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
 function accounts(path, shown) {
@@ -98,6 +105,12 @@ function receivePeers(answer) {
 }
 
 function receive(answer) {
+  // A box of a fleet is asked for the whole fleet.
+  if (live.scope === "" && live.hasFleetCalls && readFleet(answer.fleet ?? answer.pool.fleet) !== null) {
+    home = readPool(answer.pool).node;
+    setScope("fleet/");
+    return;
+  }
   const isFirst = view === null;
   if (pool !== null && pool.serverId !== answer.pool.server_id) history.repeatWithin(0);
   view = answer;
@@ -106,7 +119,9 @@ function receive(answer) {
   fleet = readFleet(answer.fleet ?? answer.pool.fleet);
   boxes = fleet === null ? null : readBoxes(answer.boxes);
   naming.isFleet = boxes !== null;
-  actions.scope = live.scope = boxes === null ? "" : "fleet/";
+  if (pool.node !== null) home = pool.node; // that of a whole fleet names no node
+  home ??= boxes?.find((box) => box.url !== null && `${box.url}/`.startsWith(`${location.origin}/`))?.node ?? null;
+  pool.node = home;
   setNow(parseTime(answer.now));
   firstVersion ??= answer.version;
   const latest = answer.happened[0]?.at ?? null;
@@ -119,6 +134,18 @@ function receive(answer) {
   if (isFirst) repeatOthers();
 }
 
+function setScope(scope) {
+  actions.scope = live.scope = scope;
+  usageToday.path = `${scope}ui/data/usage`;
+  allQuotas.path = `${scope}ui/data/quotas`;
+  setSpans();
+}
+
+function setSpans() {
+  lastHours.path = `${live.scope}ui/data/timeline?hours=${byId("timeline-hours").value}`;
+  byWeek.path = `${live.scope}ui/data/weeks?weeks=${byId("weeks-number").value}`;
+}
+
 function repeatOthers() {
   if (document.hidden || live.state === "lost" || view === null) return;
   if (gpus.keepsReadings) history.repeatIfDue();
@@ -127,6 +154,7 @@ function repeatOthers() {
   lastHours.repeatIfDue();
   repeatOneGpu();
   byWeek.repeatIfDue();
+  if (fleet !== null) ownHealth.repeatIfDue();
   if (view.has_peers) otherNodes.repeatIfDue();
 }
 
@@ -137,6 +165,7 @@ function clocksOf(sentMs, ageS, isUp) {
 }
 
 function draw() {
+  if (!live.hasFleetCalls && live.scope !== "") setScope("");
   drawConnection();
   if (view === null) return;
   drawnAt = performance.now();
@@ -150,7 +179,7 @@ function draw() {
   if (view.docs !== null) attribute(byId("docs").querySelector("a"), "href", view.docs);
   document.title = titleOf(pools);
   tokenDialog.draw(view.has_tokens);
-  summary.update(pools, shown, fleet);
+  summary.update(pools, shown, fleet === null || ownPart === null ? fleet : { ...fleet, role: ownPart.role, lag_s: ownPart.lag_s });
   gpus.update(shown, access);
   queue.update(pools, access, mine, gpus.view === "grid");
   happened.update(view.happened, parseTime(view.started_at), pools[0].clocks);
@@ -159,7 +188,7 @@ function draw() {
 /** A large pool is sent in brief: what the user opens is asked for. */
 function askInFull(opened) {
   inFull = null;
-  oneGpu.path = opened === null || !opened.box.isOwn ? "" : `ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
+  oneGpu.path = opened === null || !opened.box.isOwn ? "" : `${live.scope}ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
   repeatOneGpu();
 }
 
@@ -243,15 +272,12 @@ function say(kind, words) {
   }, DONE_SHOWN_MS);
 }
 
-byId("timeline-hours").addEventListener("change", (event) => {
-  lastHours.path = `ui/data/timeline?hours=${event.target.value}`;
-  lastHours.repeatIfDue();
-});
-
-byId("weeks-number").addEventListener("change", (event) => {
-  byWeek.path = `ui/data/weeks?weeks=${event.target.value}`;
-  byWeek.repeatIfDue();
-});
+for (const [id, shown] of [["timeline-hours", lastHours], ["weeks-number", byWeek]]) {
+  byId(id).addEventListener("change", () => {
+    setSpans();
+    shown.repeatIfDue();
+  });
+}
 
 live.start();
 setInterval(() => {

@@ -1,0 +1,62 @@
+"""Looks at the database of a fleet without changing it, for `gpu-pool doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_worker_pool.ledger.sql_files import load_migrations, load_queries
+
+from . import schema
+from .connection import DatabaseConnection, RawConnection
+from .url import parse_url
+
+LIMIT_S = 10.0
+# What a candidate does in tables that are there; without tables it must be able to create them.
+_RIGHTS = """
+SELECT has_table_privilege('gpu_pool.leader', 'UPDATE') AND has_table_privilege('gpu_pool.event', 'INSERT')
+   AND has_table_privilege('gpu_pool.snapshot', 'INSERT')
+"""
+_MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """`shown` is the URL without its password. The tables' version is 0 where there are none; `may_write` is whether the
+    role may do what a candidate does. `clock_off_s` is how far the database's clock is ahead of ours.
+    """
+
+    shown: str
+    server: str
+    version: int
+    known_version: int
+    pools: Sequence[str]
+    may_write: bool
+    clock_off_s: float
+
+
+async def look(url: str) -> DatabaseFacts:
+    """What is there; JournalError says why nothing could be seen."""
+    parsed, migrations, sql = parse_url(url), load_migrations(__package__), load_queries(__package__)
+    connection = DatabaseConnection(parsed)
+
+    async def work(raw: RawConnection) -> DatabaseFacts:
+        schema.check_server(raw, parsed)
+        version = await schema.read_version(raw, parsed, migrations)
+        began = time.time()
+        told = float(await raw.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+        return DatabaseFacts(
+            str(parsed),
+            ".".join(map(str, raw.get_server_version()[:2])),
+            version,
+            migrations[-1].version,
+            [str(row[0]) for row in await raw.fetch(sql["read_pools"])] if version else (),
+            bool(await raw.fetchval(_RIGHTS if version else _MAY_CREATE)),
+            told - (began + time.time()) / 2,
+        )
+
+    try:
+        return await connection.read(work, LIMIT_S)
+    finally:
+        await connection.close()

@@ -1,0 +1,159 @@
+"""The client and the commands at two real boxes of a real fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.client import GPUWorkerPoolClient
+from tests.cli.in_process import called
+from tests.cli.own_process import environment
+from tests.client.fault_tools import QUICK, soon
+from tests.documents.blocks import ROOT, blocks_of
+from tests.documents.schemas import unlike
+from tests.ledger.postgres.server import PostgresServer
+
+from .fleet import GPUS, Box, Fleet, fleet_of, until
+
+KEY = "a-key-that-is-long-enough"
+NODES = ("candidate0", "candidate1")
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    postgres.create_database("callers")
+    with fleet_of(postgres, "callers", tmp_path_factory.mktemp("fleet"), 2, GPU_POOL_FLEET_KEY=KEY) as found:
+        until(lambda: len(free(found.candidates[0])) == 2 * GPUS, "all boxes are up")
+        yield found
+
+
+def free(box: Box) -> list[Any]:
+    status, pool = box.call("GET", "/fleet/pool")
+    return [gpu for gpu in pool["gpus"] if gpu["state"] == "free"] if status == 200 else []
+
+
+def urls(fleet: Fleet) -> list[str]:
+    return [box.url for box in fleet.candidates]
+
+
+def shown(*arguments: str, boxes: list[str]) -> Any:
+    done = called(*arguments, "--json", env={"GPU_SERVICE_ENDPOINTS": ",".join(boxes)})
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+async def test_the_client_uses_all_boxes_as_one_pool(fleet: Fleet) -> None:
+    async with GPUWorkerPoolClient(service_endpoints=urls(fleet), **QUICK) as client:
+        held = [await client.request_gpu(timeout=30) for _ in range(2 * GPUS)]
+        names = {f"127.0.0.1-{box.port}:{index}" for box in fleet.candidates for index in range(GPUS)}
+        assert {item.gpu_id for item in held} == names
+        assert client.get_pool_status().total_gpus == 2 * GPUS
+        # Each box shows its own, and together they are no more than all.
+        for scope in ((), ("--fleet",)):
+            listed = await asyncio.to_thread(shown, "leases", *scope, boxes=urls(fleet))
+            assert {lease["id"] for lease in listed["leases"]} == {item.lease_id for item in held}
+            assert len(listed["leases"]) == 2 * GPUS
+        for item in held:
+            await client.release_gpu(item)
+    await soon(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
+
+
+async def test_a_gang_has_an_environment_for_each_node(fleet: Fleet) -> None:
+    async with GPUWorkerPoolClient(urls(fleet)[0], scope="fleet", **QUICK) as client:
+        held = await client.request_gpu(timeout=30, gpus=GPUS, nodes=2)
+        assert set(held.node_envs) == set(NODES)
+        assert all(env["CUDA_VISIBLE_DEVICES"].count(",") == GPUS - 1 for env in held.node_envs.values())
+        await client.release_gpu(held)
+    await soon(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
+
+
+def test_status_shows_a_box_or_the_whole_fleet(fleet: Fleet) -> None:
+    (box,) = shown("status", boxes=urls(fleet)[:1])["endpoints"]
+    assert (box["node"], len(box["gpus"])) == ("candidate0", GPUS)
+    whole = shown("status", "--fleet", boxes=urls(fleet))
+    assert whole["gpus_total"] == 2 * GPUS
+    assert [item["same_as"] for item in whole["endpoints"]] == [None, f"127.0.0.1-{fleet.candidates[0].port}"]
+    text = called("status", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[1]}).out
+    assert "A box of fleet" in text
+    assert "--fleet shows all of it" in text
+
+
+def test_fleet_shows_who_leads_and_forgets_no_box_that_is_there(fleet: Fleet) -> None:
+    found = shown("fleet", boxes=urls(fleet)[1:])
+    assert [box["node"] for box in found["boxes"]] == list(NODES)
+    (block,) = [block for block in blocks_of(ROOT / "docs" / "CLI.md") if "gpu-pool/fleet/1" in block.text]
+    assert unlike(json.loads(block.text), found) == []
+    assert sorted(box["role"] for box in found["boxes"]) == ["follower", "leader"]
+    assert all(box["error"] is None for box in found["boxes"])
+    refused = called("fleet", "forget", "candidate1", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[0]})
+    assert (refused.code, "is connected" in refused.err) == (1, True)
+    refused = called("fleet", "forget", "nowhere", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[0]})
+    assert (refused.code, "no node nowhere is known" in refused.err) == (1, True)
+
+
+def test_drain_names_a_node_of_the_fleet(fleet: Fleet) -> None:
+    env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[0]}
+    try:
+        done = called("drain", "candidate1", "--fleet", env=env)
+        assert done.code == 0, done
+        assert len(done.out.splitlines()) == GPUS
+        assert {gpu["node"] for gpu in free(fleet.candidates[0])} == {"candidate0"}
+        wrong = called("drain", "candidate7", "--fleet", env=env)
+        assert (wrong.code, "its nodes are candidate0, candidate1" in wrong.err) == (2, True)
+    finally:
+        called("undrain", "candidate1", "--fleet", env=env)
+    until(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
+
+
+def test_usage_and_quotas_are_counted_once(fleet: Fleet) -> None:
+    once, twice = (shown("report", "--fleet", boxes=boxes) for boxes in (urls(fleet)[:1], urls(fleet)))
+    assert twice["total"]["leases"] == once["total"]["leases"] > 0
+    # Each box reports its own, which is all of it together; the gang was on both.
+    assert shown("report", boxes=urls(fleet))["total"]["leases"] == once["total"]["leases"] + 1
+    done = called("quota", "set", "carol", "--gpus", "1", env={"GPU_SERVICE_ENDPOINTS": ",".join(urls(fleet))})
+    assert (done.code, len(done.out.splitlines())) == (0, 1), done
+    called("quota", "remove", "carol", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[1]})
+
+
+def test_run_asks_its_own_box_and_a_gang_both(fleet: Fleet, tmp_path: Path) -> None:
+    env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[1]}
+    script = f"env > {tmp_path}/env"
+    done = called("run", "--gpus", str(GPUS), "--nodes", "2", "--", "sh", "-c", script, env=env)
+    assert done.code == 0, done
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert seen["GPU_POOL_NODES"] == ",".join(NODES)
+    assert seen["GPU_POOL_NODE_RANK"] == "1"
+    assert seen["MASTER_ADDR"]
+    assert "on candidate0, as the same user" in done.err
+    assert "gpu-pool join" in done.err
+    refused = called("join", seen["GPU_POOL_LEASE_ID"], "--", "true", env=env)
+    assert (refused.code, "not active" in refused.err) == (1, True), refused
+    alone = called("run", "--nodes", "2", "--gpus", "1", "--env", "X", "--", "true", env=env)
+    assert "--env needs --ssh" in alone.err
+
+
+async def test_another_box_joins_until_the_lease_ends(fleet: Fleet, tmp_path: Path) -> None:
+    told = tmp_path / "env"
+    async with GPUWorkerPoolClient(urls(fleet)[0], scope="fleet", **QUICK) as client:
+        held = await client.request_gpu(timeout=30, gpus=GPUS, nodes=2)
+        joining = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpu_worker_pool", "join", held.lease_id or ""),
+            *("--", "sh", "-c", f"env > {told}.new; mv {told}.new {told}; sleep 1000"),
+            env={**environment(None, {"GPU_SERVICE_ENDPOINT": urls(fleet)[1]})},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await soon(told.exists, "the command has started")
+        seen = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
+        assert seen["CUDA_VISIBLE_DEVICES"] == held.node_envs["candidate1"]["CUDA_VISIBLE_DEVICES"]
+        assert (seen["GPU_POOL_NODE_RANK"], seen["GPU_POOL_LEASE_ID"]) == ("1", held.lease_id)
+        assert not held.is_lost
+        await client.release_gpu(held)
+        _, err = await joining.communicate()
+    assert joining.returncode == 125, err
+    assert b"the command is stopped" in err

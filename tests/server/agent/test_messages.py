@@ -1,0 +1,120 @@
+"""Messages between boxes: an exact round trip, and tolerance for the next version. The key is proven and never shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from gpu_worker_pool.core.fleet import messages as msg
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof
+from gpu_worker_pool.server.agent.message_codec import decode_kept, decode_message, encode_kept, encode_message
+
+HOLDER = Holder("worker", "ada", process=ProcessId(7, 1.5), node="box")
+KEPT = msg.KeptLease("a", 3, Request(Wishes(memory_mb=8000), HOLDER), ("GPU-1",), None, True, 1.0, 2.0)
+READING = Reading(
+    Gpu(GpuKey("box", "GPU-1"), 0, "A100"), 5.0, 80000, 10.5, processes=(GpuProcess(ProcessId(7), ancestors=()),)
+)
+OVER = msg.LeaseOver("a", None, EndReason.EXPIRED)
+MESSAGES: list[Any] = [
+    msg.Announce(
+        "box",
+        "m",
+        "b",
+        "http://box",
+        "1",
+        True,
+        2,
+        3,
+        (InventoryGpu("GPU-1", 0, "A100", None),),
+        (KEPT,),
+        (OVER,),
+    ),
+    msg.Report(4.0, (READING,)),
+    msg.Report(4.0),
+    msg.GrantKept("a", 3),
+    OVER,
+    msg.HolderIsDead("a"),
+    msg.Welcome(1, 2.0, "key", "pool", (KEPT,), (msg.Watch("b", ProcessId(8, None)),), (("box", "http://box"),)),
+    msg.Orders(1, 2.0),
+    msg.Orders(1, 2.0, (KEPT,), ("b",), warnings=(msg.EndWarning("a", EndReason.PREEMPTED, 60.0),), look=True),
+    msg.Rejected("another machine has this name"),
+    Hello("box", "nonce", "1"),
+    Challenge("leader", "nonce", "1"),
+    Proof("text"),
+]
+
+
+def test_every_kind_of_message_is_covered_here() -> None:
+    assert {type(message) for message in MESSAGES} == {
+        *get_args(msg.AgentMessage),
+        *get_args(msg.LeaderMessage),
+        Hello,
+        Challenge,
+        Proof,
+    }
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_out_as_it_went_in(message: Any) -> None:
+    assert decode_message(encode_message(message), type(message)) == message
+
+
+def test_what_a_newer_version_adds_is_left_out() -> None:
+    text = json.loads(encode_message(MESSAGES[0]))
+    text["leases"][0]["colour"] = text["colour"] = "red"
+    assert decode_message(json.dumps(text), msg.AgentMessage) == MESSAGES[0]
+    assert decode_message('{"kind": "Later", "x": 1}', msg.AgentMessage) is None
+
+
+def test_a_sign_that_nothing_happened_is_short() -> None:
+    assert encode_message(msg.Orders(1, 2.0)) == '{"kind":"Orders","epoch":1,"time":2.0}'
+    assert encode_message(msg.Report(4.0)) == '{"kind":"Report","heard":4.0}'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "not a JSON object"),
+        ("{", "not JSON"),
+        ('{"kind": "Welcome"}', "is not expected here"),
+        ('{"kind": "GrantKept", "lease_id": 7, "fence": 1}', "GrantKept.lease_id is 7, not of type str"),
+        ('{"kind": "GrantKept"}', "has the wrong fields: missing"),
+    ],
+)
+def test_what_is_not_a_message_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode_message(text, msg.AgentMessage)
+
+
+def test_what_a_box_keeps_comes_back_from_its_disk() -> None:
+    assert decode_kept(msg.KeptLease, encode_kept(KEPT)) == KEPT
+    assert decode_kept(msg.KeptLease, encode_kept(KEPT)).request.holder.process == ProcessId(7, 1.5)
+    assert decode_kept(msg.LeaseOver, encode_kept(OVER)) == OVER
+
+
+HELLO, CHALLENGE = Hello("box", "n1", "1"), Challenge("leader", "n2", "1")
+
+
+def test_a_proof_is_for_one_key_role_node_and_pair_of_nonces() -> None:
+    key = FleetKey("a-key-that-is-long-enough")
+    proof = key.prove("agent", HELLO, CHALLENGE)
+    assert key.is_proven(proof, "agent", HELLO, CHALLENGE)
+    assert not FleetKey("another-key-of-a-stranger").is_proven(proof, "agent", HELLO, CHALLENGE)
+    assert not key.is_proven(proof, "leader", HELLO, CHALLENGE)
+    for hello, challenge in (
+        (replace(HELLO, node="other"), CHALLENGE),
+        (replace(HELLO, nonce="n3"), CHALLENGE),
+        (HELLO, replace(CHALLENGE, nonce="n3")),
+    ):
+        assert not key.is_proven(proof, "agent", hello, challenge)
+
+
+def test_a_key_does_not_show_itself() -> None:
+    assert repr(FleetKey("a-key-that-is-long-enough")) == "<FleetKey set>"
+    assert repr(FleetKey(None)) == "<FleetKey not set>"
