@@ -303,5 +303,3 @@ def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: i
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
