@@ -12,10 +12,9 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from gpu_worker_pool.history_check import Violation, check
 from tests.e2e.worker import now
@@ -41,6 +40,8 @@ class FleetPlan:
     most_s: float = 8.0
     pause_s: float = 1.0
     kinds: Sequence[str] | None = None
+    # Let a leader that is broken while all else is well stay so, and break nothing else, until another one must have granted.
+    measured_s: float = 0.0
 
 
 @dataclass
@@ -51,7 +52,6 @@ class Report:
     violations: list[Violation]
     take_overs_s: list[float]
     history: FleetHistory
-    epochs: list[int] = field(default_factory=list)
 
 
 class FleetNemesis:
@@ -65,6 +65,7 @@ class FleetNemesis:
         # Nothing more is done to these for now.
         self.broken: set[SceneBox | str] = set()
         self.leader_broken_at: list[float] = []
+        self.is_measured = False
         self.kinds: dict[str, Callable[[], Undo | None]] = {
             "kill_leader": self.kill_leader,
             "hand_over": self.hand_over,
@@ -104,12 +105,16 @@ class FleetNemesis:
                 kind = to_come.pop(0) if to_come else self.random.choice([*(self.plan.kinds or self.kinds)])
                 done = self.kinds[kind]()
                 next_at = now() + self.random.uniform(0.2, 2 * self.plan.pause_s)
+                lasts_s = self.random.uniform(0.5, self.plan.most_s)
+                if self.is_measured:
+                    self.is_measured = False
+                    next_at, lasts_s = next_at + self.plan.measured_s, lasts_s + self.plan.measured_s
                 if done is None:
                     # It cannot be done now: no box leads, say, or another fault is in its way.
                     to_come += [kind] if self.counts[kind] == 0 else []
                 else:
                     self.counts[kind] += 1
-                    heapq.heappush(undo, (now() + self.random.uniform(0.5, self.plan.most_s), next(numbers), done))
+                    heapq.heappush(undo, (now() + lasts_s, next(numbers), done))
             else:
                 self.scene.keep_up(but=[box for box in self.scene.boxes if box in self.broken])
                 time.sleep(0.02)
@@ -130,7 +135,8 @@ class FleetNemesis:
     def note_leader_broken(self, leader: SceneBox) -> None:
         """A take-over is measured if all else is well."""
         self.scene.say("leader_broken", node=leader.node)
-        if self.broken == {leader}:
+        if self.plan.measured_s and self.broken == {leader}:
+            self.is_measured = True
             self.leader_broken_at.append(now())
 
     def kill_leader(self) -> Undo | None:
@@ -309,9 +315,3 @@ def run(plan: FleetPlan, scene: Scene) -> Report:
     counts["given_up"] = sum(line.get("why") in {"gave up", "lost"} for line in history.workers.lines)
     found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
     return Report(counts, found, take_overs(history, nemesis.leader_broken_at), history)
-
-
-def folder_of(base: Path, plan: FleetPlan) -> Path:
-    folder = base / f"fleet-{plan.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

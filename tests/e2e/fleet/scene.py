@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.testing import COMMAND, ServerDidNotStartError, inherited_environment
@@ -84,6 +84,9 @@ class SceneBox(Box):
         super().close()
         for proxy in (self.network, *self.databases):
             proxy.close()
+
+
+Role: TypeAlias = "tuple[Orders | ClientOrders, SceneBox | None]"
 
 
 class Scene:
@@ -175,7 +178,13 @@ class Scene:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def employ(self, *roles: tuple[Orders | ClientOrders, SceneBox | None]) -> None:
+    def begin(self, folder: Path) -> None:
+        """Another part of the story, with workers and lines of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.roles.clear()
+
+    def employ(self, *roles: Role) -> None:
         """Start a worker for each. One with a box asks only that box, as clients of a single box do."""
         for role, box in roles:
             ports = [box.port] if box is not None else [each.port for each in self.boxes]
@@ -218,12 +227,10 @@ class Scene:
     def end_workers(self) -> None:
         for worker in self.workers.values():
             worker.terminate()
-        ended = {name: worker.wait(LIMIT_S) for name, worker in self.workers.items()}
-        self.workers.clear()
-        assert not any(ended.values()), f"workers ended with {ended}"
+        self.await_workers()
 
     def await_workers(self) -> None:
-        """Those that have so many rounds."""
+        """Until all have ended."""
         ended = {name: worker.wait(LIMIT_S) for name, worker in self.workers.items()}
         self.workers.clear()
         assert not any(ended.values()), f"workers ended with {ended}"
@@ -283,14 +290,14 @@ def is_ready(box: Box) -> bool:
     return True
 
 
-def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: int = 2, seed: int = 0) -> list[Any]:
+def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: int = 2, seed: int = 0) -> list[Role]:
     """Old clients of each box, one of them as from another machine, and clients of the whole fleet. Some hold a GPU for
     longer than a TTL.
     """
     base = Orders("", 0, "", shortest_hold_s=0.05, longest_hold_s=0.4, longest_wait_s=1.0, ttl_s=ttl_s)
     of_client = ClientOrders("", (), "", ttl_s=ttl_s, shortest_hold_s=0.05, longest_hold_s=0.4)
     long_s = 3 * ttl_s
-    found: list[tuple[Orders | ClientOrders, SceneBox | None]] = []
+    found: list[Role] = []
     for box in scene.boxes:
         found += [(replace(base, is_local=number % 2 == 0), box) for number in range(old)]
         found += [(of_client, None)] * new
