@@ -19,12 +19,12 @@ from gpu_worker_pool.core.fleet.messages import (
     Orders,
     Rejected,
     Report,
-    Watch,
+    WatchOrder,
     Welcome,
 )
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.state import PoolState
@@ -201,6 +201,18 @@ def test_a_second_machine_of_one_name_is_rejected_and_a_second_link_replaces_the
     assert leader.boxes.node_of_key("key1") is None
 
 
+def test_a_box_with_simulated_gpus_is_rejected_by_a_fleet_of_real_ones() -> None:
+    leader = fleet()
+    simulated = (InventoryGpu("GPU-9", 0, "Simulated NVIDIA A100", 80_000.0),)
+
+    rejected, close = leader.hear(2, announce("laptop", gpus=simulated))
+
+    assert isinstance(rejected, Tell)
+    assert isinstance(rejected.message, Rejected)
+    assert "this box has simulated GPUs, and the fleet has real ones" in rejected.message.why
+    assert isinstance(close, Close)
+
+
 def test_a_leader_that_is_outdated_takes_no_box() -> None:
     assert isinstance(Leader().hear(1, announce(epoch_seen=4))[-1], Close)
 
@@ -266,6 +278,6 @@ def test_a_waiting_process_is_watched_by_its_box() -> None:
     leader.ask("a")
 
     (told,) = leader.ask("w", node="x")
-    assert told == Tell(1, Orders(3, leader.now, watches=(Watch("w", ProcessId(7, 1.0)),)))
+    assert told == Tell(1, Orders(3, leader.now, watches=(WatchOrder("w", ProcessId(7, 1.0)),)))
     (told,) = leader.hear(1, HolderIsDead("w"))
     assert told == Tell(1, Orders(3, leader.now, unwatched=("w",)))

@@ -23,7 +23,7 @@ from gpu_worker_pool.core.fleet.custody_actions import (
     WatchProcess,
 )
 from gpu_worker_pool.core.fleet.messages import (
-    EndWarning,
+    ComingEnd,
     GrantKept,
     HolderIsDead,
     KeptLease,
@@ -31,7 +31,7 @@ from gpu_worker_pool.core.fleet.messages import (
     Orders,
     Rejected,
     Report,
-    Watch,
+    WatchOrder,
     Welcome,
 )
 from gpu_worker_pool.core.model.gpu import ProcessId
@@ -51,7 +51,7 @@ def kept(lease_id: str = "a", fence: int = 1, request: Request = REMOTE, **chang
     return replace(lease, **changed)
 
 
-def welcome(*leases: KeptLease, epoch: int = 3, time: float = 500.0, watches: tuple[Watch, ...] = ()) -> Welcome:
+def welcome(*leases: KeptLease, epoch: int = 3, time: float = 500.0, watches: tuple[WatchOrder, ...] = ()) -> Welcome:
     return Welcome(epoch, time, "key", "pool", leases, watches, ())
 
 
@@ -173,19 +173,19 @@ def test_only_the_custodian_counts_heartbeats() -> None:
 
 def test_a_holder_is_warned_and_the_warning_is_withdrawn() -> None:
     custody = box(kept())
-    warned = EndWarning("a", EndReason.PREEMPTED, 60.0)
+    warned = ComingEnd("a", EndReason.PREEMPTED, 60.0)
 
     assert custody.take(Orders(3, 501.0, warnings=(warned,)), 101.0) == [TellHolder("a")]
     warning = custody.warning_of("a")
     assert warning is not None
     assert (warning.reason, warning.ends_s) == (EndReason.PREEMPTED, 161.0)
     assert custody.renew(["a"], 102.0)[0].warning == warning
-    custody.take(Orders(3, 502.0, warnings=(EndWarning("a", None, 0.0),)), 102.0)
+    custody.take(Orders(3, 502.0, warnings=(ComingEnd("a", None, 0.0),)), 102.0)
     assert custody.warning_of("a") is None
 
 
 def test_the_death_of_a_waiter_is_told_also_if_the_link_was_away() -> None:
-    watch = Watch("w", ProcessId(9, 1.0))
+    watch = WatchOrder("w", ProcessId(9, 1.0))
     custody = box()
     assert custody.take(Orders(3, 501.0, watches=(watch,)), 101.0) == [WatchProcess("w", ProcessId(9, 1.0))]
     custody.disconnected()

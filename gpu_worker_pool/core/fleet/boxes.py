@@ -30,6 +30,8 @@ from .messages import (
 )
 from .written_leases import WrittenLeases
 
+# The names of simulated GPUs begin with this.
+SIMULATED = "Simulated"
 # An agent hears from the leader so often.
 SIGN_OF_LIFE_S = 1.0
 # An agent that has said nothing for so long is silent. One that has read no GPU yet has more time.
@@ -209,7 +211,7 @@ class Boxes:
                 f"{message.machine_id}; give this box another name, or have an operator forget the node if that machine "
                 f"is gone"
             )
-        return None
+        return _why_of_another_kind(message, state)
 
     def _reported(self, session: _Session, message: Report, state: PoolState) -> list[BoxAction]:
         if not session.is_welcome or message.heard < session.reported:
@@ -328,3 +330,18 @@ class Boxes:
 
     def __repr__(self) -> str:
         return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes)} are up>"
+
+
+def _why_of_another_kind(message: Announce, state: PoolState) -> str | None:
+    """A box with simulated GPUs has no place among boxes with real ones: its GPUs would be granted to real work."""
+    own = {gpu.name.startswith(SIMULATED) for gpu in message.gpus or ()}
+    others = {
+        gpu.name.startswith(SIMULATED)
+        for node, known in state.nodes.items()
+        for gpu in (known.gpus or ())[:1]  # all of a box are alike in this
+        if node != message.node
+    }
+    if not own or not others or own <= others:
+        return None
+    kind, other = ("simulated", "real") if True in own else ("real", "simulated")
+    return f"this box has {kind} GPUs, and the fleet has {other} ones; give it a pool of its own (GPU_POOL_FLEET_POOL)"

@@ -20,11 +20,11 @@ from .custody_actions import (
     CustodyAction,
     Drop,
     Keep,
+    KeptRenewal,
     LeaseWarning,
     LookNow,
     NoteOver,
     NoteSeen,
-    Renewal,
     RenewalState,
     Send,
     StopWatching,
@@ -33,7 +33,7 @@ from .custody_actions import (
 )
 from .messages import (
     Announce,
-    EndWarning,
+    ComingEnd,
     GrantKept,
     HolderIsDead,
     KeptLease,
@@ -42,7 +42,7 @@ from .messages import (
     Orders,
     Rejected,
     Report,
-    Watch,
+    WatchOrder,
     Welcome,
 )
 from .reporting import Reporting
@@ -259,7 +259,7 @@ class Custody:
         self._left.pop(lease_id, None)
         return self._leases.pop(lease_id, None) is not None
 
-    def _warned(self, warning: EndWarning) -> list[CustodyAction]:
+    def _warned(self, warning: ComingEnd) -> list[CustodyAction]:
         if warning.lease_id not in self._leases:
             return []
         if warning.reason is None:
@@ -274,26 +274,26 @@ class Custody:
         else:
             self._deadlines.drop(lease.id)
 
-    def renew(self, lease_ids: Sequence[str], now: float) -> list[Renewal]:
+    def renew(self, lease_ids: Sequence[str], now: float) -> list[KeptRenewal]:
         """Heartbeats, which arrived at `now`. A lease lives until a `tick` ends it."""
         self._now = max(now, self._now)
         return [self._renewed(lease_id, now) for lease_id in lease_ids]
 
-    def _renewed(self, lease_id: str, now: float) -> Renewal:
+    def _renewed(self, lease_id: str, now: float) -> KeptRenewal:
         lease = self._leases.get(lease_id)
         if lease is None:
             over = self._over.get(lease_id)
             if over is None:
-                return Renewal(lease_id, RenewalState.ELSEWHERE)
-            return Renewal(lease_id, RenewalState.ENDED, reason=over.reason)
+                return KeptRenewal(lease_id, RenewalState.ELSEWHERE)
+            return KeptRenewal(lease_id, RenewalState.ENDED, reason=over.reason)
         if not lease.is_custodian:
-            return Renewal(lease_id, RenewalState.ELSEWHERE, warning=self.warning_of(lease_id))
+            return KeptRenewal(lease_id, RenewalState.ELSEWHERE, warning=self.warning_of(lease_id))
         due_at = self._deadlines.due_at(lease_id)
         if due_at is not None and lease.ttl_s is not None:
             due_at = max(due_at, now + lease.ttl_s)
             self._deadlines.set(lease_id, due_at)
         left_s = None if due_at is None else due_at - now
-        return Renewal(lease_id, RenewalState.RENEWED, left_s, self.warning_of(lease_id))
+        return KeptRenewal(lease_id, RenewalState.RENEWED, left_s, self.warning_of(lease_id))
 
     def tick(self, now: float) -> list[CustodyAction]:
         """Time has passed. While heartbeats that arrived wait to be carried out, `now` is the arrival of the first."""
@@ -321,7 +321,7 @@ class Custody:
         self._watches.pop(lease.id, None)  # it waited
         return [WatchProcess(lease.id, process)]
 
-    def _watching(self, watches: Iterable[Watch]) -> list[CustodyAction]:
+    def _watching(self, watches: Iterable[WatchOrder]) -> list[CustodyAction]:
         new = [watch for watch in watches if watch.lease_id not in self._leases]
         self._watches.update((watch.lease_id, watch.process) for watch in new)
         return [WatchProcess(watch.lease_id, watch.process) for watch in new]

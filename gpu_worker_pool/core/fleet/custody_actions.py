@@ -99,7 +99,7 @@ class LeaseWarning:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewal:
+class KeptRenewal:
     """The answer to a heartbeat. `expires_in_s` is None for a lease that lasts as long as its holder's process. `reason` is
     how an ended lease ended; None if only the leader knows.
     """

@@ -76,7 +76,7 @@ AgentMessage = Announce | Report | GrantKept | LeaseOver | HolderIsDead
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchOrder:
     """A process of this node waits in the queue; its death is to be told."""
 
     lease_id: str
@@ -84,7 +84,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class EndWarning:
+class ComingEnd:
     """The leader ends a lease in so many seconds; None: it does not, after all."""
 
     lease_id: str
@@ -103,7 +103,7 @@ class Welcome:
     key: str
     pool_id: str
     leases: tuple[KeptLease, ...]
-    watches: tuple[Watch, ...]
+    watches: tuple[WatchOrder, ...]
     boxes: tuple[tuple[str, str], ...]
 
 
@@ -117,9 +117,9 @@ class Orders:
     time: float
     grants: tuple[KeptLease, ...] = ()
     ended: tuple[str, ...] = ()
-    watches: tuple[Watch, ...] = ()
+    watches: tuple[WatchOrder, ...] = ()
     unwatched: tuple[str, ...] = ()
-    warnings: tuple[EndWarning, ...] = ()
+    warnings: tuple[ComingEnd, ...] = ()
     boxes: tuple[tuple[str, str], ...] | None = None
     look: bool = False
 

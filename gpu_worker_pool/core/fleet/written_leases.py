@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, Ending,
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 
-from .messages import EndWarning, Orders, Watch
+from .messages import ComingEnd, Orders, WatchOrder
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class BoxNews:
 
     grants: dict[str, KeptLease] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
-    watches: dict[str, Watch] = field(default_factory=dict)
+    watches: dict[str, WatchOrder] = field(default_factory=dict)
     unwatched: list[str] = field(default_factory=list)
-    warnings: dict[str, EndWarning] = field(default_factory=dict)
+    warnings: dict[str, ComingEnd] = field(default_factory=dict)
     look: bool = False
 
     def orders(self, epoch: int, now: float) -> Orders:
@@ -46,7 +46,7 @@ class WrittenLeases:
     def __init__(self, state: PoolState) -> None:
         self._active: dict[str, ActiveLease] = {}
         self._by_node: dict[str, dict[str, KeptLease]] = {}
-        self._watches: dict[str, dict[str, Watch]] = {}
+        self._watches: dict[str, dict[str, WatchOrder]] = {}
         self._watched_by: dict[str, str] = {}
         # The nodes that have not said yet that they keep a grant.
         self.unconfirmed: dict[str, set[str]] = {}
@@ -64,11 +64,11 @@ class WrittenLeases:
         """The active leases that have GPUs of this node."""
         return self._by_node.get(node, {})
 
-    def watches_of(self, node: str) -> Iterable[Watch]:
+    def watches_of(self, node: str) -> Iterable[WatchOrder]:
         """The processes of this node that hold nothing here: they wait, or have GPUs of other nodes only."""
         return self._watches.get(node, {}).values()
 
-    def warnings_of(self, node: str, now: float) -> tuple[EndWarning, ...]:
+    def warnings_of(self, node: str, now: float) -> tuple[ComingEnd, ...]:
         leases = [self._active[lease_id] for lease_id in self.of(node)]
         return tuple(_warning(lease.id, lease.ending, now) for lease in leases if lease.ending is not None)
 
@@ -108,7 +108,7 @@ class WrittenLeases:
     def _watch(self, lease_id: str, request: Request) -> None:
         node, process = request.holder.node, request.holder.process
         if node is not None and process is not None:
-            watch = Watch(lease_id, process)
+            watch = WatchOrder(lease_id, process)
             self._watches.setdefault(node, {})[lease_id] = watch
             self._watched_by[lease_id] = node
             self._news_of(node).watches[lease_id] = watch
@@ -191,7 +191,7 @@ def kept_by(lease: ActiveLease, node: str) -> KeptLease:
     )
 
 
-def _warning(lease_id: str, ending: Ending | None, now: float) -> EndWarning:
+def _warning(lease_id: str, ending: Ending | None, now: float) -> ComingEnd:
     if ending is None:
-        return EndWarning(lease_id, None, 0.0)
-    return EndWarning(lease_id, ending.reason, max(ending.at - now, 0.0))
+        return ComingEnd(lease_id, None, 0.0)
+    return ComingEnd(lease_id, ending.reason, max(ending.at - now, 0.0))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from gpu_worker_pool.ledger.sql_files import load_migrations, load_queries
 
 from . import schema
-from .connection import DatabaseConnection, RawConnection
+from .connection import DatabaseConnection
+from .hosts import RawConnection
 from .url import parse_url
 
 LIMIT_S = 10.0

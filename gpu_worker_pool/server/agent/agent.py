@@ -167,9 +167,11 @@ class Agent:
     def trouble(self) -> str | None:
         if self.is_leader or self._welcome is not None:
             return None
-        if self._leadership is not None and self._leadership.leader_url() is None and self._leadership.trouble:
-            return self._leadership.trouble
-        return f"this box has no connection to a leader of the fleet: {self._search.trouble or 'it looks for one'}"
+        known = None if self._leadership is None else self._leadership.trouble
+        if known is not None and self._leadership is not None and self._leadership.leader_url() is None:
+            return known
+        why = "; ".join(filter(None, (self._search.trouble, known))) or "it looks for one"
+        return f"this box has no connection to a leader of the fleet: {why}"
 
     @property
     def boxes(self) -> Mapping[str, str]:

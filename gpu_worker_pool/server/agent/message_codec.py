@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast, get_args
 
 from gpu_worker_pool.core.fleet.messages import (
     AgentMessage,
-    EndWarning,
+    ComingEnd,
     KeptLease,
     LeaderMessage,
     LeaseOver,
-    Watch,
+    WatchOrder,
 )
 from gpu_worker_pool.core.model.gpu import Gpu, GpuProcess, InventoryGpu, Reading
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
@@ -26,7 +26,7 @@ from .handshake import Challenge, Hello, Proof
 
 HandshakeMessage = Hello | Challenge | Proof
 _MESSAGES: tuple[type, ...] = (*get_args(AgentMessage), *get_args(LeaderMessage), *get_args(HandshakeMessage))
-_PARTS: tuple[type, ...] = (KeptLease, LeaseOver, Watch, EndWarning, InventoryGpu, Reading, Gpu, GpuProcess)
+_PARTS: tuple[type, ...] = (KeptLease, LeaseOver, WatchOrder, ComingEnd, InventoryGpu, Reading, Gpu, GpuProcess)
 _KINDS = {kind.__name__: kind for kind in _MESSAGES}
 _MessageT = TypeVar("_MessageT")
 

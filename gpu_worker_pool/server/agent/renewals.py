@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from gpu_worker_pool.core.fleet.custody import Custody
-from gpu_worker_pool.core.fleet.custody_actions import Renewal, RenewalState
+from gpu_worker_pool.core.fleet.custody_actions import KeptRenewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.turn import Waiters
 from gpu_worker_pool.server.authority.pool import RENEWALS_PER_TTL
@@ -69,7 +69,7 @@ class Renewals:
         )
 
 
-def _view(renewal: Renewal, now: float) -> Renewed:
+def _view(renewal: KeptRenewal, now: float) -> Renewed:
     warning, expires_in_s = None, renewal.expires_in_s
     if renewal.warning is not None:
         in_s = max(renewal.warning.ends_s - now, 0.0)

@@ -44,7 +44,7 @@ ANSWERED = (
 )  # fmt: skip
 
 
-class Answer(NamedTuple):
+class BoxAnswer(NamedTuple):
     status: int
     data: Any
 
@@ -81,23 +81,25 @@ class Forwarding:
             raise
         return Response(answer.status, self._stream(answer, gone), _headers(answer, with_length=length >= 0))
 
-    async def renew(self, call: Call, body: bytes) -> Answer:
+    async def renew(self, call: Call, body: bytes) -> BoxAnswer:
         """Pass a renewal on to the leader, with another body than the caller's."""
         gone = asyncio.ensure_future(until_gone(call.receive))
         try:
             answer = await self._ask(call, body, {}, gone)
-            return Answer(answer.status, json.loads(await self._race(asyncio.ensure_future(answer.read()), gone, None)))
+            return BoxAnswer(
+                answer.status, json.loads(await self._race(asyncio.ensure_future(answer.read()), gone, None))
+            )
         finally:
             gone.cancel()
 
-    async def ask_box(self, url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> Answer | None:
+    async def ask_box(self, url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> BoxAnswer | None:
         """Ask another box; None if it does not answer."""
         import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
 
         limit = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_S)
         try:
             async with self._opened().post(url, data=body, headers=headers, timeout=limit) as answer:
-                return Answer(answer.status, json.loads(await answer.read()))
+                return BoxAnswer(answer.status, json.loads(await answer.read()))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
 

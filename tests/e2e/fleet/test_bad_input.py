@@ -123,7 +123,7 @@ def test_it_does_not_join_a_fleet_while_leases_of_its_own_are_left(tmp_path: Pat
     """The fleet knows nothing of them: it would grant their GPUs again."""
     with served(tmp_path) as alone:
         assert alone.call("PUT", "/leases/a", {"ttl_s": 600.0})[0] == 201
-    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box"}
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "HOST": "127.0.0.1"}
     flags = ("serve", "--port", "0", "--state-dir", str(tmp_path), "--fleet", "postgresql://127.0.0.1:1/db")
 
     done = gpu_pool(*flags, env=env, cwd=tmp_path)

@@ -45,7 +45,7 @@ def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
     for_fleet = {resource.path: resource.routes for resource in FLEET_TABLE}
     twice = {f"/fleet{resource.path}": resource.routes for resource in TABLE if resource.answered_by != "box"}
     assert twice.items() <= for_fleet.items()
-    assert for_fleet.keys() - twice.keys() == {"/fleet", RENEW_AT_BOX}
+    assert for_fleet.keys() - twice.keys() == {"/fleet", "/fleet/nodes/{node}", RENEW_AT_BOX}
     answered_here = {resource.path for resource in TABLE if resource.answered_by == "box"}
     assert answered_here >= {"/gpu/stats", "/health", "/livez", "/readyz", "/config", "/metrics", "/ui", "/ui/{file}"}
 
