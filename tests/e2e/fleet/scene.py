@@ -121,7 +121,7 @@ class Scene:
             )
         listed = ",".join(box.address for box in self.boxes)
         for number in range(agents):
-            self.boxes.append(SceneBox(listed, folder / f"a{number}", **settings))
+            self.boxes.append(SceneBox(listed, folder / f"a{number}", (), **settings))
 
     # --- boxes -------------------------------------------------------------------------------------------------------
 

@@ -27,9 +27,8 @@ Outage = Callable[[Scene], None]
 
 def employ_holders(scene: Scene) -> None:
     """A holder on each GPU of each box: old clients, on the box and elsewhere, and new ones. They hold on."""
-    hold = {"shortest_hold_s": FOREVER_S, "longest_hold_s": FOREVER_S}
-    old = Orders("", 0, "", ttl_s=TTL_S, is_local=False, **hold)
-    new = ClientOrders("", (), "", ttl_s=TTL_S, **hold)
+    old = Orders("", 0, "", ttl_s=TTL_S, is_local=False, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
+    new = ClientOrders("", (), "", ttl_s=TTL_S, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
     local = replace(old, is_local=True)
     # The new ones go where there is room, so the old ones come first.
     of_boxes = [(local if number == 0 else old, box) for number, box in enumerate(scene.boxes)]
