@@ -221,8 +221,12 @@ class Scene:
         self._start_worker(role)
 
     def workers_of(self, box: SceneBox) -> list[str]:
-        """Those that count as processes of this box."""
-        return [name for name, role in self.roles.items() if isinstance(role, Orders) and role.port == box.port]
+        """Those that may count as processes of this box: its own, and all local ones that ask any box."""
+
+        def may_be(role: Orders | ClientOrders) -> bool:
+            return isinstance(role, ClientOrders) or role.port == box.port or (role.is_local and bool(role.prefix))
+
+        return [name for name, role in self.roles.items() if may_be(role)]
 
     def end_workers(self) -> None:
         for worker in self.workers.values():
