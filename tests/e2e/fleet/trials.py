@@ -18,17 +18,18 @@ from .fleet import GPUS, until
 from .journal_check import check_fleet
 from .scene import Scene
 
-# Of the holders that keep their GPUs through outages. They give up after two thirds of it without a renewal.
+# Of the holders that keep their GPUs through outages. They give up after two thirds of it without a renewal, so it is longer
+# than it takes to start a box again.
 TTL_S = 6.0
 FOREVER_S = 3600.0
 
 Outage = Callable[[Scene], None]
 
 
-def employ_holders(scene: Scene) -> None:
+def employ_holders(scene: Scene, ttl_s: float = TTL_S) -> None:
     """A holder on each GPU of each box: old clients, on the box and elsewhere, and new ones. They hold on."""
-    old = Orders("", 0, "", ttl_s=TTL_S, is_local=False, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
-    new = ClientOrders("", (), "", ttl_s=TTL_S, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
+    old = Orders("", 0, "", ttl_s=ttl_s, is_local=False, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
+    new = ClientOrders("", (), "", ttl_s=ttl_s, shortest_hold_s=FOREVER_S, longest_hold_s=FOREVER_S)
     local = replace(old, is_local=True)
     # The new ones go where there is room, so the old ones come first.
     of_boxes = [(local if number == 0 else old, box) for number, box in enumerate(scene.boxes)]
@@ -55,7 +56,8 @@ def database_down(scene: Scene, down_s: float = 0.0) -> None:
     agent = scene.boxes[-1]
     agent.kill()
     agent.start()
-    until(lambda: _have_renewed_since(scene, began + TTL_S), "all have renewed their leases after a TTL")
+    longer_s = max(role.ttl_s for role in scene.roles.values())
+    until(lambda: _have_renewed_since(scene, began + longer_s), "all have renewed their leases after a TTL")
     time.sleep(max(began + down_s - now(), 0.0))
     scene.database.start()
 
