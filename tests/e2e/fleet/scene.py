@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpu_worker_pool.ledger.codec import decode_event
-from gpu_worker_pool.testing import COMMAND, ServerDidNotStartError, inherited_environment
+from gpu_worker_pool.testing import COMMAND, inherited_environment
 from tests.e2e import histories
 from tests.e2e.faults.workers import PYTHON, WORKER
 from tests.e2e.worker import NoAnswer, Orders, call, now
@@ -284,14 +284,6 @@ class Scene:
 
 def joined(box: Box) -> list[int]:
     return [int(epoch) for epoch in JOINED.findall(box.log())]
-
-
-def is_ready(box: Box) -> bool:
-    try:
-        box.wait_until_ready()
-    except ServerDidNotStartError:
-        return False
-    return True
 
 
 def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: int = 2, seed: int = 0) -> list[Role]:
