@@ -65,8 +65,8 @@ class _Kept:
 class GPUWorkerPoolClient:
     """Requests GPUs and releases them; `async with` starts and stops it.
 
-    What is not given here comes from the environment (see .env.example), and from defaults after that. Several endpoints of
-    one fleet are entry points of one pool; a single one stands for its own box. `scope` says otherwise: "fleet" or "box". `on_lost` is
+    What is not given here comes from the environment (see .env.example), and from defaults after that. Several endpoints
+    of one fleet are entry points of one pool, a single one stands for its own box; `scope` says otherwise. `on_lost` is
     called with an assignment that is lost, `on_ending` with one whose `ending` has changed, `on_event` with everything
     that happens; all are called in the event loop, so they must be quick.
     """
@@ -215,9 +215,8 @@ class GPUWorkerPoolClient:
         limit_s = None if time_limit is None else parse_span(time_limit)
         if not isinstance(preemptible, bool):
             raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-        holding = holder(worker_id, pid)
-        request = Request(wishes, holding, priority, self._config.ttl_s, labelled, parent, limit_s, preemptible)
-        lease_id = uuid.uuid4().hex
+        who, ttl_s, lease_id = holder(worker_id, pid), self._config.ttl_s, uuid.uuid4().hex
+        request = Request(wishes, who, priority, ttl_s, labelled, parent, limit_s, preemptible)
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
         try:
@@ -274,8 +273,7 @@ class GPUWorkerPoolClient:
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
         """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
-        known = self._started_multi()
-        member = known.members.get(endpoint_id)
+        member = (known := self._started_multi()).members.get(endpoint_id)
         return member is not None and await known.try_again(member)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:

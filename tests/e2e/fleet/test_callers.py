@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,23 @@ async def test_another_box_joins_until_the_lease_ends(fleet: Fleet, tmp_path: Pa
         _, err = await joining.communicate()
     assert joining.returncode == 125, err
     assert b"the command is stopped" in err
+
+
+def test_ssh_starts_the_command_on_the_other_boxes(fleet: Fleet, tmp_path: Path) -> None:
+    """The user's ssh is a stand-in, which runs the line here, as if the other box's server were that of its machine."""
+    ssh, other = tmp_path / "ssh", urls(fleet)[0]
+    ssh.write_text(f'#!/bin/sh\necho "$3" > {tmp_path}/host\nGPU_SERVICE_ENDPOINT={other} exec sh -c "$4"\n')
+    (tmp_path / "gpu-pool").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_worker_pool "$@"\n')
+    for program in (ssh, tmp_path / "gpu-pool"):
+        program.chmod(0o755)
+    env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[1], "TOLD": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    both = 'env > "$TOLD/$GPU_POOL_NODE_RANK"; until [ -e "$TOLD/0" ] && [ -e "$TOLD/1" ]; do sleep 0.05; done'
+    done = called("run", "--gpus", str(GPUS), "--nodes", "2", "--ssh", "--env", "TOLD", "--", "sh", "-c", both, env=env)
+    assert done.code == 0, done
+    assert (tmp_path / "host").read_text().strip() == "localhost"
+    seen = [
+        dict(line.split("=", 1) for line in (tmp_path / rank).read_text().splitlines() if "=" in line) for rank in "01"
+    ]
+    assert len({told["GPU_POOL_LEASE_ID"] for told in seen}) == 1
+    assert len({told["MASTER_ADDR"] for told in seen}) == 1
+    until(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
