@@ -9,7 +9,8 @@ It is pure, and comes after history_check.py, which reads the workers' lines alo
 - `twin`: a second box with the name of another one was taken;
 - `acknowledged`: a client was told of a grant that the journal does not have;
 - `expired`: a lease expired within a TTL of a renewal that its box took;
-- `fence`: along the journal, the fences of a GPU do not grow.
+- `fence`: along the journal, the fences of a GPU do not grow;
+- `order`: a request was granted while an earlier one of the same owner, for the same, waited.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def check_fleet(history: FleetHistory) -> list[Violation]:
         check_acknowledged,
         check_renewed,
         check_fences,
+        check_order,
     )
     return [violation for one in checks for violation in one(history)]
 
@@ -157,6 +159,28 @@ def check_fences(history: FleetHistory) -> Iterator[Violation]:
                 text = f"at {row.position}, {granted.lease_id} has {granted.fence} on {gpu} after {highest[gpu]}"
                 yield Violation("fence", text)
             highest[gpu] = max(granted.fence, highest.get(gpu, 0))
+
+
+def check_order(history: FleetHistory) -> Iterator[Violation]:
+    waiting: dict[str, ev.LeaseQueued] = {}
+    for row in history.journal:
+        event = row.event
+        if isinstance(event, ev.LeaseQueued):
+            waiting[event.lease_id] = event
+        elif isinstance(event, ev.LeaseEnded):
+            waiting.pop(event.lease_id, None)
+        elif isinstance(event, ev.LeaseGranted) and (served := waiting.pop(event.lease_id, None)) is not None:
+            for other in waiting.values():
+                # One that a box brought back has no place in line.
+                is_earlier = 0 < other.seq < served.seq and _line(other) == _line(served)
+                if is_earlier and other.request.priority >= served.request.priority:
+                    text = f"at {row.position}, {served.lease_id} was granted before {other.lease_id}"
+                    yield Violation("order", text)
+
+
+def _line(queued: ev.LeaseQueued) -> tuple[object, ...]:
+    request = queued.request
+    return request.wishes, request.parent, request.holder.owner, request.preemptible
 
 
 def take_overs(history: FleetHistory, broken_at: Sequence[float]) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.run_history import RunHistory
 from tests.e2e.fleet.journal_check import FleetHistory, JournalRow, check_fleet, take_overs
 from tests.e2e.scribe import TTL_S, Scribe
@@ -39,6 +40,9 @@ class Journal:
 
     def granted(self, lease: str, at: float, fence: int, node: str = "a", gpu: str = "gpu0") -> None:
         self.write(ev.LeaseGranted(BASE + at, lease, (GpuKey(node, gpu),), fence, BASE + at))
+
+    def queued(self, lease: str, at: float, seq: int, priority: int = 0) -> None:
+        self.write(ev.LeaseQueued(BASE + at, lease, Request(Wishes(), priority=priority), seq, BASE + at))
 
     def ended(self, lease: str, at: float, reason: EndReason = EndReason.RELEASED) -> None:
         self.write(ev.LeaseEnded(BASE + at, lease, reason, (), BASE + at))
@@ -151,6 +155,25 @@ def test_a_later_grant_of_a_gpu_has_no_higher_fence(journal: Journal) -> None:
     journal.granted("third", 6.0, 2)
 
     assert journal.found() == ["fence"]
+
+
+def test_a_later_request_for_the_same_was_granted_first(journal: Journal) -> None:
+    journal.queued("early", 6.0, 1)
+    journal.queued("late", 6.1, 2)
+    journal.granted("late", 6.2, 3)
+
+    assert journal.found() == ["order"]
+
+
+def test_a_later_request_may_be_more_important_or_the_first_one_gone(journal: Journal) -> None:
+    journal.queued("early", 6.0, 1)
+    journal.queued("important", 6.1, 2, priority=1)
+    journal.granted("important", 6.2, 3)
+    journal.queued("late", 6.3, 3)
+    journal.ended("early", 6.4, EndReason.CANCELLED)
+    journal.granted("late", 6.5, 4)
+
+    assert journal.found() == []
 
 
 def test_a_take_over_lasts_until_another_leader_grants(journal: Journal) -> None:
