@@ -60,6 +60,7 @@ cover: $(READY) ## Run all tests and show which code they reach
 soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10), then a fleet, and check what happened
 	$(BIN)/python -m tests.e2e.soak
 	$(BIN)/python -m tests.e2e.fleet.soak
+	$(BIN)/python -m tests.e2e.fleet.nemesis_soak
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from gpu_worker_pool.ledger.state_dir import check_files
 
 from .message_codec import decode_kept, encode_kept
 
-LEASE, OVER, SEEN = "lease", "over", ("seen", "")
+LEASE, OVER, SEEN, POOL = "lease", "over", ("seen", ""), ("pool", "")
 
 
 class CustodyStore:
@@ -31,6 +31,8 @@ class CustodyStore:
         self._thread = thread
         # Tells this box from another one of the same name. It is not in the database, so it outlives damage to that.
         self.machine_id = machine_id
+        # Of the fleet, so that holders believe this box also before it has found a leader; None: it has had none.
+        self.pool_id = file.rows.get(POOL)
 
     @classmethod
     async def open(cls, path: Path, durability: Durability) -> Self:
@@ -59,9 +61,13 @@ class CustodyStore:
             over=[decode_kept(LeaseOver, body) for (kind, _), body in rows.items() if kind == OVER],
         )
 
-    async def write(self, actions: Iterable[CustodyAction]) -> None:
-        """Write what these actions say, all or none. JournalError if that cannot be done now."""
+    async def write(self, actions: Iterable[CustodyAction], pool_id: str | None = None) -> None:
+        """Write what these actions say, all or none, and the fleet that they belong to. JournalError if that cannot be done
+        now.
+        """
         changes: dict[tuple[str, str], str | None] = {}
+        if pool_id is not None and pool_id != self.pool_id:
+            changes[POOL] = pool_id
         for action in actions:
             match action:
                 case Keep(lease=lease):
@@ -76,6 +82,7 @@ class CustodyStore:
                     pass
         if changes:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._file.write, changes)
+            self.pool_id = changes.get(POOL, self.pool_id)
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._file.close)

@@ -80,7 +80,7 @@ class FleetRenewals:
                 "Ask again.",
                 RETRY_AFTER,
             )
-        return Response(200, encode(_together(filter(None, answers), self._pool.pool_id)))
+        return Response(200, encode(_together(filter(None, answers), self._pool_id)))
 
     async def renew_at_box(self, call: Call) -> Response:
         """A renewal that another box passes on, for a caller that it knows."""
@@ -101,12 +101,18 @@ class FleetRenewals:
                     renewed=kept.renewed,
                     lost=kept.lost,
                     held_s=kept.held_s,
-                    pool_id=self._pool.pool_id,
+                    pool_id=self._pool_id,
                     elsewhere=kept.elsewhere,
                     denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
                 )
             ),
         )
+
+    @property
+    def _pool_id(self) -> str | None:
+        """A box that cannot lead has no journal, and knows its fleet by the leader that it has or had."""
+        fleet = self._pool.fleet()
+        return self._pool.pool_id or (fleet.id if fleet is not None else None)
 
     def _may(self, caller: Caller) -> Callable[[str | None], bool]:
         return lambda owner: may_manage(caller, owner, self._tokens)
@@ -174,7 +180,7 @@ class FleetRenewals:
         return self._answer(await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned))
 
     def _answer(self, kept: BoxRenewal) -> RenewAnswer:
-        return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool.pool_id)
+        return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool_id)
 
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
         try:

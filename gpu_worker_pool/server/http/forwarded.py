@@ -85,6 +85,7 @@ def check_forwarded(text: str, *, is_leader: bool, node_of_key: Callable[[str], 
         403,
         f"The header {HEADER} is for boxes that pass calls on to the leader of their fleet, with a key of that leader; "
         "leave it out.",
+        {HEADER: "unproven"},
     )
     if node_of_key is None:
         raise unproven

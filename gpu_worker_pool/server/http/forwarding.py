@@ -137,7 +137,9 @@ class Forwarding:
         for is_last in (False, True):
             sent = self._opened().request(call.scope["method"], target, data=body or None, headers=headers)
             try:
-                return cast("aiohttp.ClientResponse", await self._race(asyncio.ensure_future(_begun(sent)), gone, url))
+                answer = cast(
+                    "aiohttp.ClientResponse", await self._race(asyncio.ensure_future(_begun(sent)), gone, url)
+                )
             except aiohttp.ServerDisconnectedError:
                 # The leader closed a connection that it had kept open. All calls may be made twice.
                 if is_last:
@@ -150,6 +152,15 @@ class Forwarding:
                 ) from None
             except (aiohttp.ClientError, TimeoutError, OSError):
                 raise _broken(url) from None
+            else:
+                if HEADER not in answer.headers:
+                    return answer
+                answer.release()
+                raise Refused(
+                    503,
+                    f"The leader of the fleet ({url}) has ended its connection with this box, which makes another one; ask again.",
+                    RETRY_AFTER,
+                )
         raise AssertionError("unreachable")
 
     async def _race(self, work: asyncio.Future[Any], gone: asyncio.Future[None], url: str | None) -> Any:

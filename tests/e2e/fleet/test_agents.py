@@ -54,8 +54,9 @@ class Boxes:
 
 
 def renewed(box: Box, *lease_ids: str, **form: object) -> bool:
+    """Whether the box renewed all, and named the pool. A client believes no other server."""
     status, answer = box.call("POST", "/leases/renew", {"ids": lease_ids, **form})
-    return status == 200 and {each["id"] for each in answer["renewed"]} == set(lease_ids)
+    return status == 200 and {each["id"] for each in answer["renewed"]} == set(lease_ids) and bool(answer["pool_id"])
 
 
 def are_up(boxes: Boxes) -> bool:

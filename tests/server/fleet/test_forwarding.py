@@ -103,6 +103,19 @@ async def test_only_a_box_with_the_leaders_key_is_believed(tmp_path: Path) -> No
         assert (status, "belongs to no fleet" in problem["detail"]) == (404, True)
 
 
+async def test_a_caller_is_told_to_ask_again_while_the_leader_has_given_its_box_up(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        boxes.leader.membership.keys.clear()
+        for path, method, body in (
+            ("/leases/x", "PUT", {}),
+            ("/leases/renew", "POST", {"ids": ["x"]}),
+            ("/pool", "GET", None),
+        ):
+            status, problem = await boxes.other.ask(path, method, body)
+            assert (status, "ask again" in problem["detail"].lower()) == (503, True), problem
+            assert boxes.other.answered["retry-after"] == "1"
+
+
 async def test_what_a_box_says_of_its_caller_is_what_counts(tmp_path: Path) -> None:
     async with two_boxes(tmp_path) as boxes:
         leader = boxes.leader
