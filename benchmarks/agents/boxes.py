@@ -21,7 +21,7 @@ from gpu_worker_pool.core.fleet.messages import LeaderMessage, Welcome
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.server.agent.handshake import FleetKey
-from gpu_worker_pool.server.agent.link import Link, LinkLost, connect
+from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.version import VERSION
 
@@ -49,7 +49,7 @@ class Box:
         self._url, self._key = url, key
         self._readings = readings_of(self.node)
         self._custody = Custody(self.node, f"machine-{number}", "boot", boot_time())
-        self._link: Link | None = None
+        self._link: LeaderLink | None = None
         self.is_welcome = asyncio.Event()
         # How often it has lost its leader.
         self.losses = 0
@@ -70,7 +70,7 @@ class Box:
     async def _join(self, session: aiohttp.ClientSession, room: asyncio.Semaphore) -> None:
         async with room:
             socket = await connect(session, self._url, self.node, VERSION, self._key)
-            self._link = link = Link(socket)
+            self._link = link = LeaderLink(socket)
             installed = tuple(map(as_installed, self._readings))
             link.send(self._custody.announce(f"http://{self.node}:8000", VERSION, False, installed))  # noqa: FBT003
             running = asyncio.ensure_future(link.run(self._take))
