@@ -367,7 +367,8 @@ def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
 def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Ineligible | None:
     reading = slot.reading
     if reading is None:
-        return ReadingUnknown("state")
+        is_silent = state.epoch > 0 and slot.key.node not in state.announced
+        return ReadingUnknown(f"box, {slot.key.node}, is not heard of, so its state" if is_silent else "state")
     if reading.fault is not None:
         return Unhealthy(reading.fault)
     if now > stale_at(state, reading):

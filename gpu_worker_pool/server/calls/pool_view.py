@@ -76,7 +76,8 @@ async def encode_pool(
             queue_length=len(waiting),
             server_id=pool.id,
             pool_id=pool.pool_id,
-            machine=machine_fingerprint(),
+            # A box passes calls on to the leader, which is on another machine.
+            machine=machine_fingerprint() if scope.node in {None, pool.node} and not scope.is_fleet else None,
             ignored_processes=tuple(sorted(state.ignored_processes)),
             can_grant=pool.trouble is None,
             trouble=pool.trouble,

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.queue.eligibility import (
     Draining,
@@ -407,3 +408,11 @@ def test_a_device_whose_hardware_knows_no_utilization_is_judged_by_memory_alone(
     assert box.gpus_of("a") == (key(),)
     full = Box(reading(utilization=None, has_utilization=False, used_mb=70_000))
     assert isinstance(full.verdict(), OverMemory)
+
+
+def test_a_gpu_of_a_box_that_is_not_heard_of_says_so() -> None:
+    box = Box(reading(node="gpu-07"))
+
+    box.do(cmd.TakeOver(1, "boot"))
+
+    assert str(box.verdict(node="gpu-07")) == "its box, gpu-07, is not heard of, so its state is unknown"
