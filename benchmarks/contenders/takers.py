@@ -225,7 +225,7 @@ MODULES = {
     "pool": (
         "gpu_worker_pool",
         "gpu_worker_pool.client.acquire.acquisition",
-        "gpu_worker_pool.client.endpoints.fleet",
+        "gpu_worker_pool.client.endpoints.known_endpoints",
         "aiohttp",
     ),
     "redis-lock": ("redis",),
