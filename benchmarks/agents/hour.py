@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from benchmarks.shared.crowded_pool import SETTINGS
 from benchmarks.shared.results import Results, duration
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, Tell
@@ -29,7 +30,6 @@ from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.serving import collect_in_short_turns
 
 from .boxes import GPUS_A_BOX, readings_of
-from benchmarks.shared.crowded_pool import SETTINGS
 
 SEED = 1
 OWNERS = 50
