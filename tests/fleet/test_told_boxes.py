@@ -34,7 +34,7 @@ class Leader:
 
     def join(self, node: str, url: str) -> Welcome:
         custody = Custody(node, f"machine of {node}", "boot", 0.0)
-        announced = custody.announce(url, "1", False, ())  # noqa: FBT003
+        announced = custody.announce(url, "1", False, ())
         told = self.told(self.boxes.receive(next(self._sessions), announced, self.state, self.now))
         (welcome,) = [message for _, message in told if isinstance(message, Welcome)]
         return welcome
