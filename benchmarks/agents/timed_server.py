@@ -33,6 +33,6 @@ def _tell(*_: object) -> None:
 
 if __name__ == "__main__":
     sys.modules["uvloop"] = None  # type: ignore[assignment] # so that uvicorn does not find it
-    selectors.DefaultSelector = LeaderSelector  # type: ignore[assignment,misc]
+    selectors.DefaultSelector = LeaderSelector  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, _tell)
     runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)
