@@ -33,7 +33,7 @@ from .clients import Waiters, take_all
 from .timed_server import FILE
 
 KEY = "the key of a benchmark"
-MOST_SHARE, MOST_TURN_MS = 1 / 3, 50.0
+MOST_PERCENT, MOST_TURN_MS = 33.0, 50.0
 TIMED = (sys.executable, "-m", "benchmarks.agents.timed_server")
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 
@@ -47,7 +47,7 @@ class Effort:
     every_s: float
 
 
-QUICK = Effort(boxes=10, waiters=100, seconds=1.0, hand_overs=5, every_s=0.05)
+QUICK = Effort(boxes=10, waiters=100, seconds=0.5, hand_overs=5, every_s=0.05)
 WHOLE = Effort(boxes=1_000, waiters=10_000, seconds=20.0, hand_overs=400, every_s=0.05)
 
 
@@ -168,14 +168,15 @@ def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times
         y="share",
         series={name: ecdf(1000 * each for each in found) for name, found in times.items()},
     )
-    idle = plain.shares["nothing happens"]
+    idle_percent = 100 * plain.shares["nothing happens"]
     results.figure(
         "idle_leader",
         f"processor share of a leader of {effort.boxes:,} boxes while nothing happens",
-        value=100 * idle,
+        value=idle_percent,
         unit="% of a core",
-        target=f"<= {100 * MOST_SHARE:.0f}% of a core",
-        is_met=idle <= MOST_SHARE,
+        target=f"<= {MOST_PERCENT:.0f} % of a core",
+        is_met=idle_percent <= MOST_PERCENT,
+        why="every box reports once a second, and hears of the leader as often",
     )
     longest = max(timed.turns_s, key=lambda name: timed.turns_s[name])
     longest_ms = 1000 * timed.turns_s[longest]

@@ -13,10 +13,15 @@ from benchmarks.leases.locks import size_of_answer
 from .boxes import MODEL
 
 AT_ONCE = 64
+AGAIN_S = 0.5
 OWNERS = 50
 LIMIT_S = 120.0
 HELD = {"model": MODEL, "ttl_s": 3600.0}
 WAITS = {**HELD, "wait_s": 300.0}
+
+
+class AskLater(Exception):  # noqa: N818 - a state of affairs, not a mistake
+    """The leader is not sure that it leads."""
 
 
 class Client(asyncio.Protocol):
@@ -43,7 +48,8 @@ class Client(asyncio.Protocol):
         if received.startswith(b"HTTP/1.1 20"):
             self._answered.set_result((time.monotonic(), json.loads(received[received.index(b"\r\n\r\n") :])))
         else:
-            self._answered.set_exception(AssertionError(received))
+            is_later = received.startswith(b"HTTP/1.1 503")
+            self._answered.set_exception(AskLater() if is_later else AssertionError(received))
 
     def call(self, method: str, path: str, body: object = None) -> asyncio.Future[tuple[float, Any]]:
         """Send a call; return when it was answered, and the answer."""
@@ -52,6 +58,14 @@ class Client(asyncio.Protocol):
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._transport.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
         return self._answered
+
+    async def call_until_answered(self, method: str, path: str, body: object = None) -> tuple[float, Any]:
+        """Send a call, and again if the leader says so, as every client does."""
+        while True:
+            try:
+                return await self.call(method, path, body)
+            except AskLater:
+                await asyncio.sleep(AGAIN_S)
 
     def close(self) -> None:
         self._transport.close()
@@ -78,7 +92,9 @@ async def take_all(port: int, number: int) -> dict[str, str]:
     async def take() -> None:
         client = await connected(port)
         for each in numbers:
-            _, answer = await client.call("PUT", lease(f"held-{each}"), {**HELD, "owner": f"owner-{each % OWNERS}"})
+            _, answer = await client.call_until_answered(
+                "PUT", lease(f"held-{each}"), {**HELD, "owner": f"owner-{each % OWNERS}"}
+            )
             assert answer["state"] == "active", answer
             held[gpu_of(answer)] = f"held-{each}"
         client.close()
@@ -113,14 +129,14 @@ class Waiters:
         while True:
             try:
                 await client.call("GET", lease(name))
-            except AssertionError:
+            except (AssertionError, AskLater):
                 await asyncio.sleep(0.01)
             else:
                 return
 
     async def _wait(self, client: Client, name: str, owner: int) -> None:
         while True:
-            at, answer = await client.call("PUT", lease(name), {**WAITS, "owner": f"owner-{owner}"})
+            at, answer = await client.call_until_answered("PUT", lease(name), {**WAITS, "owner": f"owner-{owner}"})
             if answer["state"] == "active":
                 self.granted[gpu_of(answer)] = at, name
                 self._told()
@@ -139,7 +155,7 @@ class Waiters:
                     await asyncio.sleep(began + number * every_s - time.monotonic())
                 self.granted.pop(gpu, None)
                 released[gpu] = time.monotonic()
-                await client.call("DELETE", lease(held[gpu]))
+                await client.call_until_answered("DELETE", lease(held[gpu]))
                 while every_s is None and gpu not in self.granted:
                     has_news.clear()
                     await has_news.wait()

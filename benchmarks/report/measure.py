@@ -42,6 +42,7 @@ BENCHMARKS = (
     Benchmark("decisions", 90),
     Benchmark("turns", 90),
     Benchmark("growth", 180),
+    Benchmark("agents", 1200),
     Benchmark("balancing", 60),
     Benchmark("replay", 900),
 )

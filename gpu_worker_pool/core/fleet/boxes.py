@@ -119,6 +119,7 @@ class Boxes:
         self._boxes: dict[str, BoxInfo] = {}
         # The nodes with new URLs, of which the agents were not told yet.
         self._moved: dict[str, None] = {}
+        self._all_urls: tuple[tuple[str, str], ...] | None = None
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
@@ -182,7 +183,7 @@ class Boxes:
         known = self._boxes.get(node)
         self._boxes[node] = info
         if known is None or known.url != info.url:
-            self._moved[node] = None
+            self._moved[node], self._all_urls = None, None
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -294,8 +295,10 @@ class Boxes:
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
         leases, watches = tuple(written.of(node).values()), tuple(written.watches_of(node))
-        boxes = self._urls(self._boxes)
-        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, boxes)))
+        if self._all_urls is None:
+            self._all_urls = self._urls(self._boxes)
+        urls = self._all_urls
+        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, urls)))
         if warnings := written.warnings_of(node, now):
             actions.append(Tell(session, Orders(self.epoch, now, warnings=warnings)))
         return actions
