@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.fleet.leader_search import PACE, AskBox, JoinLeader, LeaderSearch, PauseUntil
+from gpu_worker_pool.core.fleet.leader_search import AVOIDED_S, PACE, AskBox, JoinLeader, LeaderSearch, PauseUntil
 
 ONE, TWO, THREE = "http://one:8000", "http://two:8000", "http://three:8000"
 
@@ -53,6 +53,28 @@ def test_after_a_leader_is_lost_it_is_asked_first_and_learned_boxes_last() -> No
     search.parted("the connection broke", 10.0)
     assert after_pause(search, 10.0) == AskBox(TWO)
     assert [search.next_step(20.0, None) for _ in range(2)] == [AskBox(ONE), AskBox(THREE)]
+
+
+def test_a_leader_that_went_silent_is_avoided_until_another_one_can_lead() -> None:
+    """It may hang, and an attempt to join it would take as long as the patience with it."""
+    candidate = LeaderSearch([], 0.0)
+    candidate.parted("the leader has said nothing for 3 s", 10.0, TWO)
+    assert isinstance(candidate.next_step(10.5, TWO), PauseUntil), "the database still names it"
+    assert candidate.next_step(10.6, ONE) == JoinLeader(ONE)
+    assert candidate.next_step(10.0 + AVOIDED_S, TWO) == JoinLeader(TWO), "it still leads: only the network was silent"
+
+
+def test_a_box_that_cannot_lead_asks_others_while_its_leader_is_silent() -> None:
+    search = LeaderSearch([TWO, ONE], 0.0)
+    search.joined(TWO)
+    search.parted("the leader has said nothing for 3 s", 10.0, TWO)
+    assert after_pause(search, 10.0) == AskBox(ONE)
+    search.told(ONE, TWO)
+    step = search.next_step(10.5, None)
+    assert isinstance(step, PauseUntil)
+    assert search.next_step(step.at, None) == AskBox(ONE)
+    search.told(ONE, THREE)
+    assert search.next_step(step.at, None) == JoinLeader(THREE)
 
 
 def test_a_box_that_was_told_of_nobody_says_so() -> None:

@@ -13,6 +13,10 @@ from math import inf
 from gpu_worker_pool.core.endpoints.backoff import Backoff
 
 PACE = Backoff(first_s=0.1, max_s=1.0)
+# A leader that went silent is not tried again for so long. It may hang, and then another one leads soon: an attempt to
+# join the old one would only find out later.
+AVOIDED_S = 1.5
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class LeaderSearch:
         self._to_ask: list[str] | None = None
         self._attempts = 0
         self._not_before = -inf
+        self._avoided: tuple[str | None, float] = (None, -inf)
         self.trouble: str | None = None
 
     def learn(self, urls: Iterable[str]) -> None:
@@ -59,12 +64,21 @@ class LeaderSearch:
         """What to do next. `known` is the leader by the database, for a candidate."""
         if now < self._not_before:
             return PauseUntil(self._not_before)
-        if known is not None or self._leader is not None:
-            return JoinLeader(known or self._leader or "")
+        avoided, until = self._avoided if now < self._avoided[1] else (None, now)
+        leader = known or self._leader
+        if leader is not None and leader != avoided:
+            return JoinLeader(leader)
+        if known is not None:
+            return PauseUntil(min(now + LOOK_S, until))
+        if self._leader is not None:
+            self._leader = None
+            self._pause(now)
+            return PauseUntil(self._not_before)
         if self._to_ask is None:
             # The last leader first: it may be only the connection that broke.
             last = () if self._last is None else (self._last,)
-            self._to_ask = list(dict.fromkeys((*last, *self._listed, *self._learned)))
+            asked = dict.fromkeys((*last, *self._listed, *self._learned))
+            self._to_ask = [url for url in asked if url != avoided]
         if not self._to_ask:
             self.trouble = self.trouble or "no box of the fleet says who leads"
             self._pause(now)
@@ -85,9 +99,11 @@ class LeaderSearch:
         """The leader has taken this box."""
         self._last, self._attempts, self.trouble = url, 0, None
 
-    def parted(self, why: str, now: float) -> None:
-        """There is no connection to the leader, or it ended."""
+    def parted(self, why: str, now: float, silent: str | None = None) -> None:
+        """There is no connection to the leader, or it ended. `silent` is the leader's URL if nothing was heard of it."""
         self._leader, self.trouble = None, why
+        if silent is not None:
+            self._avoided = (silent, now + AVOIDED_S)
         self._pause(now)
 
     def _pause(self, now: float) -> None:

@@ -229,7 +229,7 @@ class Agent:
                         try:
                             await self._join(session, url)
                         except LinkLost as lost:
-                            self._search.parted(str(lost), boot_time())
+                            self._search.parted(str(lost), boot_time(), url if lost.is_silent else None)
                             if lost.leader is not None:
                                 self._search.told(url, lost.leader)
 

@@ -24,11 +24,14 @@ NOT_LEADING = 4001
 
 
 class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """There is no connection to the leader any more; the message says why. `leader` is whom to ask instead, if known."""
+    """There is no connection to the leader any more; the message says why. `leader` is whom to ask instead, if known. With
+    `is_silent` nothing was heard of it.
+    """
 
-    def __init__(self, why: str, leader: str | None = None) -> None:
+    def __init__(self, why: str, leader: str | None = None, *, is_silent: bool = False) -> None:
         super().__init__(why)
         self.leader = leader
+        self.is_silent = is_silent
 
 
 class LeaderLink:
@@ -60,7 +63,7 @@ class LeaderLink:
         try:
             done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if self._end in done:
-                raise LinkLost(self._end.result())
+                raise LinkLost(self._end.result(), is_silent=True)
             for future in done:
                 future.result()
         except (aiohttp.ClientError, OSError) as error:
@@ -122,7 +125,8 @@ async def connect(
         raise LinkLost(f"{url} takes no agents (HTTP {error.status}); is it a box of this fleet?") from None
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         why = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
-        raise LinkLost(f"the leader at {url} cannot be reached ({why})") from None
+        is_silent = isinstance(error, TimeoutError)
+        raise LinkLost(f"the leader at {url} cannot be reached ({why})", is_silent=is_silent) from None
     return socket
 
 
