@@ -3,7 +3,7 @@
 The leader is a real server on a real PostgreSQL. The boxes are in one process, each with a connection of its own: they
 speak the protocol of agents, and report every second that nothing has changed. The clients are in this process, each with
 a connection of its own. All of them share this machine. A hand-over is the time from before a release until the next
-client is told: the box has looked at the GPU, the grant is written, and the box has it. The turns of the event loop are
+client is told: the box has read the GPU, the grant is written, and the box has it. The turns of the event loop are
 those of a second leader, on asyncio's own loop.
 """
 

@@ -26,7 +26,7 @@ from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.version import VERSION
 
 GPUS_A_BOX = 8
-MODEL = "A100"
+MODEL = "Simulated A100"
 EVERY_S = 1.0
 # The leader takes so many connections at a time that have not proven their key.
 AT_ONCE = 32
@@ -42,7 +42,7 @@ def readings_of(node: str) -> tuple[Reading, ...]:
 
 
 class Box:
-    """An agent that looks at its GPUs every second, and always sees the same."""
+    """An agent that reads its GPUs every second, and always sees the same."""
 
     def __init__(self, number: int, url: str, key: FleetKey) -> None:
         self.node = f"box{number:05}"

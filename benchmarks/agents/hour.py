@@ -206,7 +206,7 @@ class VirtualFleet:
         if number == self._effort.seconds // 2:
             self._lead()
         self._timed("a tick of the pool", lambda: self._do(cmd.Tick()))
-        self._timed("a sign of life to all boxes", lambda: self._carry_out(self._leader.tick(self._state, self._now)))
+        self._timed("a heartbeat to all boxes", lambda: self._carry_out(self._leader.tick(self._state, self._now)))
         self._settle()
         if number % BREAK_EVERY_S == 0:
             box = self._rng.choice(list(self._by_session.values()))
