@@ -279,7 +279,8 @@ class Boxes:
         for node in [event.node for event in events if isinstance(event, ev.NodeForgotten)]:
             if node not in self._session_of:
                 self._boxes.pop(node, None)
-                self._have_boxes_changed = True
+                self._moved.pop(node, None)
+                self._all_urls = None
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
