@@ -106,9 +106,10 @@ class Cycles:
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        # A box that has just started may not have told the leader of its GPUs yet.
+        # A box that has just started looks for the leader, and tells it of its GPUs.
         name = uuid4().hex
-        self._ask("PUT", name, b'{"wait_s": 20}')
+        while self._status("PUT", name, b'{"wait_s": 20}') == 503:
+            time.sleep(0.1)
         self._ask("DELETE", name)
 
     def run(self) -> float:
@@ -120,11 +121,15 @@ class Cycles:
             self._ask("DELETE", name)
         return (time.perf_counter() - began) / APPENDS
 
-    def _ask(self, method: str, name: str, body: bytes | None = None) -> None:
+    def _ask(self, method: str, name: str) -> None:
+        status = self._status(method, name)
+        assert status in {200, 201}, f"{method} was answered with {status}"
+
+    def _status(self, method: str, name: str, body: bytes | None = None) -> int:
         self._connection.request(method, f"/leases/{name}", body)
         answer = self._connection.getresponse()
-        said = answer.read()
-        assert answer.status in {200, 201}, said
+        answer.read()
+        return answer.status
 
     def close(self) -> None:
         self._connection.close()
