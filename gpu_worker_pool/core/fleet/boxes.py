@@ -126,7 +126,7 @@ class Boxes:
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
         self._next_round = -inf
-        # The nodes whose boxes are to look at GPUs that leases have left, and when that is due.
+        # The nodes whose boxes are to read GPUs that leases have left, and when that is due.
         self._late_looks: dict[str, float] = {}
 
     @property
