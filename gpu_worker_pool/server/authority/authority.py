@@ -148,7 +148,7 @@ class Authority:
     def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         if self._box is not None:
             self._box.observe(snapshot, is_regular=is_regular)
-        elif snapshot.readings and not self._driver.is_open:
+        elif snapshot.readings and is_regular and not self._driver.is_open:
             # The leader has the readings of this box from its agent. Where none is known, they are only shown.
             self._driver.note(cmd.Observe(snapshot.readings))
 

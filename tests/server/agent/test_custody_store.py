@@ -9,13 +9,13 @@ from gpu_worker_pool.server.agent.custody_store import CustodyStore
 
 
 async def test_it_knows_the_fleet_that_it_belonged_to_and_who_it_is(tmp_path: Path) -> None:
-    store = await CustodyStore.open(tmp_path / "custody", "normal")
+    store = await CustodyStore.open(tmp_path / "custody")
     assert store.pool_id is None
     await store.write([NoteSeen(3, 7)], "a-fleet")
     machine_id = store.machine_id
     await store.close()
 
-    store = await CustodyStore.open(tmp_path / "custody", "normal")
+    store = await CustodyStore.open(tmp_path / "custody")
 
     custody = store.custody("a", "boot", 0.0)
     assert (store.pool_id, store.machine_id) == ("a-fleet", machine_id)
