@@ -6,8 +6,10 @@ import errno
 import gc
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -98,6 +100,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     try:
         _Server(config, on_ready, unix).run(sockets=[listener, *([unix.socket] if unix else [])])
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 130  # a shell's exit code for Ctrl-C
     return 0
 
@@ -132,6 +135,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready = on_ready
         self._unix = unix
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn takes a second Ctrl-C for a wish not to stop cleanly. A clean stop takes a few seconds at most.
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Here, because uvicorn raises the signal that stopped it once more.

@@ -119,10 +119,18 @@ def test_without_gpu_and_driver_it_answers_with_an_error_in_words() -> None:
 def test_control_c_ends_it_without_a_traceback() -> None:
     with ServerProcess() as server:
         assert server.process is not None
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(timeout=20)
+        # The stop takes a moment while a stream is open, and people press it twice.
+        with socket.create_connection(("127.0.0.1", server.port)) as stream:
+            stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+            server.process.send_signal(signal.SIGINT)
+            while stream.recv(1000):
+                pass
+            server.process.send_signal(signal.SIGINT)
+            server.process.wait(timeout=20)
 
         assert server.process.returncode == 130
+        assert "Application shutdown complete" in server.log()
         assert "Traceback" not in server.log()
 
 
