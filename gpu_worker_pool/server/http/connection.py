@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from functools import cached_property
 from typing import Any, Self
@@ -10,6 +11,8 @@ from typing import Any, Self
 from starlette.types import Scope
 
 from gpu_worker_pool.host.connections import Address, UserNotKnown, can_tell_users, uid_of_tcp_peer, uid_of_unix_peer
+
+from .access import is_loopback
 
 # The key under which `BoundedProtocol` puts the connection into the scope of each call.
 KEY = "gpu_pool.connection"
@@ -57,6 +60,14 @@ class Connection:
         if self._peer is None or self._own is None:
             raise UserNotKnown("the addresses of this connection are not known")
         return uid_of_tcp_peer(self._peer, self._own, self._connected)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a process of this server's own user, or of root, on this machine is at the other end."""
+        try:
+            return is_loopback(self.host) and self.uid in {None, 0, os.geteuid()}
+        except UserNotKnown:
+            return False
 
 
 def _address(found: Any) -> Address | None:

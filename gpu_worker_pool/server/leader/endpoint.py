@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,11 +12,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
-from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.server.agent.handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
 from gpu_worker_pool.server.agent.link import MOST_BYTES, NOT_LEADING
 from gpu_worker_pool.server.agent.message_codec import decode_message, encode_message
-from gpu_worker_pool.server.http.access import is_loopback
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.version import VERSION
 
@@ -86,14 +83,7 @@ class AgentEndpoint:
 
     def _check_origin(self, scope: Scope) -> None:
         """Without a key, only processes of this server's own user on this machine may be agents."""
-        if self._key.is_set:
-            return
-        connection = Connection.of_scope(scope)
-        try:
-            is_own = is_loopback(connection.host) and connection.uid in {None, 0, os.geteuid()}
-        except UserNotKnown:
-            is_own = False
-        if not is_own:
+        if not self._key.is_set and not Connection.of_scope(scope).is_own:
             raise _LinkRefused(
                 "this fleet has no key, so it takes only boxes of the same user on its own machine; set GPU_POOL_FLEET_KEY "
                 "to the same secret on all boxes"

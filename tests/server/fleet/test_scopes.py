@@ -10,6 +10,7 @@ from typing import Any
 
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import sign
+from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
@@ -181,3 +182,17 @@ async def test_what_boxes_say_to_each_other_is_signed(tmp_path: Path) -> None:
             assert answer.status == 403
         async with boxes.other.session.post(url, data=body, headers={SIGNATURE: good}) as answer:
             assert (answer.status, (await answer.json())["elsewhere"]) == (200, ["a"])
+
+
+async def test_without_a_key_only_processes_of_the_same_user_on_the_machine_are_boxes(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        boxes.other.app._renewals.secret = ""
+        body = b'{"ids":["a"],"caller":"ada","is_local":false,"is_admin":true}'
+        url = f"{boxes.other.url}{RENEW_AT_BOX}"
+        headers = {SIGNATURE: sign("", "POST", RENEW_AT_BOX, body)}
+        async with boxes.other.session.post(url, data=body, headers=headers) as answer:
+            assert answer.status == 200
+        by_proxy = {**headers, "X-Forwarded-For": "10.0.0.7"}
+        async with boxes.other.session.post(url, data=body, headers=by_proxy) as answer:
+            assert answer.status == 403
+    assert not Connection(("10.0.0.7", 4000), ("10.0.0.1", 8000)).is_own
