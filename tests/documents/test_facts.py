@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import re
 from dataclasses import fields
@@ -109,7 +110,7 @@ def test_every_call_is_described(app: PoolApp) -> None:
 
 
 def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
-    made = set(re.findall(r"^# TYPE (\S+)", app.statistics.metrics().decode(), re.MULTILINE))
+    made = set(re.findall(r"^# TYPE (\S+)", asyncio.run(app.statistics.metrics()).decode(), re.MULTILINE))
     named = set(re.findall(r"`(gpupool_\w+)", section("SERVER.md", "Metrics")))
     assert named == {name for name in made if not name.endswith("_created")}
 

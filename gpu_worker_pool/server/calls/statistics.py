@@ -20,6 +20,7 @@ from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerCollector
+from gpu_worker_pool.server.metrics.gpu_metrics import GpuMetrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import TABLE
@@ -35,8 +36,9 @@ class Statistics:
         self._rules = rules
         # A registry for this server alone, so that two servers in one process do not mix.
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(SamplerCollector(sampler, with_dcgm_names=settings.gpu_pool_dcgm_metrics))
+        self._registry.register(SamplerCollector(sampler))
         LeaseMetrics(pool, self._registry)
+        self._gpu_metrics = GpuMetrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
         self._history_body = b""
@@ -69,8 +71,8 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    def metrics(self) -> bytes:
-        return generate_latest(self._registry)
+    async def metrics(self) -> bytes:
+        return await self._gpu_metrics.text() + generate_latest(self._registry)
 
     def handlers(self) -> Handlers:
         return {
@@ -151,7 +153,7 @@ class Statistics:
         return Response(200, await self.history())
 
     async def show_metrics(self, _: Call) -> Response:
-        return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+        return Response(200, await self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
         return Response(200, encode(service.Alive(status="alive", source=self.sampler.snapshot.source)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import time
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as CounterMetric
@@ -14,17 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.quota import EVERYBODY_ELSE
 from gpu_worker_pool.core.model.reservation import Basis
-from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
-MB = 1024 * 1024
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
 HOLD_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
@@ -32,63 +27,16 @@ WRITE_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 # Callers choose the owners' names; a label for each of very many would grow without bound.
 MAX_OWNERS = 200
 OTHERS = "(others)"
-LABELS = ("node", "gpu", "uuid", "name", "source")
-
-
-class Gauge(NamedTuple):
-    """One metric of a reading; a value of None is left out."""
-
-    name: str
-    help: str
-    value: Callable[[Reading], float | None]
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _free_mb(reading: Reading) -> float | None:
-    if reading.memory_total_mb is None or reading.memory_used_mb is None:
-        return None
-    return reading.memory_total_mb - reading.memory_used_mb
-
-
-OWN = (
-    Gauge("gpupool_gpu_memory_total_bytes", "Memory of the GPU.", lambda r: _scaled(r.memory_total_mb, MB)),
-    Gauge("gpupool_gpu_memory_used_bytes", "Memory in use.", lambda r: _scaled(r.memory_used_mb, MB)),
-    Gauge("gpupool_gpu_utilization_ratio", "Utilization, 0 to 1.", lambda r: _scaled(r.utilization_percent, 0.01)),
-    Gauge("gpupool_gpu_temperature_celsius", "Temperature.", lambda r: r.temperature_c),
-    Gauge("gpupool_gpu_power_watts", "Power drawn.", lambda r: r.power_draw_w),
-    Gauge("gpupool_gpu_power_limit_watts", "Power limit.", lambda r: r.power_limit_w),
-    Gauge("gpupool_gpu_healthy", "1 if the GPU answers without an error.", lambda r: float(r.fault is None)),
-)
-DCGM = (
-    Gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", lambda r: r.utilization_percent),
-    Gauge("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", lambda r: r.memory_used_mb),
-    Gauge("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", _free_mb),
-    Gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", lambda r: r.temperature_c),
-    Gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", lambda r: r.power_draw_w),
-)
 
 
 class SamplerCollector(Collector):
-    """Reads the latest snapshot when Prometheus scrapes; it has no counters of its own."""
+    """Reads the sampler when Prometheus scrapes; it has no counters of its own. The GPUs are in gpu_metrics.py."""
 
-    def __init__(self, sampler: Sampler, *, with_dcgm_names: bool) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._gauges = OWN + (DCGM if with_dcgm_names else ())
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        snapshot = self._sampler.snapshot
-        for gauge in self._gauges:
-            family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
-            for reading in snapshot.readings:
-                value = gauge.value(reading)
-                if value is not None:
-                    gpu = reading.gpu
-                    family.add_metric([gpu.key.node, str(gpu.index), gpu.key.uuid, gpu.name, snapshot.source], value)
-            yield family
-        yield GaugeMetricFamily("gpupool_gpus", "GPUs that are shown.", len(snapshot.readings))
+        yield GaugeMetricFamily("gpupool_gpus", "GPUs that are shown.", len(self._sampler.snapshot.readings))
         yield GaugeMetricFamily("gpupool_reading_age_seconds", "Age of the last reading.", self._sampler.age_s())
         yield GaugeMetricFamily("gpupool_look_seconds", "Duration of the last sample.", self._sampler.last_sample_s)
         yield CounterMetricFamily("gpupool_looks", "Samples of the GPUs.", self._sampler.samples)
@@ -147,18 +95,6 @@ class LeaseMetrics(Collector):
             yield GaugeMetricFamily(f"gpupool_{name}", text, value)
         yield self._expected([lease.id for lease in own if isinstance(lease, QueuedLease)])
         yield from self._owner_gpus()
-        yield self._gpu_states()
-        outside = GaugeMetricFamily(
-            "gpupool_gpu_memory_outside_bytes",
-            "Memory in use that belongs to no lease.",
-            labels=["node", "gpu", "uuid"],
-        )
-        for slot in list(state.slots.values()):
-            use = memory_use(slot, state.ignored_processes)
-            if use is not None and slot.reading is not None:
-                labels = [slot.key.node, str(slot.reading.gpu.index), slot.key.uuid]
-                outside.add_metric(labels, use.outside_mb * MB)
-        yield outside
         seconds = CounterMetricFamily("gpupool_gpu_seconds", "GPU-seconds held, by owner.", labels=["owner"])
         for owner, total_s in self._gpu_seconds_now().items():
             seconds.add_metric([owner], total_s)
@@ -195,20 +131,6 @@ class LeaseMetrics(Collector):
                 if value is not None:
                     family.add_metric([label], value)
             yield family
-
-    def _gpu_states(self) -> GaugeMetricFamily:
-        """A sample of each state for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
-        family = GaugeMetricFamily(
-            "gpupool_gpu_state",
-            "1 for the state the GPU is in, as in /pool; 0 for the others.",
-            labels=["node", "gpu", "uuid", "state"],
-        )
-        for slot, state_now in gpu_states(self._pool):
-            # A GPU that has not been read since the start has no index.
-            gpu = str(slot.reading.gpu.index) if slot.reading else ""
-            for state in STATES:
-                family.add_metric([slot.key.node, gpu, slot.key.uuid, state], float(state == state_now))
-        return family
 
     def _gpu_seconds_now(self) -> dict[str, float]:
         """The GPU-seconds of ended and live leases by owner; the sum only grows."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_worker_pool.server.app import create_app
+from gpu_worker_pool.server.calls.pool_view import STATES
+from gpu_worker_pool.server.metrics.gpu_metrics import PIECE
+from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.running import ROOT
 from tests.server.shapes import misfits
@@ -156,6 +163,32 @@ def test_metrics_are_in_base_units(server: ServerProcess) -> None:
     assert ratio is not None
     assert 0 <= float(ratio[1]) <= 1
     assert "DCGM_FI" not in text
+
+
+async def test_metrics_of_many_gpus_are_made_in_turns(tmp_path: Path) -> None:
+    """A thousand GPUs have 17,000 lines: made at once, they would keep all callers waiting."""
+    settings = ServerSettings(
+        simulated_gpus="512", gpu_pool_state_dir=str(tmp_path), gpu_pool_socket="", log_level="critical", _env_file=None
+    )
+    app = create_app(settings)
+    async with app.running():
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count_turns())
+        text = (await app.statistics.metrics()).decode()
+        counting.cancel()
+    assert turns >= 2 * 512 / PIECE
+    families = [name for name, *_ in map(str.split, re.findall(r"^# TYPE (.*)$", text, re.MULTILINE))]
+    assert len(families) == len(set(families)), "the samples of a metric are together"
+    parsed = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(parsed["gpupool_gpu_state"].samples) == 512 * len(STATES)
+    assert sum(sample.value for sample in parsed["gpupool_gpu_state"].samples) == 512
 
 
 def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: ServerProcess) -> None:
