@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import zlib
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
@@ -88,19 +91,36 @@ def check_own_journal(path: Path, pool: PoolSettings) -> None:
     """Refuse to join a fleet while leases of the time before are left: the fleet knows nothing of them, and would grant their
     GPUs. FleetUnusable says what to do. JournalInUse if another server has the journal.
     """
+    if path.exists() and (live := _live_leases(path, pool)):
+        raise _with_leases_left(live, path)
+
+
+def check_copy_of_own_journal(path: Path, pool: PoolSettings) -> None:
+    """The same, for a journal that another server may have: nothing is changed."""
     if not path.exists():
         return
-    journal = SqliteJournal(path)
-    try:
-        live = restored(journal.load(0), pool).leases.values()
-    finally:
-        journal.close()
+    with TemporaryDirectory(prefix="gpu-pool-") as folder:
+        copy = Path(folder) / path.name
+        read_only = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        with closing(read_only) as own, closing(sqlite3.connect(copy)) as other:
+            own.backup(other)
+        copy.chmod(0o600)
+        live = _live_leases(copy, pool)
     if live:
-        raise FleetUnusable(
-            f"{len(live)} {'lease is' if len(live) == 1 else 'leases are'} left in this box's own journal, {path}, and the "
-            "fleet would grant their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of "
-            "service (gpu-pool drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
-        )
+        raise _with_leases_left(live, path)
+
+
+def _with_leases_left(live: int, path: Path) -> FleetUnusable:
+    return FleetUnusable(
+        f"{live} {'lease is' if live == 1 else 'leases are'} left in this box's own journal, {path}, and the fleet would grant "
+        "their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of service (gpu-pool "
+        "drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
+    )
+
+
+def _live_leases(path: Path, pool: PoolSettings) -> int:
+    with closing(SqliteJournal(path)) as journal:
+        return len(restored(journal.load(0), pool).leases)
 
 
 def check_custody(path: Path) -> None:

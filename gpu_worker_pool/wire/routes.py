@@ -331,7 +331,12 @@ def _for_fleet(resource: Resource) -> Resource:
 # What there is in a fleet only. The calls that mean the whole fleet are those of the table above.
 FLEET_TABLE: tuple[Resource, ...] = (
     replace(
-        _leases(FLEET_PREFIX, None, _get("fleet", "The boxes of the fleet", fleet.FleetList, (422, 503))), is_fleet=True
+        _leases(
+            FLEET_PREFIX,
+            "The boxes of the fleet; below it the same calls as for this box, for the whole fleet",
+            _get("fleet", "The boxes of the fleet", fleet.FleetList, (422, 503)),
+        ),
+        is_fleet=True,
     ),
     replace(
         _operator(

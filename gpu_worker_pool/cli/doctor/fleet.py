@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -15,7 +17,16 @@ from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.agent.signature import HEADER, sign
-from gpu_worker_pool.server.fleet import FleetUnusable, fleet_database, fleet_key, fleet_url, listed_boxes, own_address
+from gpu_worker_pool.server.app import journal_path
+from gpu_worker_pool.server.fleet import (
+    FleetUnusable,
+    check_copy_of_own_journal,
+    fleet_database,
+    fleet_key,
+    fleet_url,
+    listed_boxes,
+    own_address,
+)
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
 from gpu_worker_pool.wire.reader import read
@@ -45,11 +56,13 @@ def check_settings(settings: ServerSettings) -> list[Finding]:
         fleet_database(settings)
         key = fleet_key(settings)
         address = own_address(settings, settings.port)
+        with suppress(JournalError, sqlite3.Error, OSError):  # the server says what is wrong with it
+            check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
     except FleetUnusable as error:
         return [Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")]
-    role = "agent" if listed_boxes(settings) else "candidate"
+    role = "an agent" if listed_boxes(settings) else "a candidate"
     with_key = "with a key" if key.secret else "without a key, as all its boxes are on this machine"
-    found = [Finding("fleet-settings", "ok", f"this box is a {role}, {with_key}; the others reach it at {address}")]
+    found = [Finding("fleet-settings", "ok", f"this box is {role}, {with_key}; the others reach it at {address}")]
     if key.secret and is_this_machine(urlsplit(address).hostname or ""):
         text = f"the others are told to reach this box at {address}, which leads each machine to itself"
         how = "set HOST to an address that they can reach, or GPU_POOL_FLEET_ADDRESS, as http://gpu-01:8000"

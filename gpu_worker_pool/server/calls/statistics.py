@@ -23,7 +23,7 @@ from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerColle
 from gpu_worker_pool.server.metrics.gpu_metrics import GpuMetrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
-from gpu_worker_pool.wire.routes import TABLE
+from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
 
 class Statistics:
@@ -93,7 +93,8 @@ class Statistics:
         if wants_page(call.headers.get("accept")):
             return redirect("ui", vary)
         settings = self.settings
-        listed = {resource.path.replace("{lease_id}", "{id}"): resource.help for resource in TABLE if resource.help}
+        table = TABLE if self._pool.membership is None else (*TABLE, *FLEET_TABLE)
+        listed = {resource.path.replace("{lease_id}", "{id}"): resource.help for resource in table if resource.help}
         listed |= {settings.docs_url: "Swagger API documentation", settings.redoc_url: "ReDoc API documentation"}
         body = service.Home(
             message=settings.title,

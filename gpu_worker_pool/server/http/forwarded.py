@@ -91,7 +91,10 @@ def check_forwarded(text: str, *, is_leader: bool, node_of_key: Callable[[str], 
         raise unproven
     if not is_leader:
         raise Refused(
-            503, "This box does not lead its fleet, and passes no call on that was passed on; ask again.", RETRY_AFTER
+            503,
+            "This box does not lead its fleet, so it takes no call that another box passes on; ask again. A client leaves the "
+            f"header {HEADER} out.",
+            RETRY_AFTER,
         )
     try:
         said = Forwarded.read(text)

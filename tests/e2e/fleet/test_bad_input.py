@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
+from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.e2e.fleet.fleet import until
 from tests.e2e.worker import call
@@ -141,9 +142,12 @@ def test_it_does_not_leave_its_fleet_while_it_keeps_leases_of_it(tmp_path: Path)
 
 def test_it_does_not_join_a_fleet_while_leases_of_its_own_are_left(tmp_path: Path) -> None:
     """The fleet knows nothing of them: it would grant their GPUs again."""
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "HOST": "127.0.0.1"}
     with served(tmp_path) as alone:
         assert alone.call("PUT", "/leases/a", {"ttl_s": 600.0})[0] == 201
-    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "HOST": "127.0.0.1"}
+        asked = {**env, "GPU_POOL_STATE_DIR": str(tmp_path), "GPU_POOL_FLEET": "postgresql://127.0.0.1:1/db"}
+        assert "1 lease is left in this box's own journal" in called("doctor", env=asked).out
+        assert alone.call("GET", "/leases/a")[1]["state"] == "active"
     flags = ("serve", "--port", "0", "--state-dir", str(tmp_path), "--fleet", "postgresql://127.0.0.1:1/db")
 
     done = gpu_pool(*flags, env=env, cwd=tmp_path)

@@ -170,6 +170,12 @@ async def test_a_lease_is_renewed_at_the_box_that_keeps_it(tmp_path: Path) -> No
         assert (await other.ask("/leases/renew", "POST", {"ids": ["there"]}, ADA))[0] == 403
 
 
+async def test_the_home_page_of_a_box_names_the_fleets_calls(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        for box in (boxes.leader, boxes.other):
+            assert "/fleet" in (await box.ask("/"))[1]["endpoints"]
+
+
 async def test_what_boxes_say_to_each_other_is_signed(tmp_path: Path) -> None:
     async with two_boxes(tmp_path) as boxes:
         body = b'{"ids":["a"],"caller":"ada","is_local":false,"is_admin":true}'
