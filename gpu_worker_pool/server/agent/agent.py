@@ -120,7 +120,7 @@ class Agent:
         self._link: LeaderLink | None = None
         self._leader_url: str | None = None
         self._welcome: Welcome | None = None
-        self._pool_id = store.pool_id
+        self.pool_id = store.pool_id
         self._boxes: dict[str, str] = {}
         self._said: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -199,7 +199,7 @@ class Agent:
         """The fleet as a box that cannot lead knows it."""
         url, welcome = self.leader_url, self._welcome
         return FleetView(
-            id=self._pool_id,
+            id=self.pool_id,
             role="agent",
             epoch=welcome.epoch if welcome is not None else None,
             leader=next((node for node, box in self._boxes.items() if box == url), None),
@@ -261,7 +261,7 @@ class Agent:
         actions = self._custody.take(message, self._now())
         if isinstance(message, Welcome) and self._custody.is_welcome:
             self._welcome = message
-            self._pool_id = message.pool_id
+            self.pool_id = message.pool_id
             self._search.joined(self._leader_url or "")
             self._boxes = {}
             self._learn(message.boxes)
@@ -337,7 +337,7 @@ class Agent:
     async def _write(self, actions: Sequence[CustodyAction]) -> None:
         while True:
             try:
-                await self._store.write(actions, self._pool_id)
+                await self._store.write(actions, self.pool_id)
             except JournalError as error:
                 logger.error("this box cannot keep its leases, and takes none until that is fixed: %s", error)  # noqa: TRY400
                 await asyncio.sleep(WRITE_AGAIN_S)

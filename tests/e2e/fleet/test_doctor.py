@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.doctor.fleet import BoxFacts, is_far_apart, judge_boxes
+from gpu_worker_pool.cli.doctor.fleet import BoxFacts, is_far_apart, judge_boxes, judge_versions
 from gpu_worker_pool.wire.fleet import BoxView
 from tests.cli.in_process import called
 from tests.ledger.postgres.server import PostgresServer
@@ -77,6 +77,13 @@ def test_boxes_are_judged_by_state_version_and_clock() -> None:
     assert [status for status, text in found if "more than one step apart" in text] == ["problem"]
     assert [status for status, text in found if "b is not heard of" in text] == ["warning"]
     assert [status for status, text in found if "cannot be reached" in text or "60 s ahead" in text] == ["warning"] * 2
+
+
+def test_boxes_of_different_versions_are_named() -> None:
+    boxes = [BoxView(node="a", version="1.1.0"), BoxView(node="b", version="1.0.0"), BoxView(node="c", version="1.0.0")]
+    assert judge_versions(boxes[1:]) == []
+    (found,) = judge_versions(boxes)
+    assert (found.status, found.message) == ("warning", "the boxes have different versions: 1.0.0 on b, c; 1.1.0 on a")
 
 
 @pytest.mark.parametrize(
