@@ -47,11 +47,11 @@ def problems(found: dict[str, list[dict[str, Any]]]) -> str:
     return "; ".join(item["message"] for items in found.values() for item in items if item["status"] == "problem")
 
 
-def test_a_healthy_box_has_no_problem(box: Candidate, tmp_path: Path) -> None:
+def test_a_healthy_box_has_no_problem(box: Candidate, postgres: PostgresServer, tmp_path: Path) -> None:
     found = findings(box, tmp_path)
     assert set(found) == {"fleet-settings", "fleet-database", "fleet-boxes"}
     assert problems(found) == ""
-    assert "PostgreSQL" in found["fleet-database"][0]["message"]
+    assert f"PostgreSQL {postgres.execute('SHOW server_version').split()[0]}, " in found["fleet-database"][0]["message"]
     # Of one machine only: the others would be led to themselves.
     assert "leads each machine to itself" in found["fleet-settings"][1]["message"]
 
