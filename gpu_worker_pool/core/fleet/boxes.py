@@ -117,8 +117,9 @@ class Boxes:
         self._session_of: dict[str, int] = {}
         self._keys: dict[str, str] = {}
         self._boxes: dict[str, BoxInfo] = {}
-        # The nodes with new URLs, of which the agents were not told yet.
+        # The nodes with new URLs, and those that were forgotten, of which the agents were not told yet.
         self._moved: dict[str, None] = {}
+        self._forgotten: dict[str, None] = {}
         self._all_urls: tuple[tuple[str, str], ...] | None = None
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
@@ -184,6 +185,7 @@ class Boxes:
         self._boxes[node] = info
         if known is None or known.url != info.url:
             self._moved[node], self._all_urls = None, None
+            self._forgotten.pop(node, None)
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -280,7 +282,7 @@ class Boxes:
             if node not in self._session_of:
                 self._boxes.pop(node, None)
                 self._moved.pop(node, None)
-                self._all_urls = None
+                self._forgotten[node], self._all_urls = None, None
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
@@ -321,12 +323,14 @@ class Boxes:
             node = self._sessions[session].node
             actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
         # One message for all, so that it need be encoded only once.
-        orders = Orders(self.epoch, now, boxes=self._urls(self._moved) if self._moved else None)
+        urls, has_news = self._urls(self._moved) if self._moved else None, bool(self._moved or self._forgotten)
+        orders = Orders(self.epoch, now, boxes=urls, forgotten=tuple(self._forgotten))
         for session, known in self._sessions.items():
-            if known.is_welcome and (self._moved or now >= known.told_at + SIGN_OF_LIFE_S / 2):
+            if known.is_welcome and (has_news or now >= known.told_at + SIGN_OF_LIFE_S / 2):
                 known.told_at = now
                 actions.append(Tell(session, orders))
         self._moved.clear()
+        self._forgotten.clear()
         return actions
 
     def _silenced(self, session: int) -> list[BoxAction]:

@@ -268,11 +268,13 @@ class Agent:
             self._holders.begin(message.pool_id, self._custody.leases)
             self._said = None
             logger.info("the leader at %s has taken this box (epoch %d)", self._leader_url, message.epoch)
-        elif isinstance(message, Orders) and message.boxes is not None:
-            self._learn(message.boxes)
+        elif isinstance(message, Orders) and (message.boxes is not None or message.forgotten):
+            self._learn(message.boxes or (), message.forgotten)
         self._do(actions)
 
-    def _learn(self, boxes: Sequence[tuple[str, str]]) -> None:
+    def _learn(self, boxes: Sequence[tuple[str, str]], forgotten: Sequence[str] = ()) -> None:
+        for node in forgotten:
+            self._boxes.pop(node, None)
         self._boxes.update(boxes)
         self._search.learn(url for url in self._boxes.values() if url != self._url)
 
