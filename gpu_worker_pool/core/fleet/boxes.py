@@ -145,7 +145,7 @@ class Boxes:
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
-        return self._next_round if self._sessions else inf
+        return self._next_round if self._sessions or (self._written and self._written.unconfirmed) else inf
 
     # --- from the agents ---------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Boxes:
         return self._silenced(session) if session in self._sessions else []
 
     def tick(self, state: PoolState, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
-        """Time has passed: tell all agents the time, and close those that are silent."""
+        """Time has passed: tell all agents the time, close those that are silent, and take back what they do not confirm."""
         if now < self._next_round:
             return []
         self._next_round = now + SIGN_OF_LIFE_S
@@ -322,6 +322,9 @@ class Boxes:
         for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
             node = self._sessions[session].node
             actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
+        if self._written is not None:
+            given_up = self._written.give_up(now, lambda node: node not in self._session_of)
+            actions += [Do(cmd.ExpireLease(lease_id)) for lease_id in given_up]
         # One message for all, so that it need be encoded only once.
         urls, has_news = self._urls(self._moved) if self._moved else None, bool(self._moved or self._forgotten)
         orders = Orders(self.epoch, now, boxes=urls, forgotten=tuple(self._forgotten))
