@@ -56,7 +56,7 @@ class FleetDatabase(Protocol):
 
     async def read_events(self, after: int, most: int) -> list[StoredEvent]:
         """Return at most this many events after this position, in order and without gaps. The first one is later than the
-        next position if a snapshot has replaced those in between. Raises JournalDamaged, and HistoryChanged if what was
+        next position if a snapshot has replaced those in between. Raises JournalDamaged, JournalTooNew, and HistoryChanged if what was
         read before is no longer there.
         """
 

@@ -48,6 +48,10 @@ class JournalDamaged(JournalError):  # noqa: N818 - a state of affairs, not a mi
     """The journal's contents cannot be read."""
 
 
+class JournalTooNew(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal is whole, and has something that this version of the program does not know: a newer one wrote it."""
+
+
 class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """The answer of the database was lost: it is not known whether the change was made."""
 

@@ -25,7 +25,7 @@ from gpu_worker_pool.core.fleet.messages import (
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId
-from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import reading, request
@@ -132,6 +132,52 @@ def test_a_gang_is_confirmed_by_all_its_boxes_and_kept_by_one() -> None:
         if isinstance(each, Tell)
     ]
     assert [each.ended for each in told if isinstance(each, Orders)] == [("gang",), ("gang",)]
+
+
+def test_a_grant_that_no_client_was_told_of_is_taken_back_if_its_box_stays_away() -> None:
+    leader = fleet("x", "y")
+    grant = grant_of(leader.ask("a", among=("GPU-x-0",)))
+    leader.carry_out(leader.boxes.closed(1, leader.now))
+    leader.hear(2, Report(leader.now))
+    leader.tick(2)
+    assert isinstance(leader.state.leases["a"], ActiveLease), "the box may be back soon"
+
+    for _ in range(4):
+        leader.hear(2, Report(leader.now))
+        leader.tick(2)
+    ended = as_ended(leader.state.find("a"))
+    assert ended is not None
+    assert ended.reason is EndReason.EXPIRED
+    assert leader.boxes.is_confirmed("a"), "its client is told that it has ended"
+    (welcome,) = [each.message for each in leader.hear(3, announce(leases=(grant,))) if isinstance(each, Tell)]
+    assert isinstance(welcome, Welcome)
+    assert welcome.leases == (), "the box drops it"
+
+
+def test_a_grant_that_is_being_taken_back_is_confirmed_no_more() -> None:
+    leader = fleet("x", "y")
+    grant = grant_of(leader.ask("a", among=("GPU-x-0",)))
+    leader.carry_out(leader.boxes.closed(1, leader.now))
+    leader.hear(2, Report(leader.now))
+    leader.is_slow = True
+    leader.tick(11)
+    assert Confirmed("a") not in leader.hear(3, announce(leases=(grant,)))
+    assert Confirmed("a") not in leader.write()
+
+
+def test_what_a_client_was_told_of_stays_while_its_boxes_are_away() -> None:
+    leader = fleet("x", "y")
+    grant = grant_of(leader.ask("kept", among=("GPU-x-0",)))
+    leader.hear(1, GrantKept("kept", grant.fence))
+    # Half of a gang that an earlier leader granted, and the database lost.
+    asked = replace(
+        grant, id="back", request=request(nodes=2), gpus=("GPU-y-0",), fence=grant.fence + 5, granted_at=1.0
+    )
+    leader.hear(3, announce("y", leases=(asked,)))
+    for session in (1, 3):
+        leader.carry_out(leader.boxes.closed(session, leader.now))
+    leader.tick(60)
+    assert all(isinstance(leader.state.leases[lease_id], ActiveLease) for lease_id in ("kept", "back"))
 
 
 def test_a_grant_whose_order_was_lost_is_in_the_next_welcome() -> None:

@@ -1,4 +1,4 @@
-"""The agents of a fleet learn the URLs of its boxes: all of them at first, then those that are new."""
+"""The agents of a fleet learn the URLs of its boxes: all of them at first, then those that are new or gone."""
 
 from __future__ import annotations
 
@@ -54,6 +54,24 @@ def test_a_box_is_told_all_urls_at_first_and_later_only_those_that_are_new() -> 
     assert leader.second() == [(1, new), (2, new)]
     same = Orders(1, 3.0)
     assert leader.second() == [(1, same), (2, same)]
+
+
+def test_the_url_of_a_box_that_was_forgotten_is_taken_back() -> None:
+    leader = Leader()
+    for node in ("a", "b"):
+        leader.join(node, f"http://{node}")
+    leader.second()
+    leader.told(leader.boxes.closed(2, leader.now))
+    leader.do(cmd.ForgetNode("b"))
+
+    assert leader.second() == [(1, Orders(1, 2.0, forgotten=("b",)))]
+    assert leader.second() == [(1, Orders(1, 3.0))]
+    leader.told(leader.boxes.closed(1, leader.now))
+    assert leader.join("c", "http://c").boxes == (("a", "http://a"), ("c", "http://c"))
+    leader.do(cmd.ForgetNode("a"))
+    # It is back before the others were told.
+    leader.join("a", "http://a")
+    assert leader.second()[0][1] == Orders(1, 4.0, boxes=(("c", "http://c"), ("a", "http://a")))
 
 
 def test_a_box_that_moved_is_told_again() -> None:

@@ -140,13 +140,15 @@ def test_a_fleet_is_shown_by_box_with_its_leader_and_what_is_unknown(open_page: 
 
     # The leader is replaced, and its box is not heard of.
     fleet.lead("gpu-3")
-    fleet.box("gpu-1").update(state="unknown", heard_ago_s=14.0)
+    fleet.box("gpu-1").update(state="unknown", heard_ago_s=14.0, version="1.2.2")
+    fleet.box("gpu-4").update(version="1.2.4")
     expect(about).to_contain_text("leader gpu-3epoch 8")
     expect(about).to_contain_text("1 box unknown: gpu-1")
     head = page.locator(".node-head").filter(has_text="gpu-1")
     expect(head).to_contain_text(re.compile("unknown.*silent for .*; its leases go on, nothing is granted there"))
     expect(page.get_by_role("button", name="GPU 0 of gpu-1, unknown, user0")).to_contain_text("user0")
     expect(page.locator(".node-head").filter(has_text="gpu-3")).to_contain_text("leader")
+    expect(page.locator(".node-head").get_by_text("version")).to_have_text([re.compile("GPUs, version 1.2.4$")])
 
     # A gang is one lease: to open one of its GPUs marks the others.
     fleet.join("gang", [("gpu-2", 2), ("gpu-4", 2), ("gpu-4", 5)], owner="ann")

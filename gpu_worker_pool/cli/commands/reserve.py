@@ -19,7 +19,7 @@ from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
 from gpu_worker_pool.cli.pools.plans import BookingReport, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
-from gpu_worker_pool.cli.pools.report import check_any_is_up
+from gpu_worker_pool.cli.pools.report import PoolReport, check_any_is_up
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, find_endpoint
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s
@@ -57,7 +57,7 @@ def reserve(
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            "--gpu", metavar="GPU", help="This GPU, by index or UUID, as `status` shows it; may be given again."
+            "--gpu", metavar="GPU", help="This GPU, by its name or UUID, as `status` shows it; may be given again."
         ),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
@@ -68,6 +68,7 @@ def reserve(
     cancel: Annotated[
         str | None, typer.Option("--cancel", metavar="ID", help="Cancel this booking, and book nothing.")
     ] = None,
+    fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
     """Book GPUs for a span of time: they are kept for the owner, and others may use them only until then.
@@ -79,7 +80,8 @@ def reserve(
     if cancel is not None:
         if any(given is not None for given in (at, for_, until, gpus, owner, model, gpu, id_)):
             raise Failure("--cancel books nothing; leave the other options out", USAGE)
-        _show("cancelled: ", Servers(endpoint).run(lambda servers: _cancel(servers, cancel)), now, json=json)
+        cancelled = Servers(endpoint, is_fleet=fleet).run(lambda servers: _cancel(servers, cancel))
+        _show("cancelled: ", cancelled, now, json=json)
         return
     if (for_ is None) == (until is None):
         raise Failure("say how long: give --for 4h or --until '2026-12-01 13:00', and not both", USAGE)
@@ -90,7 +92,7 @@ def reserve(
     form: dict[str, Any] = {"starts_at": f"{starts_at:.3f}", "ends_at": f"{ends_at:.3f}"}
     form |= {"gpus": gpus or len(gpu or ()) or 1, "model": model, "owner": owner, "reason": reason}
     booking_id = id_ or f"booking-{uuid.uuid4().hex[:8]}"
-    booked = Servers(endpoint).run(lambda servers: _book(servers, booking_id, form, gpu or []))
+    booked = Servers(endpoint, is_fleet=fleet).run(lambda servers: _book(servers, booking_id, form, gpu or []))
     _show("", booked, now, json=json)
 
 
@@ -135,11 +137,13 @@ def _show(before: str, booking: BookingReport, now: float, *, json: bool) -> Non
 
 async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: list[str]) -> BookingReport:
     """Book at the first server that can. The id is known there, or the GPUs are named, or any may do."""
-    named = [find_endpoint(gpu, servers.ids) for gpu in gpus]
-    if len({where for where, _ in named}) > 1:
-        raise Failure("the GPUs are of several servers; book those of each by itself", USAGE)
+    named = [] if servers.is_fleet else [find_endpoint(gpu, servers.ids) for gpu in gpus]
     reports = await ask_pools_or_fail(servers)
     able = [report for report in reports if report.is_up and report.has_leases and report.same_as is None]
+    if servers.is_fleet:
+        named = [_find_in_fleet(gpu, able) for gpu in gpus]
+    if len({where for where, _ in named}) > 1:
+        raise Failure("the GPUs are of several servers; book those of each by itself", USAGE)
     knowing = [report for report in able if booking_id in {booking.id for booking in report.bookings}]
     able = [report for report in knowing or able if not named or report.endpoint == named[0][0]]
     if not able:
@@ -165,6 +169,15 @@ async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: l
     reasons = " ".join(f"{answer.endpoint}: {plain(answer.error)}" for answer in refused)
     again = "" if refused[-1].status != HTTPStatus.SERVICE_UNAVAILABLE else f" Repeat it later with --id {booking_id}."
     raise failure_of(refused[-1], f"nothing was booked. {reasons}{again}")
+
+
+def _find_in_fleet(name: str, reports: list[PoolReport]) -> tuple[str, str]:
+    """The endpoint of a GPU that is named as in its fleet, `gpu-01:2`, and its UUID."""
+    for report in reports:
+        for gpu in report.gpus:
+            if name in (gpu.id, gpu.view.uuid) and gpu.view.uuid:
+                return report.endpoint, gpu.view.uuid
+    raise Failure(f"{name!r} is not a GPU of the fleet; `gpu-pool status --fleet` shows all", USAGE)
 
 
 async def _cancel(servers: Servers, text: str) -> BookingReport:

@@ -135,7 +135,7 @@ def judge_boxes(boxes: Sequence[BoxFacts], leader: str | None, node: str, own: s
     name = "fleet-boxes"
     up = [box for box in boxes if box.view.state == "up"]
     text = f"{len(boxes)} boxes, {len(up)} of them heard of, led by {leader or 'nobody'}"
-    found = [Finding(name, "ok" if leader else "problem", text)]
+    found = [Finding(name, "ok" if leader else "problem", text), *judge_versions([box.view for box in up])]
     for box in boxes:
         view = box.view
         if view.state != "up":
@@ -158,6 +158,19 @@ def judge_boxes(boxes: Sequence[BoxFacts], leader: str | None, node: str, own: s
             found.append(Finding(name, "problem", text, "update one step at a time, all boxes before the next"))
         found += judge_clock(view.node, box.clock_off_s)
     return found
+
+
+def judge_versions(boxes: Sequence[BoxView]) -> list[Finding]:
+    """Boxes one step apart go together while they are updated."""
+    nodes: dict[str, list[str]] = {}
+    for box in boxes:
+        nodes.setdefault(box.version or "unknown", []).append(str(box.node))
+    if len(nodes) < 2:
+        return []
+    listed = "; ".join(f"{version} on {', '.join(nodes[version])}" for version in sorted(nodes))
+    text = f"the boxes have different versions: {listed}"
+    how = "that is for the time of an upgrade: upgrade the others too, the leader last"
+    return [Finding("fleet-boxes", "warning", text, how)]
 
 
 def judge_clock(whose: str, off_s: float | None) -> list[Finding]:

@@ -33,3 +33,12 @@ class Naming:
 
 def show_gpus(ids: Sequence[str]) -> str:
     return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
+
+
+def short_ids(ids: Sequence[str]) -> str:
+    """The GPUs of each node after its name, which is said once: `gpu-01:0,3 gpu-02:0,3`."""
+    found: dict[str, list[str]] = {}
+    for id_ in ids:
+        where, colon, local = id_.rpartition(":")
+        found.setdefault(where + colon, []).append(local)
+    return " ".join(where + ",".join(locals_) for where, locals_ in found.items())

@@ -86,7 +86,7 @@ def top(
 
 async def _until_first(showing: Coroutine[Any, Any, int], watches: list[Watch]) -> int:
     """The exit code of the showing, while the watches poll. Not a task group: its errors must arrive as they are."""
-    tasks = [asyncio.create_task(showing), *(asyncio.create_task(watch.run()) for watch in watches)]
+    tasks = [asyncio.create_task(showing), *(asyncio.create_task(poll) for watch in watches for poll in watch.polls())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()

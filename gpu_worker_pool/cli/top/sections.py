@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
+from gpu_worker_pool.cli.pools.naming import short_ids
 from gpu_worker_pool.cli.pools.plans import BookingReport
 from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_inside, show_outsiders, show_since
 from gpu_worker_pool.cli.pools.terms import short_start, show_terms
@@ -224,7 +225,7 @@ def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
     runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
-        Text((",".join([*ids[:1], *(gpu.rpartition(":")[2] for gpu in ids[1:])]) or UNKNOWN) + lease.inside),
+        Text((short_ids(ids) or UNKNOWN) + lease.inside),
         Text(show_since(lease.since_at, now)),
         Text(lease.id, "dim"),
         Text(where),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from time import monotonic
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
+from gpu_worker_pool.cli.pools.servers import FLEET, ServerAnswer, Servers, wait_for_answers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.reader import read, read_number
 from gpu_worker_pool.wire.statistics import GpuDetail, GpuHistory, GpuStatistics
 
@@ -21,6 +23,8 @@ from .frame import Frame, GpuRow, ServerState, without_twins
 KEPT_READINGS = 120
 # So many waiting requests, at all servers together, fill any screen; the number of the others is known.
 MOST_QUEUED = 300
+# So many boxes of a fleet are asked for what only they know.
+MOST_BOXES = 50
 
 _Key = str | int | None
 
@@ -46,18 +50,30 @@ class Watch:
         self._error: str | None = None
         self._answered_at = 0.0
         self._stats: dict[_Key, GpuDetail] = {}
+        self._stats_of_boxes: dict[_Key, GpuDetail] = {}
         self._read_at: str | None = None
         self._percents: dict[_Key, deque[float | None]] = {}
-        # Set when the server has answered or failed for the first time.
+        # Set when the server, and the boxes of its fleet, have answered or failed for the first time.
         self.is_known = asyncio.Event()
+        self._unknown = 0
 
-    async def run(self) -> NoReturn:
+    def polls(self) -> list[Coroutine[Any, Any, NoReturn]]:
+        """What is to run beside each other: a box that cannot be reached does not delay what the leader says."""
+        polls = [self._poll, self._poll_boxes] if self._servers.is_fleet else [self._poll]
+        self._unknown = len(polls)
+        return [self._repeat(poll) for poll in polls]
+
+    async def _repeat(self, poll: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
         """Poll every interval, counted from poll to poll; never ends by itself, whatever the server does."""
         due = monotonic()
+        await poll()
+        self._unknown -= 1
+        if not self._unknown:
+            self.is_known.set()
         while True:
-            await self._poll()
             due = max(due + self._interval_s, monotonic())
             await asyncio.sleep(due - monotonic())
+            await poll()
 
     @property
     def has_answered(self) -> bool:
@@ -89,7 +105,19 @@ class Watch:
             # The readings from before the first poll, or from while the server did not answer.
             self._recall(await self._servers.ask(self._endpoint, "/gpu/history"))
             self._on_change()
-        self.is_known.set()
+
+    async def _poll_boxes(self) -> None:
+        """Ask the boxes of the fleet for temperature and power, which the leader does not know."""
+        answer = await self._servers.ask(self._endpoint, FLEET)
+        listed = read(FleetList, answer.data) if answer.is_ok else None
+        urls = [box.url for box in (listed.boxes if listed else ()) if box.url and box.state == "up"][:MOST_BOXES]
+        asked = [asyncio.create_task(self._servers.ask_url(url, "/gpu/stats")) for url in urls]
+        try:
+            late = await wait_for_answers(asked, lambda found: found.is_ok)
+        finally:
+            await cancel_and_wait(*asked)
+        told = [read(GpuStatistics, task.result().data) for task in asked if task not in late]
+        self._stats_of_boxes = {gpu.uuid or gpu.gpu_id: gpu for stats in filter(None, told) for gpu in stats.gpus}
 
     def _sample(self, report: PoolReport, read_at: str | None) -> None:
         if read_at is not None and read_at == self._read_at:
@@ -107,7 +135,7 @@ class Watch:
                 self._percents[gpu.uuid or gpu.gpu_id] = deque(percents, maxlen=KEPT_READINGS)
 
     def _row(self, gpu: GpuReport, *, is_stale: bool) -> GpuRow:
-        stats = self._stats.get(gpu.key)
+        stats = self._stats.get(gpu.key) or self._stats_of_boxes.get(gpu.key)
         return GpuRow(
             gpu,
             temperature_c=read_number(stats.temperature_c) if stats else None,

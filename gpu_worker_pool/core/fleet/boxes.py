@@ -119,8 +119,9 @@ class Boxes:
         self._session_of: dict[str, int] = {}
         self._keys: dict[str, str] = {}
         self._boxes: dict[str, BoxInfo] = {}
-        # The nodes with new URLs, of which the agents were not told yet.
+        # The nodes with new URLs, and those that were forgotten, of which the agents were not told yet.
         self._moved: dict[str, None] = {}
+        self._forgotten: dict[str, None] = {}
         self._all_urls: tuple[tuple[str, str], ...] | None = None
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
@@ -148,7 +149,8 @@ class Boxes:
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
-        return min(self._next_round, *self._late_looks.values(), inf) if self._sessions else inf
+        is_needed = self._sessions or (self._written and self._written.unconfirmed)
+        return min(self._next_round, *self._late_looks.values(), inf) if is_needed else inf
 
     # --- from the agents ---------------------------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class Boxes:
         self._boxes[node] = info
         if known is None or known.url != info.url:
             self._moved[node], self._all_urls = None, None
+            self._forgotten.pop(node, None)
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -284,7 +287,7 @@ class Boxes:
             if node not in self._session_of:
                 self._boxes.pop(node, None)
                 self._moved.pop(node, None)
-                self._all_urls = None
+                self._forgotten[node], self._all_urls = None, None
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
@@ -329,7 +332,7 @@ class Boxes:
         return self._silenced(session) if session in self._sessions else []
 
     def tick(self, state: PoolState, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
-        """Time has passed: tell all agents the time, and close those that are silent."""
+        """Time has passed: tell all agents the time, close those that are silent, and take back what they do not confirm."""
         actions = self._looks(now, now)
         if now < self._next_round:
             return actions
@@ -337,13 +340,18 @@ class Boxes:
         for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
             node = self._sessions[session].node
             actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
+        if self._written is not None:
+            given_up = self._written.give_up(now, lambda node: node not in self._session_of)
+            actions += [Do(cmd.ExpireLease(lease_id)) for lease_id in given_up]
         # One message for all, so that it need be encoded only once.
-        orders = Orders(self.epoch, now, boxes=self._urls(self._moved) if self._moved else None)
+        urls, has_news = self._urls(self._moved) if self._moved else None, bool(self._moved or self._forgotten)
+        orders = Orders(self.epoch, now, boxes=urls, forgotten=tuple(self._forgotten))
         for session, known in self._sessions.items():
-            if known.is_welcome and (self._moved or now >= known.told_at + SIGN_OF_LIFE_S / 2):
+            if known.is_welcome and (has_news or now >= known.told_at + SIGN_OF_LIFE_S / 2):
                 known.told_at = now
                 actions.append(Tell(session, orders))
         self._moved.clear()
+        self._forgotten.clear()
         return actions
 
     def _silenced(self, session: int) -> list[BoxAction]:

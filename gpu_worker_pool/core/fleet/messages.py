@@ -110,7 +110,8 @@ class Welcome:
 @dataclass(frozen=True, slots=True)
 class Orders:
     """What has happened to leases of this node. Without any it is a heartbeat, which carries the time. `boxes` are the
-    URLs that are new since the last orders with some. `look`: the leader waits for a reading.
+    URLs that are new since the last orders with some, and `forgotten` are nodes that are gone. `look`: the leader waits for a
+    reading.
     """
 
     epoch: int
@@ -122,6 +123,7 @@ class Orders:
     warnings: tuple[ComingEnd, ...] = ()
     boxes: tuple[tuple[str, str], ...] | None = None
     look: bool = False
+    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The pool's state is ahead of the journal, so these are followed by the written e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_worker_pool.core.model import events as ev
@@ -14,6 +14,9 @@ from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 
 from .messages import ComingEnd, Orders, WatchOrder
+
+# A box that is away has so long to come back and confirm a new grant.
+UNCONFIRMED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -50,6 +53,9 @@ class WrittenLeases:
         self._watched_by: dict[str, str] = {}
         # The nodes that have not said yet that they keep a grant.
         self.unconfirmed: dict[str, set[str]] = {}
+        # When they were granted, of those that no client was told of; and those that are taken back.
+        self._untold: dict[str, float] = {}
+        self._given_up: set[str] = set()
         self._news: dict[str, BoxNews] = {}
         for lease in state.leases.values():
             if isinstance(lease, QueuedLease):
@@ -75,13 +81,25 @@ class WrittenLeases:
     def confirm(self, lease_id: str, node: str, fence: int) -> bool:
         """A node has a grant; return whether all have it now, and had not before."""
         waiting, kept = self.unconfirmed.get(lease_id), self.of(node).get(lease_id)
-        if waiting is None or kept is None or kept.fence != fence:
+        if waiting is None or kept is None or kept.fence != fence or lease_id in self._given_up:
             return False
         waiting.discard(node)
         if waiting:
             return False
         del self.unconfirmed[lease_id]
+        self._untold.pop(lease_id, None)
         return True
+
+    def give_up(self, now: float, is_away: Callable[[str], bool]) -> list[str]:
+        """The grants to take back: a box is away, and has not confirmed them in time. No client was told of them, so none uses
+        their GPUs; nor will one be told from now on.
+        """
+        late = [id_ for id_, granted_at in self._untold.items() if now >= granted_at + UNCONFIRMED_S]
+        found = [id_ for id_ in late if any(map(is_away, self.unconfirmed[id_]))]
+        for lease_id in found:
+            del self._untold[lease_id]
+        self._given_up.update(found)
+        return found
 
     def take(self, events: Iterable[ev.Event], state: PoolState, now: float) -> dict[str, BoxNews]:
         """Follow the written events; return what each node has to hear. A lease of a later event is in the state, or in
@@ -129,6 +147,9 @@ class WrittenLeases:
                     event.limit,
                 )
             )
+            # One that a box brought back was told by an earlier leader.
+            if abs(event.at + state.wall_offset_s - event.granted_at) < 0.001:
+                self._untold[lease.id] = event.at
 
     def _grant(self, lease: ActiveLease) -> None:
         self._active[lease.id] = lease
@@ -161,6 +182,8 @@ class WrittenLeases:
         lease_id = event.lease_id
         lease = self._active.pop(lease_id, None)
         self.unconfirmed.pop(lease_id, None)
+        self._untold.pop(lease_id, None)
+        self._given_up.discard(lease_id)
         for node in {key.node for key in lease.gpus} if lease is not None else ():
             del self._by_node[node][lease_id]
             news = self._news_of(node)

@@ -84,6 +84,7 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
         wishes, kept = line.wishes, keeps.kept_from(line)
         gpus = places.make(wishes, kept, gone)
         if gpus is not None:
+            gpus = survey.with_home(gpus, state.queued(lease_id), kept, gone)
             found.grants.append(Grant(lease_id, gpus))
             gone.update(gpus)
             if wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
@@ -161,7 +162,7 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
         if line.wishes.has_thresholds and (line.wishes.is_shared or state.settings.workers_per_gpu > 1):
             return None  # others may share a GPU that was too busy for them, now that a lease accounts for that
         is_last = keeps.reservation is state.reservation and ahead.issuperset(state.claims.values())
-        settled.grants.append(Grant(newcomer.id, gpus))
+        settled.grants.append(Grant(newcomer.id, survey.with_home(gpus, newcomer, kept)))
         return settled if is_last else None
     if state.preemptible and not line.preemptible and Preemption(survey).claim(line.wishes, kept) is not None:
         return None

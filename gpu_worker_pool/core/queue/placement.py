@@ -6,7 +6,7 @@
   whole.
 - Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
   fewest, so that what remains is as large as possible.
-- A gang: the first so many nodes by the same rules.
+- A gang: the first so many nodes by the same rules. The node of its holder's process is one of them if it has room.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
 compares it with other rules on a real trace.
@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
 from gpu_worker_pool.core.model.state import PoolState
@@ -71,6 +72,23 @@ class Survey:
             if len(by_node) == wishes.nodes:
                 return tuple(key for node in sorted(by_node) for key in by_node[node])
         return None
+
+    def with_home(
+        self, gpus: tuple[GpuKey, ...], lease: QueuedLease, *avoiding: AbstractSet[GpuKey]
+    ) -> tuple[GpuKey, ...]:
+        """The place of a gang, moved so that it has a part on the node of its holder's process, if there is room: the process
+        can then be that part of it.
+        """
+        wishes, home = lease.request.wishes, lease.request.holder.node
+        if wishes.nodes == 1 or home is None or any(key.node == home for key in gpus):
+            return gpus
+        avoided = NOTHING.union(*avoiding)
+        own = self.place(replace(wishes, nodes=1, node=home), avoided)
+        if own is None:
+            return gpus
+        there = (slot.key for slot in self.state.slots_on(home))
+        others = self.place(replace(wishes, nodes=wishes.nodes - 1), avoided.union(there))
+        return gpus if others is None else tuple(sorted((*own, *others), key=lambda key: key.node))
 
     def _single_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
         """Each GPU that will do, the best first."""

@@ -22,7 +22,7 @@ from .accounts import PostgresAccounts
 from .connection import DatabaseConnection
 from .hosts import RawConnection
 from .parameters import ended_json, event_lines
-from .snapshots import pack, unpack
+from .snapshots import NotUnderstood, pack, unpack
 from .tail import Tail
 from .url import parse_url
 
@@ -157,11 +157,18 @@ class PostgresDatabase:
         positions = await self._reads.read(
             lambda raw: raw.fetch(self._sql["snapshot_positions"], self.pool), READ_TIMEOUT_S
         )
+        too_new: str | None = None
         for (position,) in positions:
-            snapshot = await self._read_snapshot(position)
+            try:
+                snapshot = await self._read_snapshot(position)
+            except NotUnderstood as error:
+                too_new = f"the snapshot at position {position}: {error}"
+                continue  # the events since the one before it may all be known
             if snapshot is not None:
                 return snapshot
         first = await self._reads.read(lambda raw: raw.fetchval(self._sql["first_position"], self.pool), READ_TIMEOUT_S)
+        if positions and first != 1 and too_new is not None:
+            raise self._tail.too_new(too_new)
         if positions and first != 1:
             raise self._damaged("no snapshot is whole, and the events before them were pruned")
         return None
@@ -199,9 +206,12 @@ class PostgresDatabase:
         try:
             for body, crc in rows:
                 checked_crc(body, crc, 0)
-            return tuple(decode_ended(body) for body, _ in rows)
         except ValueError as error:
             raise self._damaged(f"an ended lease: {error}") from error
+        try:
+            return tuple(decode_ended(body) for body, _ in rows)
+        except ValueError as error:
+            raise self._tail.too_new(f"an ended lease: {error}") from error
 
     def __str__(self) -> str:
         """Its URL, without the password."""
@@ -227,7 +237,7 @@ class PostgresDatabase:
         return self._head_crc[1]
 
     async def _read_snapshot(self, position: int) -> JournalSnapshot | None:
-        """None if it was pruned meanwhile, or is damaged."""
+        """None if it was pruned meanwhile, or is damaged. NotUnderstood if a newer version wrote it."""
         row = await self._reads.read(
             lambda raw: raw.fetchrow(self._sql["read_snapshot"], self.pool, position), SNAPSHOT_TIMEOUT_S
         )
@@ -235,6 +245,8 @@ class PostgresDatabase:
             return None
         try:
             return JournalSnapshot(position, await asyncio.to_thread(unpack, row["body"], row["body_crc"]))
+        except NotUnderstood:
+            raise
         except ValueError as error:
             logger.warning(
                 "the snapshot at position %d in the database %s is damaged (%s); the one before it is used, with the events "

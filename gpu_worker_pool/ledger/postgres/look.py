@@ -49,7 +49,8 @@ async def look(url: str) -> DatabaseFacts:
         told = float(await raw.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
         return DatabaseFacts(
             str(parsed),
-            ".".join(map(str, raw.get_server_version()[:2])),
+            # With its minor number: "15.18 (Debian 15.18-1)".
+            str(await raw.fetchval("SHOW server_version")).split()[0],
             version,
             migrations[-1].version,
             [str(row[0]) for row in await raw.fetch(sql["read_pools"])] if version else (),

@@ -18,6 +18,10 @@ def pack(events: Sequence[DurableEvent]) -> tuple[bytes, int]:
     return body, zlib.crc32(body)
 
 
+class NotUnderstood(ValueError):  # noqa: N818 - a state of affairs, not a mistake
+    """The bytes are whole, and a newer version of this program wrote them."""
+
+
 def unpack(body: bytes, crc: int) -> tuple[DurableEvent, ...]:
     """The events again; a ValueError says what is wrong with the bytes."""
     if zlib.crc32(body) != crc:
@@ -26,4 +30,7 @@ def unpack(body: bytes, crc: int) -> tuple[DurableEvent, ...]:
         lines = zlib.decompress(body).decode().split("\n")
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    return tuple(decode_event(line) for line in lines if line)
+    try:
+        return tuple(decode_event(line) for line in lines if line)
+    except ValueError as error:
+        raise NotUnderstood(str(error)) from error

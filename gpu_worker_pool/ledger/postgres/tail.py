@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
 from gpu_worker_pool.ledger.codec import decode_event
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalTooNew
 from gpu_worker_pool.ledger.rows import checked_crc
 
 from .parameters import covered
@@ -33,9 +33,12 @@ class Tail:
                 raise self.damaged(_missing(position + 1, row["position"] - 1))
             try:
                 crc = checked_crc(covered(row["epoch"], row["body"]), row["crc"], crc)
-                event = decode_event(row["body"])
             except ValueError as error:
                 raise self.damaged(f"the event at position {row['position']}: {error}") from error
+            try:
+                event = decode_event(row["body"])
+            except ValueError as error:
+                raise self.too_new(f"the event at position {row['position']}: {error}") from error
             position += 1
             events.append(StoredEvent(position, row["epoch"], event))
         if is_all and position < head:
@@ -81,6 +84,12 @@ class Tail:
             f"the journal in the database {self._url} is damaged ({what}): restore the database from a backup, or promote a "
             "standby. To begin again without its leases, make sure that no process still uses the GPUs, and set "
             "GPU_POOL_FLEET_POOL to a new name on all candidates"
+        )
+
+    def too_new(self, what: str) -> JournalTooNew:
+        return JournalTooNew(
+            f"the journal in the database {self._url} was written by a newer version of this program ({what}): install the "
+            "newer one on this machine as well. Until then this server does not lead; it keeps the leases on its own GPUs"
         )
 
 

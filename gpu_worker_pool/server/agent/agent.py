@@ -120,7 +120,7 @@ class Agent:
         self._link: LeaderLink | None = None
         self._leader_url: str | None = None
         self._welcome: Welcome | None = None
-        self._pool_id = store.pool_id
+        self.pool_id = store.pool_id
         self._boxes: dict[str, str] = {}
         self._said: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -199,7 +199,7 @@ class Agent:
         """The fleet as a box that cannot lead knows it."""
         url, welcome = self.leader_url, self._welcome
         return FleetView(
-            id=self._pool_id,
+            id=self.pool_id,
             role="agent",
             epoch=welcome.epoch if welcome is not None else None,
             leader=next((node for node, box in self._boxes.items() if box == url), None),
@@ -279,18 +279,20 @@ class Agent:
         actions = self._custody.take(message, self._now())
         if isinstance(message, Welcome) and self._custody.is_welcome:
             self._welcome = message
-            self._pool_id = message.pool_id
+            self.pool_id = message.pool_id
             self._search.joined(self._leader_url or "")
             self._boxes = {}
             self._learn(message.boxes)
             self._holders.begin(message.pool_id, self._custody.leases)
             self._said = None
             logger.info("the leader at %s has taken this box (epoch %d)", self._leader_url, message.epoch)
-        elif isinstance(message, Orders) and message.boxes is not None:
-            self._learn(message.boxes)
+        elif isinstance(message, Orders) and (message.boxes is not None or message.forgotten):
+            self._learn(message.boxes or (), message.forgotten)
         self._do(actions)
 
-    def _learn(self, boxes: Sequence[tuple[str, str]]) -> None:
+    def _learn(self, boxes: Sequence[tuple[str, str]], forgotten: Sequence[str] = ()) -> None:
+        for node in forgotten:
+            self._boxes.pop(node, None)
         self._boxes.update(boxes)
         self._search.learn(url for url in self._boxes.values() if url != self._url)
 
@@ -355,7 +357,7 @@ class Agent:
     async def _write(self, actions: Sequence[CustodyAction]) -> None:
         while True:
             try:
-                await self._store.write(actions, self._pool_id)
+                await self._store.write(actions, self.pool_id)
             except JournalError as error:
                 logger.error("this box cannot keep its leases, and takes none until that is fixed: %s", error)  # noqa: TRY400
                 await asyncio.sleep(WRITE_AGAIN_S)

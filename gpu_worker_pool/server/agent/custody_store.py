@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from gpu_worker_pool.ledger.sqlite.quarantine import sync_folder
 from gpu_worker_pool.ledger.state_dir import check_files
 
 from .message_codec import decode_kept, encode_kept
+
+logger = logging.getLogger(__name__)
 
 LEASE, OVER, SEEN, POOL = "lease", "over", ("seen", ""), ("pool", "")
 
@@ -40,13 +43,14 @@ class CustodyStore:
         loop = asyncio.get_running_loop()
         try:
             file = await loop.run_in_executor(thread, CustodyFile, path)
+            await loop.run_in_executor(thread, _forget_unreadable, file)
             return cls(file, await loop.run_in_executor(thread, _machine_id, path), thread)
         except BaseException:
             thread.shutdown(wait=False)
             raise
 
     def custody(self, node: str, boot_id: str, now: float) -> Custody:
-        """What the disk has. What was written by another version and cannot be read is left out: the leader knows it."""
+        """What the disk has."""
         rows = self._file.rows
         seen = json.loads(rows.get(SEEN, "[0, 0]"))
         return Custody(
@@ -86,6 +90,22 @@ class CustodyStore:
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._file.close)
         self._thread.shutdown(wait=False)
+
+
+def _forget_unreadable(file: CustodyFile) -> None:
+    """If a version far from this one wrote the leases, forget them all, and the fence that was seen: then the leader tells
+    them again. Were only some forgotten, the leader would take those for ended.
+    """
+    kinds = {LEASE: KeptLease, OVER: LeaseOver}
+    try:
+        for (kind, _), body in file.rows.items():
+            if kind in kinds:
+                decode_kept(kinds[kind], body)
+    except ValueError as error:
+        logger.error("another version of this program wrote the leases of this box (%s); the leader tells them", error)  # noqa: TRY400
+        changes: dict[tuple[str, str], str | None] = {key: None for key in file.rows if key[0] in kinds}
+        epoch = int(json.loads(file.rows.get(SEEN, "[0, 0]"))[0])
+        file.write({**changes, SEEN: json.dumps([epoch, 0])})
 
 
 def _machine_id(path: Path) -> str:

@@ -50,6 +50,10 @@ class Membership(Protocol):
         """The URL of each node of the fleet, as far as it is known."""
 
     @property
+    def pool_id(self) -> str | None:
+        """The identity of the fleet's pool, also before a leader is found; None if this box has never had one."""
+
+    @property
     def box_infos(self) -> Mapping[str, BoxInfo]:
         """What the leader knows of each box that announced itself to it; empty elsewhere."""
 

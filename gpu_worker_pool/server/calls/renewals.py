@@ -113,9 +113,9 @@ class FleetRenewals:
 
     @property
     def _pool_id(self) -> str | None:
-        """A box that cannot lead has no journal, and knows its fleet by the leader that it has or had."""
-        fleet = self._pool.fleet()
-        return self._pool.pool_id or (fleet.id if fleet is not None else None)
+        """A box knows its fleet also by the leader that it has or had: there may be no journal that can be read."""
+        membership = self._pool.membership
+        return self._pool.pool_id or (membership.pool_id if membership is not None else None)
 
     def _may(self, caller: Caller) -> Callable[[str | None], bool]:
         return lambda owner: may_manage(caller, owner, self._tokens)
@@ -187,7 +187,10 @@ class FleetRenewals:
 
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
         try:
-            answer = await self._forwarding.renew(call, encode(asdict(form)))
+            # What is as by default is left out: a leader of the version before may not know it.
+            answer = await self._forwarding.renew(
+                call, encode({key: said for key, said in asdict(form).items() if said})
+            )
         except Refused as why:
             if why.status in {502, 503}:
                 return None

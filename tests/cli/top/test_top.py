@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpu_worker_pool.cli.pools.naming import Naming
+from gpu_worker_pool.cli.pools.naming import Naming, short_ids
 from gpu_worker_pool.cli.pools.report import GpuReport, LeaseReport, PoolReport
 from gpu_worker_pool.cli.table import Column, lay_out
 from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState, without_twins
@@ -445,3 +445,16 @@ def test_a_server_goes_and_comes_back_the_window_is_resized_and_ctrl_c_quits(poo
         terminal.type("\x03")
         assert terminal.wait() == 130
         assert left_as_it_was(terminal)
+
+
+@pytest.mark.parametrize(
+    ("ids", "short"),
+    [
+        ([], ""),
+        (["0", "3"], "0,3"),
+        (["box:0", "box:3"], "box:0,3"),
+        (["gpu-01:0", "gpu-01:3", "gpu-02:0", "gpu-02:3"], "gpu-01:0,3 gpu-02:0,3"),
+    ],
+)
+def test_the_gpus_of_a_gang_are_named_by_node(ids: list[str], short: str) -> None:
+    assert short_ids(ids) == short

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_worker_pool.core.decider.condense import condense
@@ -69,6 +71,18 @@ def test_a_gang_gets_its_gpus_on_different_nodes() -> None:
     box.ask("gang", gpus=2, nodes=2)
 
     assert box.gpus_of("gang") == keys(a=(0, 1), b=(0, 1))
+
+
+@pytest.mark.parametrize(("drained", "nodes"), [("a", "bd"), ("b", "ad"), ("d", "ab")])
+def test_the_node_of_the_holder_is_one_of_a_gang_if_it_has_room(drained: str, nodes: str) -> None:
+    box = fleet(a=2, b=2, c=2, d=2)
+    box.do(cmd.ExcludeGpu(key(0, drained), "repair"))
+    box.ask("before", nodes=3, gpus=2)
+    asked = request(pid=7, gpus=2, nodes=2)
+    box.do(cmd.RequestLease("gang", replace(asked, holder=replace(asked.holder, node="d"))))
+    box.do(cmd.Release("before"))
+
+    assert box.gpus_of("gang") == keys(**dict.fromkeys(nodes, (0, 1)))
 
 
 def test_a_gang_gets_all_or_nothing() -> None:

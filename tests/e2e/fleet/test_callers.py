@@ -112,6 +112,24 @@ def test_drain_names_a_node_of_the_fleet(fleet: Fleet) -> None:
     until(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
 
 
+def test_a_gpu_of_another_box_is_booked_in_the_fleet(fleet: Fleet) -> None:
+    env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[0]}
+    span = ("--at", "2h", "--for", "1h", "--fleet")
+    wrong = called("reserve", "--gpu", "candidate1:7", *span, env=env)
+    assert (wrong.code, "'candidate1:7' is not a GPU of the fleet" in wrong.err) == (2, True)
+    booked = called("reserve", "--gpu", "candidate1:1", "--id", "course", *span, env=env)
+    assert booked.code == 0, booked
+    assert "candidate1:1" in booked.out
+    assert called("reserve", "--cancel", "course", env=env).code == 1, "it is of another box"
+    assert called("reserve", "--cancel", "course", "--fleet", env=env).code == 0
+
+
+def test_top_shows_temperature_and_power_of_all_boxes(fleet: Fleet) -> None:
+    (seen,) = shown("top", "--once", "--fleet", boxes=urls(fleet)[:1])["endpoints"]
+    assert {gpu["node"] for gpu in seen["gpus"]} == set(NODES)
+    assert all(gpu["temperature_c"] and gpu["power_draw_w"] for gpu in seen["gpus"])
+
+
 def test_usage_and_quotas_are_counted_once(fleet: Fleet) -> None:
     once, twice = (shown("report", "--fleet", boxes=boxes) for boxes in (urls(fleet)[:1], urls(fleet)))
     assert twice["total"]["leases"] == once["total"]["leases"] > 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.doctor.fleet import BoxFacts, is_far_apart, judge_boxes
+from gpu_worker_pool.cli.doctor.fleet import BoxFacts, is_far_apart, judge_boxes, judge_versions
 from gpu_worker_pool.wire.fleet import BoxView
 from tests.cli.in_process import called
 from tests.ledger.postgres.server import PostgresServer
@@ -47,11 +47,11 @@ def problems(found: dict[str, list[dict[str, Any]]]) -> str:
     return "; ".join(item["message"] for items in found.values() for item in items if item["status"] == "problem")
 
 
-def test_a_healthy_box_has_no_problem(box: Candidate, tmp_path: Path) -> None:
+def test_a_healthy_box_has_no_problem(box: Candidate, postgres: PostgresServer, tmp_path: Path) -> None:
     found = findings(box, tmp_path)
     assert set(found) == {"fleet-settings", "fleet-database", "fleet-boxes"}
     assert problems(found) == ""
-    assert "PostgreSQL" in found["fleet-database"][0]["message"]
+    assert f"PostgreSQL {postgres.execute('SHOW server_version').split()[0]}, " in found["fleet-database"][0]["message"]
     # Of one machine only: the others would be led to themselves.
     assert "leads each machine to itself" in found["fleet-settings"][1]["message"]
 
@@ -77,6 +77,13 @@ def test_boxes_are_judged_by_state_version_and_clock() -> None:
     assert [status for status, text in found if "more than one step apart" in text] == ["problem"]
     assert [status for status, text in found if "b is not heard of" in text] == ["warning"]
     assert [status for status, text in found if "cannot be reached" in text or "60 s ahead" in text] == ["warning"] * 2
+
+
+def test_boxes_of_different_versions_are_named() -> None:
+    boxes = [BoxView(node="a", version="1.1.0"), BoxView(node="b", version="1.0.0"), BoxView(node="c", version="1.0.0")]
+    assert judge_versions(boxes[1:]) == []
+    (found,) = judge_versions(boxes)
+    assert (found.status, found.message) == ("warning", "the boxes have different versions: 1.0.0 on b, c; 1.1.0 on a")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
+from gpu_worker_pool.ledger.postgres.parameters import covered
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.test_leadership import lead, written
 
@@ -101,6 +103,33 @@ async def test_an_ended_lease_that_was_altered_is_noticed(
 ) -> None:
     await admin.execute("UPDATE gpu_pool.ended_lease SET body = body || ' ' WHERE pool = $1", pool)
     with pytest.raises(JournalDamaged, match="an ended lease"):
+        await written_to.load_ended(10)
+
+
+NEWER = '{"kind":"GpuPainted","at":10.0,"colour":"red"}'
+INSTALL_IT = r"was written by a newer version.*{}.*install the newer one on this machine.*does not lead"
+
+
+async def test_an_event_of_a_newer_version_is_not_damage(
+    written_to: PostgresDatabase, other: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    crc = await admin.fetchval("SELECT crc FROM gpu_pool.event WHERE pool = $1 AND position = 9", pool)
+    crc = zlib.crc32(covered(1, NEWER).encode(), crc)
+    newer = "UPDATE gpu_pool.event SET body = $2, crc = $3 WHERE pool = $1 AND position = 10"
+    await admin.execute(newer, pool, NEWER, crc)
+    assert len(await other.read_events(0, 9)) == 9
+    with pytest.raises(JournalTooNew, match=INSTALL_IT.format("position 10.*GpuPainted")):
+        await other.read_events(9, 100)
+
+
+async def test_what_a_newer_version_wrote_of_an_ended_lease_is_not_damage(
+    written_to: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    body = await admin.fetchval("SELECT body FROM gpu_pool.ended_lease WHERE pool = $1 LIMIT 1", pool)
+    newer = body.replace("{", '{"colour":"red",', 1)
+    change = "UPDATE gpu_pool.ended_lease SET body = $2, crc = $3 WHERE pool = $1 AND body = $4"
+    await admin.execute(change, pool, newer, zlib.crc32(newer.encode()), body)
+    with pytest.raises(JournalTooNew, match=INSTALL_IT.format("an ended lease.*colour")):
         await written_to.load_ended(10)
 
 
@@ -205,10 +234,24 @@ async def test_if_no_snapshot_is_whole_the_events_are_read_unless_they_were_prun
         await written_to.load_snapshot()
 
 
+async def test_a_snapshot_of_a_newer_version_is_passed_over_while_the_events_are_there(
+    written_to: PostgresDatabase, admin: RawConnection, pool: str
+) -> None:
+    body = zlib.compress(NEWER.encode())
+    newer = "UPDATE gpu_pool.snapshot SET body = $2, body_crc = $3 WHERE pool = $1 AND position >= $4"
+    for position in (4, 6, 9):
+        await written_to.write_snapshot(position, [note(position)])
+    await admin.execute(newer, pool, body, zlib.crc32(body), 9)
+    assert await written_to.load_snapshot() == JournalSnapshot(6, (note(6),))
+    await admin.execute(newer, pool, body, zlib.crc32(body), 0)
+    with pytest.raises(JournalTooNew, match=INSTALL_IT.format("position 6.*GpuPainted")):
+        await written_to.load_snapshot()
+
+
 @pytest.mark.parametrize("position", [3, 11])
 async def test_a_snapshot_of_what_is_not_there_is_refused(written_to: PostgresDatabase, position: int) -> None:
-    for covered in (4, 6):
-        await written_to.write_snapshot(covered, [note(covered)])
+    for last in (4, 6):
+        await written_to.write_snapshot(last, [note(last)])
     with pytest.raises(JournalError, match=f"position {position} belongs to no event"):
         await written_to.write_snapshot(position, [note(position)])
     assert await written_to.load_snapshot() == JournalSnapshot(6, (note(6),))

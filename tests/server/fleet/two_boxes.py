@@ -43,6 +43,7 @@ class HandMadeMembership:
     key: str | None = None
     trouble: str | None = None
     boxes: Mapping[str, str] = field(default_factory=dict)
+    pool_id: str | None = None
     box_infos: Mapping[str, BoxInfo] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str | None] = field(default_factory=dict)

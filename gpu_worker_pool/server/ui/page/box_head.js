@@ -32,6 +32,6 @@ function aboutBox(box, shown) {
   }
   const simulated = !box.isOwn && box.pool.source === "simulated" ? ", simulated" : "";
   const free = shown.filter((gpu) => gpu.state === "free").length;
-  const version = box.oddVersion === undefined ? "" : `, version ${box.oddVersion}`;
+  const version = box.oddVersion === null ? "" : `, version ${box.oddVersion}`;
   return `${free ? `${free} free of ` : ""}${plural(shown.length, "GPU")}${simulated}${version}`;
 }

@@ -4,7 +4,8 @@ const inOrder = new Intl.Collator("en", { numeric: true });
 
 /**
  * Split this server's pool by node. `told` is what the leader knows of each box of a fleet; null on one box. The own box
- * has the key "". A box that does not answer is unknown, and so are its GPUs; its leases go on.
+ * has the key "". A box that does not answer is unknown, and so are its GPUs; its leases go on. `oddVersion` is that of a box
+ * with another version than the leader's.
  */
 export function ownBoxes(own, told) {
   const { pool } = own;
@@ -17,7 +18,8 @@ export function ownBoxes(own, told) {
   }
   const known = new Map((told ?? []).map((box) => [box.node, box]));
   // A node that nobody tells of is one that this box was called before: it belongs to it.
-  if (told === null) return [{ ...own, gpus: pool.gpus, isOwn: true, isUnknown: false, isLeader: false, version: null, heardAgoS: null }];
+  if (told === null) return [{ ...own, gpus: pool.gpus, isOwn: true, isUnknown: false, isLeader: false, oddVersion: null, heardAgoS: null }];
+  const leaderVersion = told.find((box) => box.isLeader)?.version ?? null;
   return [...byNode.keys()].sort(inOrder.compare).map((node) => {
     const box = known.get(node);
     const isUnknown = box === undefined || box.state === "unknown";
@@ -32,14 +34,14 @@ export function ownBoxes(own, told) {
       isOwn: true,
       isUnknown,
       isLeader: box?.isLeader === true,
-      version: box?.version ?? null,
+      oddVersion: isUnknown || leaderVersion === null || box.version === leaderVersion ? null : box.version,
       heardAgoS: box?.heardAgoS ?? null,
     };
   });
 }
 
 export function peerBox(peer) {
-  return { ...peer, gpus: peer.pool.gpus, isOwn: false, isUnknown: false, isLeader: false, version: null, heardAgoS: null };
+  return { ...peer, gpus: peer.pool.gpus, isOwn: false, isUnknown: false, isLeader: false, oddVersion: null, heardAgoS: null };
 }
 
 const asUnknown = (gpu) => (gpu.state === "unknown" ? gpu : { ...gpu, state: "unknown", reason: "its box does not answer; its leases go on" });

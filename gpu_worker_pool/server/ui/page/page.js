@@ -205,7 +205,7 @@ function placeQueue(shape) {
 
 function ownNode() {
   const clocks = clocksOf(parseTime(view.now), serverTimeAgeS(), live.state !== "lost");
-  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, seenAt: parseTime(view.now) / 1000, version: view.version, clocks };
+  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, seenAt: parseTime(view.now) / 1000, clocks };
 }
 
 function peerNode(peer) {
