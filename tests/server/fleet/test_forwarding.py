@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
@@ -217,3 +218,23 @@ async def test_a_leader_that_is_silent_keeps_no_renewal_of_the_boxes_own_leases(
         for wait_s in (0, 0.01):
             status, answer = await other.ask("/leases/renew", "POST", {"ids": ["mine", "far"], "wait_s": wait_s})
             assert (status, [each["id"] for each in answer["renewed"]], answer["lost"]) == (200, ["mine"], [])
+
+
+async def test_a_grant_that_its_box_does_not_confirm_ends_unless_its_client_asks_again(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        pool, confirmed = boxes.leader.app.pool, False
+
+        async def confirm(_: str, __: float) -> bool:
+            return confirmed
+
+        pool.confirmed = confirm
+        # No TTL runs against a process of the box.
+        for name in ("claimed", "forgotten"):
+            status, problem = await boxes.leader.ask(f"/leases/{name}", "PUT", {"ttl_s": 1.0, **own_process()})
+            assert (status, "ask again with the same id" in problem["detail"]) == (503, True)
+        confirmed = True
+        assert (await boxes.leader.ask("/leases/claimed"))[1]["state"] == "active"
+        await until(lambda: not isinstance(pool.state.find("forgotten"), ActiveLease))
+        status, lease = await boxes.leader.ask("/leases/forgotten")
+        assert (lease["end_reason"], lease["ended_by"]) == ("released", "the server")
+        assert isinstance(pool.state.find("claimed"), ActiveLease)
