@@ -38,6 +38,7 @@ settings.load_profile("patient")
 LONGEST = (
     "tests/e2e/test_nemesis.py",
     "tests/e2e/fleet/test_take_over.py",
+    "tests/e2e/fleet/test_nemesis.py",
     "tests/e2e/test_failpoints.py",
     "tests/client/endpoints/failover/test_failover.py",
     "tests/client/endpoints/failover/test_waiting.py",

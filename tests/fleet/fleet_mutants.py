@@ -15,6 +15,7 @@ from gpu_worker_pool.core.fleet.election import (
     ElectionQuestion,
     HandOverLeadership,
     LeadershipWon,
+    RenewLeadership,
 )
 from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import LeaderRow, StoredEvent
@@ -29,6 +30,8 @@ from tests.fleet.simulation import Fleet
 
 class TrustsFromAnswer(Election):
     def answered(self, question: ElectionQuestion, row: LeaderRow | None, now: float) -> list[ElectionAction]:
+        if isinstance(question, RenewLeadership):
+            question = replace(question, sent_at=now)
         if self._asked is not None:
             self._asked = replace(self._asked, sent_at=now)
         return Election.answered(self, question, row, now)

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, NeverKept, Tell
 from gpu_worker_pool.core.fleet.messages import (
     AgentMessage,
     Announce,
@@ -193,6 +193,24 @@ def test_a_grant_whose_order_was_lost_is_in_the_next_welcome() -> None:
     assert told.message.leases == (grant,)
     leader.carry_out(leader.boxes.closed(2, leader.now))
     assert Confirmed("a") in leader.hear(3, announce(leases=(grant,), fence_seen=grant.fence))
+
+
+def test_a_grant_that_its_box_has_never_kept_is_noticed() -> None:
+    leader = fleet("x", "y")
+    first, second = grant_of(leader.ask("a"), 1), grant_of(leader.ask("b"), 2)
+
+    def never_kept(*announced: Announce) -> list[BoxAction]:
+        """What the next leader notices."""
+        boxes = Boxes(4, "pool", lambda: "key")
+        boxes.written((), leader.state, leader.now)
+        heard = [boxes.receive(number, each, leader.state, leader.now) for number, each in enumerate(announced)]
+        return [each for actions in heard for each in actions if isinstance(each, NeverKept)]
+
+    late = announce(epoch_seen=3, fence_seen=first.fence - 1)
+    assert never_kept(late, announce("y", epoch_seen=3, leases=(second,))) == [NeverKept("a")]
+    assert never_kept(announce(epoch_seen=3, leases=(first,)), late) == [], "this leader knows that the box had it"
+    # A box that lost its file, or the last of it with its power, may have had it.
+    assert never_kept(announce(), announce("y", epoch_seen=3, boot_id="later")) == []
 
 
 def test_an_end_of_the_box_ends_the_lease_and_is_told_back() -> None:

@@ -206,6 +206,26 @@ def test_answers_after_a_newer_question_are_ignored() -> None:
     assert election.may_act(104.4)
 
 
+def test_a_renewal_counts_from_its_send_however_late_its_answer_is() -> None:
+    """The database was busy, or this process had no processor time."""
+    election = leader(won_at=100.0)
+    (old,) = election.wake(101.0)
+    assert isinstance(old, RenewLeadership)
+    (new,) = election.wake(102.0)
+    assert isinstance(new, RenewLeadership)
+
+    assert election.answered(old, row(3.0, epoch=4, term="t1"), 102.4) == []
+    assert election.may_act(103.49)
+    assert not election.may_act(103.5)
+    # It is the newer question that is waited for.
+    assert election.wake(102.5) == []
+    assert election.answered(new, row(3.0, epoch=4, term="t1"), 103.2) == []
+    assert election.may_act(104.49)
+
+    assert election.answered(old, row(3.0, epoch=4, term="another"), 103.3) == []
+    assert not election.may_act(104.5)
+
+
 def test_a_claim_whose_answer_was_lost_is_found_in_the_row_and_renewed() -> None:
     election = candidate(spread_s=0.0)
     (read,) = election.wake(100.0)

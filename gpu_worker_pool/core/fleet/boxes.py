@@ -71,7 +71,14 @@ class Confirmed:
     lease_id: str
 
 
-BoxAction = Tell | Do | Close | Confirmed
+@dataclass(frozen=True, slots=True)
+class NeverKept:
+    """A box of this grant announced itself, and has never had it: no client was told of the grant, unless this leader did."""
+
+    lease_id: str
+
+
+BoxAction = Tell | Do | Close | Confirmed | NeverKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,7 @@ class Boxes:
         self._session_of[node], self._keys[key] = session, node
         if self._next_round == -inf:
             self._next_round = now + SIGN_OF_LIFE_S
+        never_kept = self._never_kept(message, state)
         info = BoxInfo(message.url, message.version, message.is_candidate, is_up=True, heard_at=now)
         known = self._boxes.get(node)
         self._boxes[node] = info
@@ -195,7 +203,19 @@ class Boxes:
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
             actions += self._kept(node, kept.id, kept.fence)
-        return [*actions, *map(Do, self._commands_of(message))]
+        return [*actions, *never_kept, *map(Do, self._commands_of(message))]
+
+    def _never_kept(self, message: Announce, state: PoolState) -> list[NeverKept]:
+        """The leases of earlier leaders that came after all that the box has seen. A box that lost its file, or its last
+        writes by a loss of power, may have had them.
+        """
+        known = state.nodes.get(message.node)
+        is_whole = message.epoch_seen > 0 and known is not None and known.boot_id == message.boot_id
+        if not is_whole or message.node in self._boxes:
+            return []
+        there = {each.id for each in message.leases} | {each.lease_id for each in message.over}
+        later = [kept for kept in self._leases_of(message.node).values() if kept.fence > message.fence_seen]
+        return [NeverKept(kept.id) for kept in later if kept.id not in there]
 
     def _commands_of(self, message: Announce) -> list[cmd.Command]:
         """What an announcement leads to. Silence first: then the announcement is written as an event, and the Welcome

@@ -15,7 +15,8 @@ from .leadership import LEADERSHIP_S, LeaderRow
 
 @dataclass(frozen=True, slots=True)
 class ElectionPace:
-    """How often a candidate asks. `spread_s` is its own: of several candidates, not all claim at once.
+    """How often a candidate asks. `spread_s` is its own: of several candidates, not all claim at once. A leader that writes
+    nothing renews so often that two seconds without the database, or without processor time, cost nothing.
 
     `trust_s` is shorter than the leadership lasts in the database, so that the old leader has stopped before another
     one can begin, also if their clocks run at slightly different rates.
@@ -27,7 +28,7 @@ class ElectionPace:
 
     spread_s: float = 0.0
     poll_every_s: float = 0.5
-    renew_every_s: float = 1.0
+    renew_every_s: float = 0.5
     retry_after_s: float = 0.25
     answer_within_s: float = 1.0
     trust_s: float = 2.5
@@ -53,6 +54,7 @@ class RenewLeadership:
     number: int
     epoch: int
     term: str
+    sent_at: float = field(default=-inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,9 @@ class Election:
 
     def answered(self, question: ElectionQuestion, row: LeaderRow | None, now: float) -> list[ElectionAction]:
         """Take in an answer. None to a claim or a renewal: the database refused it."""
+        if isinstance(question, RenewLeadership) and row is not None and self._is_mine(question.epoch, question.term):
+            # However late the answer is: the database carried it out after it was sent.
+            self._trust_from(question.sent_at)
         asked = self._asked
         if asked is None or asked.question.number != question.number or self.is_stopped:
             return []  # it comes after a newer question, or after the stop
@@ -177,7 +182,6 @@ class Election:
                 return []
             if row is None:
                 return self._lose("the database has another leader, or the leadership expired", now)
-            self._trust_from(asked.sent_at)
             self._ask_at = asked.sent_at + self.pace.renew_every_s
             return []
         if row is None:
@@ -289,9 +293,9 @@ class Election:
         number, row = self._numbers, self.row
         question: ElectionQuestion
         if self.leadership is not None:
-            question = RenewLeadership(number, self.leadership.epoch, self.leadership.term)
+            question = RenewLeadership(number, self.leadership.epoch, self.leadership.term, now)
         elif self._unconfirmed is not None and row is not None and row.term == self._unconfirmed:
-            question = RenewLeadership(number, row.epoch, self._unconfirmed)
+            question = RenewLeadership(number, row.epoch, self._unconfirmed, now)
         elif self._is_claim_due(now):
             self._unconfirmed = self.new_term()
             question = ClaimLeadership(number, self._unconfirmed, self.seen_epoch)

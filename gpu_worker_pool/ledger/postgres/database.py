@@ -28,8 +28,10 @@ from .url import parse_url
 
 logger = logging.getLogger(__name__)
 
-# The leadership is lost without an answer for this long, so no statement about it may take much of that.
+# The leadership is lost without an answer for 2.5 s, so no statement about it may take much of that. A renewal or an append of
+# the leader has more time: to connect again costs it more than to wait for a database that is busy.
 COMMAND_TIMEOUT_S = 1.0
+LEADER_SHARE = 1.5
 READ_TIMEOUT_S = 10.0
 SNAPSHOT_TIMEOUT_S = 60.0
 
@@ -109,7 +111,7 @@ class PostgresDatabase:
         return _leader(row)
 
     async def renew(self, epoch: int, term: str) -> LeaderRow | None:
-        row = await self._command("renew", self._leadership_s, epoch, term)
+        row = await self._command("renew", self._leadership_s, epoch, term, share=LEADER_SHARE)
         return None if row is None else _leader(row)
 
     async def hand_over(self, epoch: int, term: str) -> None:
@@ -132,7 +134,7 @@ class PostgresDatabase:
         leases = ended_json(ended)
         reach("before_append")
         row = await self._command(
-            "append", self._leadership_s, epoch, term, head, len(events), crc, batch, lines, leases
+            "append", self._leadership_s, epoch, term, head, len(events), crc, batch, lines, leases, share=LEADER_SHARE
         )
         if row is None:
             self._head_crc = None
@@ -220,9 +222,9 @@ class PostgresDatabase:
     def __repr__(self) -> str:
         return f"<PostgresDatabase {self._url}: {self.pool or 'not open'}>"
 
-    async def _command(self, query: str, *arguments: object) -> Any:
+    async def _command(self, query: str, *arguments: object, share: float = 1.0) -> Any:
         return await self._commands.change(
-            lambda raw: raw.fetchrow(self._sql[query], self.pool, *arguments), self._timeout_s
+            lambda raw: raw.fetchrow(self._sql[query], self.pool, *arguments), share * self._timeout_s
         )
 
     async def _crc_of_head(self, epoch: int, term: str, head: int) -> int | None:

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 # A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
 GRACE_S = 2.0
-# A caller that was told that its request could not be written has this long to ask again once it is written after all,
-# or its TTL if that is shorter. Then the lease ends.
+# A caller that was answered with 503, although its request is written, has this long to ask again, or its TTL if that is
+# shorter. Then the lease ends.
 UNCLAIMED_S = 5.0
 NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
 
@@ -70,10 +70,11 @@ class Authority:
         self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
         self._presence = Presence(max_waiting)
         self._box = None if is_in_fleet else OwnBox(self._driver, sampler, node=node, simulated=simulated)
-        self.leader = FleetLeader(self._driver) if is_in_fleet else None
+        self.leader = FleetLeader(self._driver, self._expect_claim) if is_in_fleet else None
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
         if self.leader is not None:
             self.pool.confirmed = self.leader.confirmed
+        self.pool.expect_claim = self._expect_claim
         self._loop: asyncio.AbstractEventLoop | None = None
         self._source: JournalSource | None = None
         self._driver.listeners.append(self._follow)
@@ -114,6 +115,7 @@ class Authority:
         """Take charge of a pool with this history."""
         if self.leader is not None:
             self.leader.begin(epoch, pool_id)
+            self._presence.take_over(lease.id for lease in state.leases.values() if isinstance(lease, ActiveLease))
         # The nodes of a fleet are announced by their agents.
         node = None if self._box is None else self._node
         self._driver.lead(state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=node, may_act=may_act)
@@ -160,9 +162,8 @@ class Authority:
         if not self._driver.is_in_charge:
             return
         for event in events:
-            if isinstance(event, ev.LeaseQueued) and self._presence.is_unclaimed(event.lease_id):
-                limit_s = min(UNCLAIMED_S, event.request.ttl_s)
-                asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, event.lease_id)
+            if isinstance(event, ev.LeaseQueued):
+                self._expect_claim(event.lease_id)
             elif isinstance(event, ev.LeaseGranted):
                 if self._presence.is_away(event.lease_id):
                     asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
@@ -178,6 +179,13 @@ class Authority:
             logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
             self._driver.note(cmd.ReportDeath(lease_id))
 
-    def _end_if_unclaimed(self, lease_id: str) -> None:
-        if self._presence.is_unclaimed(lease_id):
+    def _expect_claim(self, lease_id: str) -> None:
+        """Give the caller of a lease that is written time to ask again, if it was not told of it."""
+        note, lease = self._presence.unclaimed(lease_id), self._driver.state.leases.get(lease_id)
+        if note is not None and lease is not None:
+            limit_s = min(UNCLAIMED_S, lease.request.ttl_s)
+            asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, lease_id, note)
+
+    def _end_if_unclaimed(self, lease_id: str, note: object) -> None:
+        if self._presence.unclaimed(lease_id) is note and self._driver.is_in_charge:
             self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))

@@ -57,6 +57,8 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
+        # Ends a lease whose caller was noted as not told of it, unless that asks again in time.
+        self.expect_claim: Callable[[str], None] = lambda _: None
         # The fleet as this box sees it; None on a server without one.
         self.membership: Membership | None = None
         self.node = node
@@ -190,6 +192,11 @@ class Pool:
             raise
         self._presence.note_heartbeat(lease_id)
         return events
+
+    def note_not_told(self, lease_id: str) -> None:
+        """Note that the caller of a lease that is written is answered with 503."""
+        self._presence.note_unclaimed(lease_id)
+        self.expect_claim(lease_id)
 
     def local_process(self, holder: Holder, *, is_loopback: bool, uid: int | None) -> ProcessId | None:
         """The process of a holder, if it is on this machine; NoSuchProcess and ForeignProcess as in `request`."""

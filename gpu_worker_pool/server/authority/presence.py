@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,7 +34,8 @@ class Presence:
         self._polls: Counter[str] = Counter()
         self._watched: Counter[str] = Counter()
         self._away: set[str] = set()
-        self._unclaimed: set[str] = set()
+        # With a note of its own for each time that the caller was not told.
+        self._unclaimed: dict[str, object] = {}
 
     @property
     def has_room(self) -> bool:
@@ -83,15 +84,20 @@ class Presence:
     def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
         self._away.difference_update(lease_ids)
-        self._unclaimed.difference_update(lease_ids)
+        for lease_id in lease_ids:
+            self._unclaimed.pop(lease_id, None)
 
     def note_unclaimed(self, lease_id: str) -> None:
-        """Note that the caller was told that its request could not be written, which may be done later all the same."""
-        self._unclaimed.add(lease_id)
+        """Note that the caller was answered with 503, though its request may be written, now or later."""
+        self._unclaimed[lease_id] = object()
 
-    def is_unclaimed(self, lease_id: str) -> bool:
-        """Whether the caller was told so, and did not call again."""
-        return lease_id in self._unclaimed
+    def take_over(self, lease_ids: Iterable[str]) -> None:
+        """Note that no caller of these leases has called this leader yet, whatever callers were told before."""
+        self._unclaimed = {lease_id: object() for lease_id in lease_ids}
+
+    def unclaimed(self, lease_id: str) -> object | None:
+        """The last such note on a lease whose caller did not call again; None if it did, or needs not."""
+        return self._unclaimed.get(lease_id)
 
     def is_away(self, lease_id: str) -> bool:
         """Whether the last connection of the lease's client broke, and no call came since."""

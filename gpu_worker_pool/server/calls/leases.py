@@ -86,7 +86,7 @@ class LeaseCalls:
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
             await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
-        lease = await self._told(lease)
+        lease = await self._told(lease, is_its_client=True)
         status = 200
         if is_new and not isinstance(lease, DrainingLease | EndedLease):
             status = 202 if isinstance(lease, QueuedLease) else 201
@@ -109,7 +109,7 @@ class LeaseCalls:
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
-        lease = await self._told(lease)
+        lease = await self._told(lease, is_its_client=may_renew)
         return Response(200, self._encode(lease, query, call))
 
     async def renew(self, call: Call) -> Response:
@@ -212,12 +212,14 @@ class LeaseCalls:
                 f"it{_you_are(caller)}.",
             )
 
-    async def _told(self, lease: Lease) -> Lease:
+    async def _told(self, lease: Lease, *, is_its_client: bool) -> Lease:
         """The lease, once its client may be told. A grant in a fleet is told when its boxes have it; they may end it."""
         confirmed = self._pool.confirmed
         if confirmed is None or not isinstance(lease, ActiveLease):
             return lease
         if not await confirmed(lease.id, CONFIRM_S):
+            if is_its_client:
+                self._pool.note_not_told(lease.id)
             nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
             raise Refused(
                 503,
@@ -225,6 +227,8 @@ class LeaseCalls:
                 "same id.",
                 RETRY_AFTER,
             )
+        if is_its_client:
+            self._pool.note_heartbeat(lease.id)
         return await self._known(lease.id)
 
     async def _known(self, lease_id: str) -> Lease:

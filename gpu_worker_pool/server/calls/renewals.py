@@ -34,6 +34,8 @@ from gpu_worker_pool.wire.strict import parse_form
 
 # What another box may take beyond the time that it may hold the answer.
 ANSWER_S = 5.0
+# How long the answer of one box waits for those of the others. One that is silent must not cost the holder its other leases.
+LATE_S = 1.0
 
 # Renews leases here, as a server without a fleet does: the ids, how long to wait, and of which the warning is known.
 RenewHere = Callable[[Call, Caller, RenewForm], Awaitable[RenewAnswer]]
@@ -227,22 +229,23 @@ class FleetRenewals:
         return None if found.elsewhere else found
 
     async def _run(self, parts: Sequence[Part], form: RenewForm, call: Call) -> list[RenewAnswer | None]:
-        """The answers of all parts. While no part has news, all wait; the first that has some ends the waiting."""
+        """The answers of all parts. While no part has news, all wait; the first that has some ends the waiting. None for a
+        part that does not answer then.
+        """
         gone = asyncio.ensure_future(until_gone(call.receive))
         tasks = [asyncio.ensure_future(part.run(form.wait_s)) for part in parts]
         try:
             await asyncio.wait({*tasks, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not any(task.done() for task in tasks):
                 raise ClientGone("The client went away while it waited.")
-            late = [(number, part) for number, part in enumerate(parts) if not tasks[number].done()]
-            answers = [task.result() if task.done() else None for task in tasks]
-            for number, _ in late:
-                tasks[number].cancel()
-            for (number, _), answer in zip(
-                late, await asyncio.gather(*(part.run(0.0) for _, part in late)), strict=True
-            ):
-                answers[number] = answer
-            return answers
+            late = [number for number, task in enumerate(tasks) if not task.done()]
+            if form.wait_s:  # they hold their answers back
+                for number in late:
+                    tasks[number].cancel()
+                    tasks[number] = asyncio.ensure_future(parts[number].run(0.0))
+            if late:
+                await asyncio.wait([tasks[number] for number in late], timeout=LATE_S)
+            return [task.result() if task.done() else None for task in tasks]
         finally:
             gone.cancel()
             for task in tasks:

@@ -68,27 +68,24 @@ class Forwarding:
         process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
         gone = asyncio.ensure_future(until_gone(call.receive))
         try:
-            answer = await self._ask(call, body, process, gone)
+            answer, url = await self._ask(call, body, process, gone)
             length = int(answer.headers.get("content-length", -1))
             if method != "HEAD" and 0 <= length <= SHORT_BYTES:
-                whole = await self._race(asyncio.ensure_future(answer.read()), gone, None)
-                answer.release()
+                whole = await self._whole(answer, gone, url)
                 self._learn(call, answer.status, whole)
                 gone.cancel()
                 return Response(answer.status, whole, _headers(answer, with_length=False))
         except BaseException:
             gone.cancel()
             raise
-        return Response(answer.status, self._stream(answer, gone), _headers(answer, with_length=length >= 0))
+        return Response(answer.status, self._stream(answer, gone, url), _headers(answer, with_length=length >= 0))
 
     async def renew(self, call: Call, body: bytes) -> BoxAnswer:
         """Pass a renewal on to the leader, with another body than the caller's."""
         gone = asyncio.ensure_future(until_gone(call.receive))
         try:
-            answer = await self._ask(call, body, {}, gone)
-            return BoxAnswer(
-                answer.status, json.loads(await self._race(asyncio.ensure_future(answer.read()), gone, None))
-            )
+            answer, url = await self._ask(call, body, {}, gone)
+            return BoxAnswer(answer.status, json.loads(await self._whole(answer, gone, url)))
         finally:
             gone.cancel()
 
@@ -118,7 +115,8 @@ class Forwarding:
 
     async def _ask(
         self, call: Call, body: bytes, process: dict[str, Any], gone: asyncio.Future[None]
-    ) -> aiohttp.ClientResponse:
+    ) -> tuple[aiohttp.ClientResponse, str]:
+        """The beginning of the leader's answer, and the URL of that leader."""
         import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
         from yarl import URL  # noqa: PLC0415 - it comes with it
 
@@ -154,7 +152,7 @@ class Forwarding:
                 raise _broken(url) from None
             else:
                 if HEADER not in answer.headers:
-                    return answer
+                    return answer, url
                 answer.release()
                 raise Refused(
                     503,
@@ -163,8 +161,21 @@ class Forwarding:
                 )
         raise AssertionError("unreachable")
 
-    async def _race(self, work: asyncio.Future[Any], gone: asyncio.Future[None], url: str | None) -> Any:
-        """The outcome of the work, unless the caller goes away, this server stops, or another box leads."""
+    async def _whole(self, answer: aiohttp.ClientResponse, gone: asyncio.Future[None], url: str) -> bytes:
+        """The rest of a short answer. The connection is closed if that does not come."""
+        import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
+
+        try:
+            return cast("bytes", await self._race(asyncio.ensure_future(answer.read()), gone, url))
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            raise _broken(url) from None
+        finally:
+            answer.close()
+
+    async def _race(self, work: asyncio.Future[Any], gone: asyncio.Future[None], url: str) -> Any:
+        """The outcome of the work, unless the caller goes away, this server stops, or that box leads no more: each wait for
+        the leader ends so. A box that hears nothing of its leader for 3 s has none.
+        """
         try:
             while True:
                 await asyncio.wait({work, gone}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -173,15 +184,17 @@ class Forwarding:
                 if gone.done():
                     raise ClientGone("The client went away while it waited.")
                 membership = self._membership()
-                if self._is_stopping or (url is not None and (membership is None or membership.leader_url != url)):
-                    raise _broken(url or "the leader")
+                if self._is_stopping or membership is None or membership.leader_url != url:
+                    raise _broken(url)
         finally:
             work.cancel()
 
-    async def _stream(self, answer: aiohttp.ClientResponse, gone: asyncio.Future[None]) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, answer: aiohttp.ClientResponse, gone: asyncio.Future[None], url: str
+    ) -> AsyncGenerator[bytes, None]:
         try:
             with suppress(ClientGone, Refused):
-                while piece := await self._race(asyncio.ensure_future(answer.content.readany()), gone, None):
+                while piece := await self._race(asyncio.ensure_future(answer.content.readany()), gone, url):
                     yield piece
         finally:
             gone.cancel()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, BoxInfo, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, BoxInfo, Close, Confirmed, Do, NeverKept, Tell
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver
@@ -36,10 +36,13 @@ class AgentSession(Protocol):
 
 
 class FleetLeader:
-    """It leads from `begin` to `end`. `sessions` are the agents that are connected."""
+    """It leads from `begin` to `end`. `sessions` are the agents that are connected. `on_never_kept` is called with each grant
+    that a box turns out not to have.
+    """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, on_never_kept: Callable[[str], None] = lambda _: None) -> None:
         self._driver = driver
+        self._on_never_kept = on_never_kept
         self._boxes: Boxes | None = None
         self.sessions: dict[int, AgentSession] = {}
         self._numbers = count(1)
@@ -120,6 +123,8 @@ class FleetLeader:
                         session.close(why)
                 case Confirmed(lease_id=lease_id):
                     self._wake(lease_id)
+                case NeverKept(lease_id=lease_id):
+                    self._on_never_kept(lease_id)
         self._set_timer()
 
     def _encoded(self, message: LeaderMessage) -> str:

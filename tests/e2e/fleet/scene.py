@@ -234,9 +234,14 @@ class Scene:
         self.await_workers()
 
     def await_workers(self) -> None:
-        """Until all have ended."""
-        ended = {name: worker.wait(LIMIT_S) for name, worker in self.workers.items()}
-        self.workers.clear()
+        """Until all have ended. None is left for the next part of the story, also if one of them does not end."""
+        workers, self.workers = self.workers, {}
+        try:
+            ended = {name: worker.wait(LIMIT_S) for name, worker in workers.items()}
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.wait()
         assert not any(ended.values()), f"workers ended with {ended}"
 
     def say(self, what: str, at: float | None = None, **facts: object) -> None:

@@ -94,22 +94,28 @@ def test_killed_while_its_append_is_on_its_way(fleet: Fleet, client: Client, lea
 
 def test_killed_while_the_answer_is_on_its_way(fleet: Fleet, client: Client, leader: Candidate) -> None:
     """The grant is written, and nobody knows. Asking again gives the same grant."""
-    (other,) = fleet.others(leader)
-    await_quiet(fleet, client)
-    head = read_head(fleet)
-    leader.proxy.stop_answers()
-    connection = send(leader, "PUT", "/fleet/leases/answered", json.dumps({"ttl_s": 60.0, "among": client.among}))
-    until(lambda: read_head(fleet) > head, "the append is carried out")
-    leader.kill()
-    connection.close()
-    leader.proxy.restore()
-
-    take_over(fleet, other, client)
+    lose_answer(fleet, client, leader, "answered")
 
     found = client.look("answered")
     assert found is not None
     again = client.call("PUT", "answered")
     assert (again["state"], again["fence"]) == ("active", found["fence"])
+    client.verify()
+
+
+def test_a_grant_that_no_client_was_told_of_ends_unless_it_is_asked_for(
+    fleet: Fleet, client: Client, leader: Candidate
+) -> None:
+    """Long before its TTL: its box has never kept it, so no client holds the GPU."""
+    other = lose_answer(fleet, client, leader, "forgotten")
+
+    until(lambda: not other.json("/fleet/pool")["leases"], "the lease has ended")
+
+    found = client.look("forgotten")
+    assert found is not None
+    assert (found["end_reason"], found["ended_by"]) == ("released", "the server")
+    assert "was not repeated" in found["end_note"]
+    client.work()
     client.verify()
 
 
@@ -134,6 +140,21 @@ def test_stopped_inside_an_append_while_another_one_claims(fleet: Fleet, client:
     until(lambda: leader.health()["fleet"]["role"] == "follower", "the old leader follows")
     assert client.call("PUT", "inside")["fence"] == found["fence"]
     client.verify()
+
+
+def lose_answer(fleet: Fleet, client: Client, leader: Candidate, lease_id: str) -> Candidate:
+    """Let a leader write a grant and die before it knows; return the next one."""
+    (other,) = fleet.others(leader)
+    await_quiet(fleet, client)
+    head = read_head(fleet)
+    leader.proxy.stop_answers()
+    connection = send(leader, "PUT", f"/fleet/leases/{lease_id}", json.dumps({"ttl_s": 60.0, "among": client.among}))
+    until(lambda: read_head(fleet) > head, "the append is carried out")
+    leader.kill()
+    connection.close()
+    leader.proxy.restore()
+    take_over(fleet, other, client)
+    return other
 
 
 def take_over(fleet: Fleet, other: Candidate, client: Client) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from tests.cli.in_process import called
-from tests.cli.own_process import environment
+from tests.cli.own_process import environment, gpu_pool
 from tests.client.fault_tools import QUICK, soon
 from tests.documents.blocks import ROOT, blocks_of
 from tests.documents.schemas import unlike
@@ -143,7 +143,7 @@ def test_usage_and_quotas_are_counted_once(fleet: Fleet) -> None:
 def test_run_asks_its_own_box_and_a_gang_both(fleet: Fleet, tmp_path: Path) -> None:
     env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[1]}
     script = f"env > {tmp_path}/env"
-    done = called("run", "--gpus", str(GPUS), "--nodes", "2", "--", "sh", "-c", script, env=env)
+    done = gpu_pool("run", "--gpus", str(GPUS), "--nodes", "2", "--", "sh", "-c", script, env=env)
     assert done.code == 0, done
     seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
     assert seen["GPU_POOL_NODES"] == ",".join(NODES)
@@ -151,9 +151,9 @@ def test_run_asks_its_own_box_and_a_gang_both(fleet: Fleet, tmp_path: Path) -> N
     assert seen["MASTER_ADDR"]
     assert "on candidate0, as the same user" in done.err
     assert "gpu-pool join" in done.err
-    refused = called("join", seen["GPU_POOL_LEASE_ID"], "--", "true", env=env)
+    refused = gpu_pool("join", seen["GPU_POOL_LEASE_ID"], "--", "true", env=env)
     assert (refused.code, "not active" in refused.err) == (1, True), refused
-    alone = called("run", "--nodes", "2", "--gpus", "1", "--env", "X", "--", "true", env=env)
+    alone = gpu_pool("run", "--nodes", "2", "--gpus", "1", "--env", "X", "--", "true", env=env)
     assert "--env needs --ssh" in alone.err
 
 
@@ -187,7 +187,9 @@ def test_ssh_starts_the_command_on_the_other_boxes(fleet: Fleet, tmp_path: Path)
         program.chmod(0o755)
     env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[1], "TOLD": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     both = 'env > "$TOLD/$GPU_POOL_NODE_RANK"; until [ -e "$TOLD/0" ] && [ -e "$TOLD/1" ]; do sleep 0.05; done'
-    done = called("run", "--gpus", str(GPUS), "--nodes", "2", "--ssh", "--env", "TOLD", "--", "sh", "-c", both, env=env)
+    done = gpu_pool(
+        "run", "--gpus", str(GPUS), "--nodes", "2", "--ssh", "--env", "TOLD", "--", "sh", "-c", both, env=env
+    )
     assert done.code == 0, done
     assert (tmp_path / "host").read_text().strip() == "localhost"
     seen = [

@@ -17,8 +17,18 @@ def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
 def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
     presence = Presence(10)
     presence.note_unclaimed("a")
-    assert presence.is_unclaimed("a")
+    first = presence.unclaimed("a")
     presence.note_heartbeat("b")
-    assert presence.is_unclaimed("a")
+    assert presence.unclaimed("a") is first is not None
     presence.note_heartbeat("a")
-    assert not presence.is_unclaimed("a")
+    assert presence.unclaimed("a") is None
+    presence.note_unclaimed("a")
+    assert presence.unclaimed("a") is not first, "the time since the second 503 counts"
+
+
+def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
+    presence = Presence(10)
+    presence.note_unclaimed("forgotten")
+    presence.take_over(["a", "b"])
+    presence.note_heartbeat("b")
+    assert [presence.unclaimed(id_) is None for id_ in ("a", "b", "forgotten")] == [False, True, True]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
@@ -150,3 +153,88 @@ async def test_no_call_is_passed_on_twice_and_without_a_leader_the_reason_is_tol
         await wait_for_waiting(boxes, 1)
         other.membership.leader_url = "http://127.0.0.1:9"
         assert (await waiting)[0] == 502
+
+
+@asynccontextmanager
+async def leader_that_falls_silent(said: bytes) -> AsyncIterator[tuple[str, asyncio.Queue[None]]]:
+    """A leader that is stopped in the midst of each answer, after this part of it; and a note for each such answer."""
+    fell_silent: asyncio.Queue[None] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + said)
+        fell_silent.put_nowait(None)
+        while await reader.read(65536):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", fell_silent
+    finally:
+        server.close()
+
+
+async def test_a_call_ends_if_its_leader_falls_silent_in_the_midst_of_the_answer(tmp_path: Path) -> None:
+    async with (
+        two_boxes(tmp_path) as boxes,
+        leader_that_falls_silent(b'Content-Length: 99\r\n\r\n{"id":') as (url, fell_silent),
+    ):
+        for path, method, body, status in (
+            ("/leases/x", "PUT", {}, 502),
+            ("/leases/x", "DELETE", None, 502),
+            ("/leases/renew", "POST", {"ids": ["x"]}, 503),
+        ):
+            boxes.other.membership.leader_url = url
+            asking = asyncio.ensure_future(boxes.other.ask(path, method, body))
+            await fell_silent.get()
+            # The agent of the box has noticed.
+            boxes.other.membership.leader_url = None
+            answered, problem = await asking
+            assert (answered, "again" in problem["detail"]) == (status, True), problem
+            assert boxes.other.answered["retry-after"] == "1"
+
+
+async def test_a_stream_ends_with_the_leadership_of_the_box_that_it_comes_from(tmp_path: Path) -> None:
+    async with (
+        two_boxes(tmp_path) as boxes,
+        leader_that_falls_silent(b"Transfer-Encoding: chunked\r\n\r\n2\r\n: \r\n") as (url, _),
+    ):
+        boxes.other.membership.leader_url = url
+        async with boxes.other.session.get(f"{boxes.other.url}/events") as stream:
+            assert await stream.content.readany() == b": "
+            boxes.other.membership.leader_url = boxes.leader.url
+            assert await stream.content.readany() == b""
+
+
+async def test_a_leader_that_is_silent_keeps_no_renewal_of_the_boxes_own_leases(tmp_path: Path) -> None:
+    async with (
+        two_boxes(tmp_path) as boxes,
+        leader_that_falls_silent(b"Content-Length: 99\r\n\r\n{") as (url, _),
+    ):
+        other = boxes.other
+        # Nobody has noticed yet that the leader is silent.
+        other.membership.leader_url, other.membership.kept = url, {"mine": None}
+        for wait_s in (0, 0.01):
+            status, answer = await other.ask("/leases/renew", "POST", {"ids": ["mine", "far"], "wait_s": wait_s})
+            assert (status, [each["id"] for each in answer["renewed"]], answer["lost"]) == (200, ["mine"], [])
+
+
+async def test_a_grant_that_its_box_does_not_confirm_ends_unless_its_client_asks_again(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        pool, confirmed = boxes.leader.app.pool, False
+
+        async def confirm(_: str, __: float) -> bool:
+            return confirmed
+
+        pool.confirmed = confirm
+        # No TTL runs against a process of the box.
+        for name in ("claimed", "forgotten"):
+            status, problem = await boxes.leader.ask(f"/leases/{name}", "PUT", {"ttl_s": 1.0, **own_process()})
+            assert (status, "ask again with the same id" in problem["detail"]) == (503, True)
+        confirmed = True
+        assert (await boxes.leader.ask("/leases/claimed"))[1]["state"] == "active"
+        await until(lambda: not isinstance(pool.state.find("forgotten"), ActiveLease))
+        status, lease = await boxes.leader.ask("/leases/forgotten")
+        assert (lease["end_reason"], lease["ended_by"]) == ("released", "the server")
+        assert isinstance(pool.state.find("claimed"), ActiveLease)
