@@ -1,9 +1,9 @@
 """Keeps garbage collections short: while one lasts, the event loop stands still.
 
-The objects of a pool live long, and are not garbage in cycles: leases, readings, connections that wait. A collection that went
-through all of them would take a third of a second in a large fleet. So what two collections have found alive is set aside
-(`gc.freeze`), where no later collection looks. Reference counts still free it. A cycle that becomes garbage after that is
-freed by a full collection, which is rare.
+The objects of a pool live long, and are not garbage in cycles: leases, readings, connections that wait. A collection that
+goes through all of them takes a third of a second in a large fleet. So a collection goes through the new objects only, and
+what it finds alive is set aside (`gc.freeze`), where no later collection looks. Reference counts still free it. A cycle
+that becomes garbage after that is freed by a full collection, which is rare.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-# New objects until a young collection, and young collections until what they left is gone through once more.
+# Objects that replace others are not counted as new, so a collection is also due at every tick.
 OBJECTS_UNTIL_COLLECTION = 5_000
-COLLECTIONS_UNTIL_OLDER = 4
-# Objects that replace others are not counted as new, so collections are also due after some time.
-TICKS_UNTIL_COLLECTION = 5
 # A full collection takes long. It is made only if the objects have doubled, which is looked at this often.
 TICKS_UNTIL_COUNT = 6_000
 FEW_OBJECTS = 100_000
@@ -32,7 +29,7 @@ class GarbageCollection:
 
     def start(self) -> None:
         """Set aside what is loaded now."""
-        gc.set_threshold(OBJECTS_UNTIL_COLLECTION, COLLECTIONS_UNTIL_OLDER, COLLECTIONS_UNTIL_OLDER)
+        gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
         gc.freeze()
         if _set_aside not in gc.callbacks:
             gc.callbacks.append(_set_aside)
@@ -40,8 +37,7 @@ class GarbageCollection:
 
     def tick(self) -> None:
         self._ticks += 1
-        if self._ticks % TICKS_UNTIL_COLLECTION == 0:
-            gc.collect(1)
+        gc.collect(0)
         if self._ticks % TICKS_UNTIL_COUNT == 0:
             self.collect_all_if_doubled()
 
@@ -55,6 +51,6 @@ class GarbageCollection:
         return True
 
 
-def _set_aside(phase: str, info: Mapping[str, Any]) -> None:
-    if phase == "stop" and info["generation"] > 0:
+def _set_aside(phase: str, _: Mapping[str, Any]) -> None:
+    if phase == "stop":
         gc.freeze()
