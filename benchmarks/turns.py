@@ -28,7 +28,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import WriterThread
-from gpu_worker_pool.server.serving import collect_in_short_turns
+from gpu_worker_pool.server.garbage import GarbageCollection
 
 SHARES = 10_000
 OWNERS = 20
@@ -184,7 +184,7 @@ def main() -> None:
     results = Results("turns", "The longest turn of the event loop with ten thousand tiny shares.")
     shares = SHARES // 10 if options.quick else SHARES
     selector = TimedSelector()
-    collect_in_short_turns()
+    GarbageCollection().start()
     with (
         tempfile.TemporaryDirectory(prefix="turns-") as folder,
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,

@@ -18,10 +18,15 @@ OWNERS = 50
 LIMIT_S = 120.0
 HELD = {"model": MODEL, "ttl_s": 3600.0}
 WAITS = {**HELD, "wait_s": 300.0}
+TAKES = {**HELD, "wait_s": 30.0}
+
+
+# It is not sure that it leads, its connection to the leader broke, or too many calls wait for their turn.
+LATER = (b"HTTP/1.1 503", b"HTTP/1.1 502", b"HTTP/1.1 429")
 
 
 class AskLater(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """The leader is not sure that it leads."""
+    """The server says that the same call may be made again."""
 
 
 class Client(asyncio.Protocol):
@@ -48,7 +53,7 @@ class Client(asyncio.Protocol):
         if received.startswith(b"HTTP/1.1 20"):
             self._answered.set_result((time.monotonic(), json.loads(received[received.index(b"\r\n\r\n") :])))
         else:
-            is_later = received.startswith(b"HTTP/1.1 503")
+            is_later = received.startswith(LATER)
             self._answered.set_exception(AskLater() if is_later else AssertionError(received))
 
     def call(self, method: str, path: str, body: object = None) -> asyncio.Future[tuple[float, Any]]:
@@ -60,7 +65,7 @@ class Client(asyncio.Protocol):
         return self._answered
 
     async def call_until_answered(self, method: str, path: str, body: object = None) -> tuple[float, Any]:
-        """Send a call, and again if the leader says so, as every client does."""
+        """Send a call, and again if the server says so, as every client does."""
         while True:
             try:
                 return await self.call(method, path, body)
@@ -92,10 +97,11 @@ async def take_all(port: int, number: int) -> dict[str, str]:
     async def take() -> None:
         client = await connected(port)
         for each in numbers:
+            # It waits only if the leader changes meanwhile.
             _, answer = await client.call_until_answered(
-                "PUT", lease(f"held-{each}"), {**HELD, "owner": f"owner-{each % OWNERS}"}
+                "PUT", lease(f"held-{each}"), {**TAKES, "owner": f"owner-{each % OWNERS}"}
             )
-            assert answer["state"] == "active", answer
+            assert answer["state"] == "active", answer["reason"]
             held[gpu_of(answer)] = f"held-{each}"
         client.close()
 

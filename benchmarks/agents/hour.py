@@ -27,7 +27,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.server.authority.own_box import as_installed
-from gpu_worker_pool.server.serving import collect_in_short_turns
+from gpu_worker_pool.server.garbage import GarbageCollection
 
 from .boxes import GPUS_A_BOX, readings_of
 
@@ -236,7 +236,7 @@ class VirtualFleet:
 
 def report(results: Results, effort: Effort) -> None:
     """Measure an hour, and add it to the results."""
-    collect_in_short_turns()
+    GarbageCollection().start()
     began = time.monotonic()
     fleet = VirtualFleet(effort)
     fleet.fill()

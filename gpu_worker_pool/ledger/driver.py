@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
@@ -31,9 +30,10 @@ from .alarm import Alarm
 from .hearing import Hearing
 from .journal import History, LedElsewhere, NotWritten
 from .outbox import Outbox
+from .pending_readings import PendingReadings
 from .standstill import StandstillWatch
 from .take_over import first_commands, restored
-from .turn import IDS_PER_COMMAND, Turn, Waiters, in_pieces
+from .turn import IDS_PER_COMMAND, Turn, Waiters
 from .unwritten import renew, show
 from .writer import WriteBatch, Writer
 
@@ -82,7 +82,7 @@ class Driver:
         self._hearing = Hearing(self.now)
         self._alarm = Alarm(self._ring, self._hearing)
         self._turn = Turn(self._hearing, work_clock)
-        self._readings: deque[tuple[Reading, ...]] = deque()
+        self._readings = PendingReadings()
         self._observing: asyncio.Handle | None = None
         self.is_closed = False
 
@@ -197,15 +197,10 @@ class Driver:
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
         if self.trouble is None and isinstance(command, cmd.Observe):
-            # Piece by piece; newer readings replace those of the same GPUs that still wait.
-            if self._readings:
-                newer = {reading.gpu.key for reading in command.readings}
-                left = (tuple(each for each in piece if each.gpu.key not in newer) for piece in self._readings)
-                self._readings = deque(filter(None, left))
-            self._readings.extend(in_pieces(self.state, command.readings))
-            if self._observing is None:
-                self._observe_next()
+            self._observe(command.readings)
         elif self.trouble is None:
+            if isinstance(command, cmd.SilenceNode):
+                self._readings.drop_node(command.node)  # unknown from here on
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
@@ -292,10 +287,25 @@ class Driver:
                 return
             await asyncio.sleep(0)
 
+    def _observe(self, readings: Sequence[Reading]) -> None:
+        """Take readings in, or those that this turn has no time for in the next ones. Newer readings replace those of the
+        same GPUs that still wait.
+        """
+        if not all(reading.gpu.key in self.state.slots for reading in readings):
+            # All at once: a request that only the last of them could serve must not be refused in between.
+            self._readings.drop(reading.gpu.key for reading in readings)
+            self._carry_out(cmd.Observe(tuple(readings)))
+            return
+        self._readings.add(readings)
+        if self._observing is None and self._turn.is_over:
+            self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
+        elif self._observing is None:
+            self._observe_next()
+
     def _observe_next(self) -> None:
         self._observing = None
         if self._readings and self.trouble is None and not self.is_closed:
-            self._carry_out(cmd.Observe(self._readings.popleft()))
+            self._carry_out(cmd.Observe(self._readings.take(self.state)))
             if self._readings:
                 self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
 

@@ -11,9 +11,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.state import PoolState
-
 from .fair_queue import FairQueue, WaitingCall
 from .hearing import Hearing
 
@@ -24,8 +21,6 @@ MOST_PASSES = 24
 MOST_ANSWERED = 64
 # Processor time for commands and passes. The last of them may take longer.
 TURN_S = 0.02
-# Processes and leases on the GPUs whose readings are taken in.
-MOST_ON_GPUS = 100
 
 Caller = asyncio.Future[None]
 
@@ -86,6 +81,11 @@ class Turn:
     def has_time(self) -> bool:
         """Whether the present work may go on in this turn."""
         return self._work_clock() < self._until
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this turn has no time for more work."""
+        return self._left_s <= 0
 
     def look(self) -> None:
         """Note how long this turn has kept the event loop from its sockets."""
@@ -167,24 +167,3 @@ class Waiters:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-
-
-def in_pieces(state: PoolState, readings: Iterable[Reading]) -> Iterator[tuple[Reading, ...]]:
-    """The readings in order, in pieces that one turn has time for. If some of the GPUs are not known yet, all are one
-    piece: a request that only the last of them could serve must not be refused in between.
-    """
-    readings = tuple(readings)
-    if not all(reading.gpu.key in state.slots for reading in readings):
-        yield readings
-        return
-    piece: list[Reading] = []
-    weight = 0
-    for reading in readings:
-        slot = state.slots.get(reading.gpu.key)
-        piece.append(reading)
-        weight += 1 + len(reading.processes or ()) + (len(slot.occupants) if slot else 0)
-        if weight >= MOST_ON_GPUS:
-            yield tuple(piece)
-            piece, weight = [], 0
-    if piece:
-        yield tuple(piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, serve
 
 from .agent.link import MOST_BYTES
 from .app import PoolApp
+from .garbage import GarbageCollection
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
 
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
 BACKLOG: Final = 2048
-OBJECTS_UNTIL_COLLECTION: Final = 5_000
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -44,14 +43,6 @@ def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.sock
         taken.close()
         raise
     return taken
-
-
-def collect_in_short_turns() -> None:
-    """Keep garbage collections short, because they stop the event loop: what is loaded now stays and is left out, and
-    a collection is due before there are many new objects to go through.
-    """
-    gc.freeze()
-    gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -135,6 +126,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready = on_ready
         self._unix = unix
+        self._garbage = GarbageCollection()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn takes a second Ctrl-C for a wish not to stop cleanly. A clean stop takes a few seconds at most.
@@ -149,6 +141,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        collect_in_short_turns()
+        self._garbage.start()
         if self.started and self._on_ready is not None:
             self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        self._garbage.tick()
+        return await super().on_tick(counter)

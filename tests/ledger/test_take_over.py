@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.turn import MOST_ON_GPUS
+from gpu_worker_pool.ledger.pending_readings import MOST_ON_GPUS
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 WALL = 1.7e9

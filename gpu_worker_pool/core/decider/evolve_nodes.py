@@ -46,7 +46,7 @@ def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
 
 def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
     state.nodes[event.node] = replace(state.nodes[event.node], boot_id=event.boot_id)
-    _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    _void_readings_of(state, event.node)
     state.unsettle()  # nothing is reserved on GPUs that have not been read
     for lease in state.leases.values():
         if isinstance(lease, ActiveLease) and any(key.node == event.node for key in lease.gpus):
@@ -61,7 +61,7 @@ def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
 
 def _node_silenced(state: PoolState, event: ev.NodeSilenced) -> None:
     state.announced.discard(event.node)
-    _void_readings(state, [slot for slot in state.slots.values() if slot.key.node == event.node])
+    _void_readings_of(state, event.node)
     state.unsettle()
 
 
@@ -115,6 +115,11 @@ def _on_renamed(
     if isinstance(lease, DrainingLease):
         return replace(lease, gpus=moved(lease.gpus), ended=replace(lease.ended, gpus=moved(lease.ended.gpus)))
     return lease
+
+
+def _void_readings_of(state: PoolState, node: str) -> None:
+    # A GPU that was read is in the inventory of its node. A fleet has many others, so they are not gone through.
+    _void_readings(state, [state.slots[GpuKey(node, gpu.uuid)] for gpu in state.nodes[node].gpus or ()])
 
 
 def _void_readings(state: PoolState, slots: Iterable[GpuSlot]) -> None:

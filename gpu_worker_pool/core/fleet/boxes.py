@@ -6,8 +6,10 @@ alone: the pool's state is ahead of the journal. Times named `now` are pool time
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -36,6 +38,9 @@ LATE_LOOK_S = 0.1
 SIMULATED = "Simulated"
 # An agent hears from the leader so often.
 SIGN_OF_LIFE_S = 1.0
+# So many agents are told the time at once, and the next so much later: to tell all of a large fleet takes long.
+MOST_TOLD = 100
+BETWEEN_S = 0.005
 # An agent that has said nothing for so long is silent. One that has read no GPU yet has more time.
 SILENT_S = 3.0
 FIRST_REPORT_S = 30.0
@@ -107,6 +112,8 @@ class _Session:
     reported: float = -inf
     observed: float = -inf
     told_at: float = -inf
+    # How many of the moves it has heard of.
+    moves: int = 0
 
     def is_silent(self, now: float) -> bool:
         return now >= self.heard_at + (FIRST_REPORT_S if self.reported == -inf else SILENT_S)
@@ -122,18 +129,19 @@ class Boxes:
     def __init__(self, epoch: int, pool_id: str, new_key: Callable[[], str]) -> None:
         self.epoch, self.pool_id = epoch, pool_id
         self._new_key = new_key
-        self._sessions: dict[int, _Session] = {}
+        # Those that were told the time longest ago come first.
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._session_of: dict[str, int] = {}
         self._keys: dict[str, str] = {}
         self._boxes: dict[str, BoxInfo] = {}
-        # The nodes with new URLs, and those that were forgotten, of which the agents were not told yet.
-        self._moved: dict[str, None] = {}
-        self._forgotten: dict[str, None] = {}
+        # The nodes in the order in which they got their URLs, or were forgotten.
+        self._moves: list[str] = []
         self._all_urls: tuple[tuple[str, str], ...] | None = None
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
         self._next_round = -inf
+        self._next_look = -inf
         # The nodes whose boxes are to read GPUs that leases have left, and when that is due.
         self._late_looks: dict[str, float] = {}
 
@@ -197,8 +205,7 @@ class Boxes:
         known = self._boxes.get(node)
         self._boxes[node] = info
         if known is None or known.url != info.url:
-            self._moved[node], self._all_urls = None, None
-            self._forgotten.pop(node, None)
+            self._note_move(node)
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -306,12 +313,10 @@ class Boxes:
         for node in [event.node for event in events if isinstance(event, ev.NodeForgotten)]:
             if node not in self._session_of:
                 self._boxes.pop(node, None)
-                self._moved.pop(node, None)
-                self._forgotten[node], self._all_urls = None, None
+                self._note_move(node)
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
-                self._sessions[session].told_at = now
                 if of_node.look and not state.queue:
                     of_node.look = False
                     self._late_looks.setdefault(node, now + LATE_LOOK_S)
@@ -331,7 +336,8 @@ class Boxes:
     def _welcomed(self, session: int, known: _Session, now: float) -> list[BoxAction]:
         written, node = self._written, known.node
         assert written is not None  # noqa: S101 - it was there for the announcement
-        known.is_welcome, known.told_at, known.heard_at = True, now, now
+        known.is_welcome, known.heard_at, known.moves = True, now, len(self._moves)
+        self._note_told(session, known, now)
         confirmed = [id_ for id_, fence in known.listed.items() if written.confirm(id_, node, fence)]
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
@@ -345,7 +351,20 @@ class Boxes:
         return actions
 
     def _urls(self, nodes: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        return tuple((node, self._boxes[node].url) for node in nodes)
+        return tuple((node, self._boxes[node].url) for node in nodes if node in self._boxes)
+
+    def _note_move(self, node: str) -> None:
+        self._moves.append(node)
+        self._all_urls = None
+        if len(self._moves) > 2 * len(self._boxes) + MOST_TOLD:
+            # All agents hear of all boxes once more, so that what is noted does not grow forever.
+            self._moves = list(dict.fromkeys(self._moves))
+            for session in self._sessions.values():
+                session.moves = 0
+
+    def _note_told(self, session: int, known: _Session, now: float) -> None:
+        known.told_at = now
+        self._sessions.move_to_end(session)
 
     def closed(self, session: int, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
         """The connection is gone."""
@@ -356,23 +375,39 @@ class Boxes:
         actions = self._looks(now, now)
         if now < self._next_round:
             return actions
-        self._next_round = now + SIGN_OF_LIFE_S
-        for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
-            node = self._sessions[session].node
-            actions += [Close(session, f"the agent of {node} has said nothing for too long"), *self._silenced(session)]
-        if self._written is not None:
-            given_up = self._written.give_up(now, lambda node: node not in self._session_of)
-            actions += [Do(cmd.ExpireLease(lease_id)) for lease_id in given_up]
-        # One message for all, so that it need be encoded only once.
-        urls, has_news = self._urls(self._moved) if self._moved else None, bool(self._moved or self._forgotten)
-        orders = Orders(self.epoch, now, boxes=urls, forgotten=tuple(self._forgotten))
-        for session, known in self._sessions.items():
-            if known.is_welcome and (has_news or now >= known.told_at + SIGN_OF_LIFE_S / 2):
-                known.told_at = now
-                actions.append(Tell(session, orders))
-        self._moved.clear()
-        self._forgotten.clear()
+        if now >= self._next_look:
+            self._next_look = now + SIGN_OF_LIFE_S
+            for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
+                node = self._sessions[session].node
+                why = f"the agent of {node} has said nothing for too long"
+                actions += [Close(session, why), *self._silenced(session)]
+            if self._written is not None:
+                given_up = self._written.give_up(now, lambda node: node not in self._session_of)
+                actions += [Do(cmd.ExpireLease(lease_id)) for lease_id in given_up]
+        due = (
+            (session, known)
+            for session, known in self._sessions.items()
+            if known.is_welcome and now >= known.told_at + SIGN_OF_LIFE_S / 2
+        )
+        told = list(islice(due, MOST_TOLD))
+        # One message for all that have heard the same, so that it need be encoded only once.
+        orders: dict[int, Orders] = {}
+        for session, known in sorted(told, key=lambda each: each[1].moves):
+            if known.moves not in orders:
+                orders[known.moves] = self._orders_since(known.moves, now)
+            actions.append(Tell(session, orders[known.moves]))
+        for session, known in told:
+            known.moves = len(self._moves)
+            self._note_told(session, known, now)
+        is_over = len(told) < MOST_TOLD
+        self._next_round = max(self._next_look, now + SIGN_OF_LIFE_S / 2) if is_over else now + BETWEEN_S
         return actions
+
+    def _orders_since(self, moves: int, now: float) -> Orders:
+        """What an agent has to hear that has heard of so many moves."""
+        moved = dict.fromkeys(self._moves[moves:])
+        forgotten = tuple(node for node in moved if node not in self._boxes)
+        return Orders(self.epoch, now, boxes=self._urls(moved) or None, forgotten=forgotten)
 
     def _silenced(self, session: int) -> list[BoxAction]:
         node = self._sessions[session].node

@@ -16,11 +16,11 @@ from gpu_worker_pool.core.model.state import PoolState
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
     """Why no GPU of the pool could ever serve these wishes; None if one could, or if not all GPUs are known."""
-    nodes = _nodes_for(state, wishes)
-    if not nodes or any(node.gpus is None for node in nodes.values()):
-        return None
     thresholds = state.settings.thresholds_for(wishes)
     if state.capacity.could_ever_serve(wishes, thresholds):
+        return None  # this is what is usual, and it is told without going through all nodes
+    nodes = _nodes_for(state, wishes)
+    if not nodes or any(node.gpus is None for node in nodes.values()):
         return None
     if not any(node.gpus for node in nodes.values()):
         return "this pool has no GPU" if wishes.node is None else f"{wishes.node} has no GPU"

@@ -158,7 +158,9 @@ class Agent:
     def leader_url(self) -> str | None:
         if self.is_leader:
             return self._url
-        return self._leader_url if self._welcome is not None else None
+        # Connected to itself, it led and is not sure that it still does: to pass a call on to itself would only cost more.
+        is_other = self._welcome is not None and self._leader_url != self._url
+        return self._leader_url if is_other else None
 
     @property
     def key(self) -> str | None:
@@ -166,9 +168,11 @@ class Agent:
 
     @property
     def trouble(self) -> str | None:
-        if self.is_leader or self._welcome is not None:
+        if self.is_leader or self.leader_url is not None:
             return None
         known = None if self._leadership is None else self._leadership.trouble
+        if self._welcome is not None:
+            return known
         if known is not None and self._leadership is not None and self._leadership.leader_url() is None:
             return known
         why = "; ".join(filter(None, (self._search.trouble, known))) or "it looks for one"

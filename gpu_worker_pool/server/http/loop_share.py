@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # The longest that a piece of such work holds the event loop. Work that is shorter, as the pool of an ordinary box, is
 # not split and shows one moment.
@@ -28,6 +29,37 @@ class LoopShare:
         if self._clock() - self._began >= LOOP_SLICE_S:
             await asyncio.sleep(0)
             self._began = self._clock()
+
+
+class TurnShare:
+    """For much short work of many tasks: so much of it is done in one turn of the event loop, and the rest in the next
+    ones, in the same order.
+    """
+
+    def __init__(self, most_s: float, clock: Clock = time.thread_time) -> None:
+        self._most_s = self._left_s = most_s
+        self._clock = clock
+        self._is_counted = False
+
+    async def turn(self) -> None:
+        """Wait for a turn that has time left."""
+        while self._left_s <= 0:  # noqa: ASYNC110 - each turn of the loop has its own share
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Count what is done here as work of this turn."""
+        if not self._is_counted:
+            self._is_counted = True
+            asyncio.get_running_loop().call_soon(self._start)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._left_s -= self._clock() - began
+
+    def _start(self) -> None:
+        self._left_s, self._is_counted = self._most_s, False
 
 
 class Pauses:

@@ -16,6 +16,7 @@ from gpu_worker_pool.server.agent.handshake import OTHER_KEY, Challenge, FleetKe
 from gpu_worker_pool.server.agent.link import MOST_BYTES, NOT_LEADING
 from gpu_worker_pool.server.agent.message_codec import decode_message, encode_message
 from gpu_worker_pool.server.http.connection import Connection
+from gpu_worker_pool.server.http.loop_share import TurnShare
 from gpu_worker_pool.server.version import VERSION
 
 from .fleet_leader import FleetLeader
@@ -28,6 +29,8 @@ MOST_STRANGERS = 256
 _MOST_BYTES_OF_STRANGER = 4096
 _MOST_REASON_BYTES = 120
 POLICY = 1008
+# Processor time for what agents say, in one turn of the event loop: a thousand of them may speak at once.
+SHARE_S = 0.01
 # So long an agent has to take what was told before its connection is closed.
 CLOSE_S = 1.0
 
@@ -55,6 +58,7 @@ class AgentEndpoint:
         self._leader_url = leader_url
         self._strangers = 0
         self._said: dict[str, None] = {}
+        self._share = TurnShare(SHARE_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -132,11 +136,14 @@ class AgentEndpoint:
 
     async def _read_all(self, connection: _AgentConnection, node: str, number: int) -> None:
         while True:
-            message = await connection.read(AgentMessage, MOST_BYTES)
-            if isinstance(message, Announce) and message.node != node:
-                raise _LinkRefused(f"a box that proved to be {node} announced itself as {message.node}")
-            if message is not None:
-                self._leader.receive(number, message)
+            text = await connection.receive(MOST_BYTES)
+            await self._share.turn()
+            with self._share.work():
+                message = connection.decode(text, AgentMessage)
+                if isinstance(message, Announce) and message.node != node:
+                    raise _LinkRefused(f"a box that proved to be {node} announced itself as {message.node}")
+                if message is not None:
+                    self._leader.receive(number, message)
 
 
 class _AgentConnection:
@@ -153,12 +160,18 @@ class _AgentConnection:
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def read(self, expected: Any, most_bytes: int) -> Any:
+        return self.decode(await self.receive(most_bytes), expected)
+
+    async def receive(self, most_bytes: int) -> str:
         frame = await self._receive()
         if frame["type"] != "websocket.receive":
             raise _Gone
         text = frame.get("text")
-        if text is None or len(text) > most_bytes:
+        if not isinstance(text, str) or len(text) > most_bytes:
             raise _LinkRefused("that is not a message of an agent")
+        return text
+
+    def decode(self, text: str, expected: Any) -> Any:
         try:
             return decode_message(text, expected)
         except ValueError as error:
