@@ -93,8 +93,11 @@ def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]
     summary = json.loads(out)
     assert not summary["is_ok"]
     assert summary["held_twice"] > 0
-    assert {item["promise"] for item in summary["broken"]} == {"held_twice", "lock"}
-    assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] == "held_twice")
+    broken = {item["promise"] for item in summary["broken"]}
+    # If the server was killed while w06 cheated, w06 also has a GPU whose lease is over. A busy machine may have no good
+    # moment to kill the server or a worker; the honest demo shows those.
+    assert {"held_twice", "lock"} <= broken <= {"held_twice", "lock", "lost", "not_shown"}, summary["broken"]
+    assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] in {"held_twice", "lost"})
 
 
 def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
