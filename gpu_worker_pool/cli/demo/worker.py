@@ -97,12 +97,14 @@ class Worker:
     async def _take_turn(self, client: GPUWorkerPoolClient) -> None:
         self._turn += 1
         self._asked_at = boot_time()
-        self._write_line("asks", gpus=1, memory_mb=None, priority=0)
-        assignment = await client.request_gpu(PATIENCE_S, labels={"demo": self._name})
+        is_cheat = self._name == self._settings.cheat
+        # The cheat is served first: then other workers wait for what it releases.
+        priority = 1 if is_cheat else 0
+        self._write_line("asks", gpus=1, memory_mb=None, priority=priority)
+        assignment = await client.request_gpu(PATIENCE_S, priority=priority, labels={"demo": self._name})
         hold_s = self._pace * self._random.uniform(SHORTEST_HOLD_S, LONGEST_HOLD_S)
         gpus = {"uuids": assignment.uuids, "gpu_ids": assignment.gpu_ids}
         self._write_line("took", id=assignment.lease_id, fence=assignment.fence, for_s=round(hold_s, 2), **gpus)
-        is_cheat = self._name == self._settings.cheat
         with self._witness(assignment.uuids[0]):
             await self._hold(assignment, hold_s / 2 if is_cheat else hold_s)
             if is_cheat:
