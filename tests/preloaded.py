@@ -2,7 +2,8 @@
 
 A process of the tests' own has everything loaded. Each process that is asked for is a fork of it, with the arguments,
 the environment, the folder and the streams that were asked for, and a child of the process that asked. What a fork
-cannot do as a process of its own would is started by `subprocess.Popen`.
+cannot do as a process of its own would is started by `subprocess.Popen`. The servers of a benchmark that is such a fork
+are forks too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
 from gpu_worker_pool.ledger import failpoints
+from gpu_worker_pool.testing import ServerProcess
 
 ROOT: Final = Path(__file__).parent.parent
 # A process that speaks TLS to none needs no certificates; aiohttp reads all of the machine's at every start.
@@ -38,36 +40,54 @@ _NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
 # Read by the loader, by Python or by aiohttp when it starts.
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
+# The programs that may be forks.
+_PROGRAMS: Final = ("gpu_worker_pool", "tests", "benchmarks")
 _LONGEST_MESSAGE: Final = 1 << 20
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class _Parent:
-    """The process that all others are forks of."""
+    """The process that all others are forks of. It ends when the process that has it closes its socket, or ends."""
 
-    def __init__(self) -> None:
-        self.env = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self.env |= {**NO_CERTIFICATES, "PYTHONPATH": str(ROOT)}
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, env=self.env, cwd=ROOT, pass_fds=[theirs.fileno()], process_group=0
-            )
+    def __init__(self, env: Mapping[str, str], requests: socket.socket) -> None:
+        self.env = env
+        self._ours = requests
         self._turn = threading.Lock()
         self._libc = ctypes.CDLL(None)
-        atexit.register(self.close)
 
-    def close(self) -> None:
-        self._ours.close()
-        self._process.wait()
+    @classmethod
+    def started(cls) -> _Parent:
+        """One that loads everything."""
+        env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        env |= {**NO_CERTIFICATES, "PYTHONPATH": str(ROOT)}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())]
+            process = subprocess.Popen(command, env=env, cwd=ROOT, pass_fds=[theirs.fileno()], process_group=0)
+
+        def close() -> None:
+            ours.close()
+            process.wait()
+
+        atexit.register(close)
+        return cls(env, ours)
+
+    @classmethod
+    def forked(cls, env: Mapping[str, str]) -> _Parent:
+        """One that has loaded what this process has, before this process does anything else."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            ours.close()
+            _run(_serve(theirs), env)
+        theirs.close()
+        return cls(env, ours)
 
     def can_start(self, args: Sequence[str], env: Mapping[str, str]) -> bool:
         own = {name: value for name, value in env.items() if value and name.startswith(_READ_AT_START)}
         path = own.pop("PYTHONPATH", str(ROOT)).split(os.pathsep)[0]
         ours = {name: value for name, value in self.env.items() if name in own}
         # A program of another package expects that nothing of it is loaded yet.
-        is_known = args[1] == "-c" or (args[1] == "-m" and args[2].startswith(("gpu_worker_pool", "tests")))
+        is_known = args[1] == "-c" or (args[1] == "-m" and args[2].startswith(_PROGRAMS))
         return args[0] == sys.executable and is_known and path == str(ROOT) and own == ours
 
     def start(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
@@ -89,7 +109,7 @@ class PreloadedPopen(subprocess.Popen[Any]):
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         executable, preexec, _, passed, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, session, group = rest
-        parent = _parents.get(os.getpid()) or _parents.setdefault(os.getpid(), _Parent())
+        parent = _parents.get(os.getpid()) or _parents.setdefault(os.getpid(), _Parent.started())
         given = os.environ if env is None else env
         is_odd = executable or preexec or passed or shell or session or umask != -1 or (gid, gids, uid) != (None,) * 3
         if is_odd or isinstance(args, str) or not parent.can_start(args, given):
@@ -98,18 +118,25 @@ class PreloadedPopen(subprocess.Popen[Any]):
         stdin, _, _, stdout, _, stderr = pipes
         streams = [own if own != -1 else inherited for inherited, own in enumerate((stdin, stdout, stderr))]
         group = os.getpgid(0) if group == -1 else group
-        request = {"args": args, "env": dict(given), "cwd": str(cwd or Path.cwd()), "group": group}
+        request = {
+            "args": [os.fspath(part) for part in args],
+            "env": dict(given),
+            "cwd": str(cwd or Path.cwd()),
+            "group": group,
+        }
         self.pid = parent.start(request, streams)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run_preloaded(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def run_preloaded(
+    command: Sequence[str | Path], *, timeout_s: float = 60.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` with its output as text."""
     pipe = subprocess.PIPE
     with PreloadedPopen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, **options) as process:
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
@@ -121,7 +148,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
     while True:
         message, streams, _, _ = socket.recv_fds(requests, _LONGEST_MESSAGE, 3)
         if not message:
-            sys.exit()
+            os._exit(0)
         # Its end is read when the caller is the parent of the fork.
         has_parent, has_none = os.pipe()
         if not (middle := os.fork()):
@@ -143,7 +170,16 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
             os.close(descriptor)
 
 
-def _become(request: Mapping[str, Any]) -> None:
+def _run(request: Mapping[str, Any], loaded_with: Mapping[str, str]) -> NoReturn:
+    try:
+        _become(request, loaded_with)
+        code: object = None
+    except SystemExit as ended:
+        code = ended.code
+    _end(code)
+
+
+def _become(request: Mapping[str, Any], loaded_with: Mapping[str, str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -159,6 +195,9 @@ def _become(request: Mapping[str, Any]) -> None:
     sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     _, kind, program, *arguments = request["args"]
     sys.argv = [kind, *arguments]
+    if program.startswith("benchmarks"):
+        _parents[os.getpid()] = _Parent.forked(loaded_with)
+        ServerProcess.popen = PreloadedPopen
     gc.enable()
     if kind == "-m":
         sys.modules.pop(program, None)
@@ -168,7 +207,7 @@ def _become(request: Mapping[str, Any]) -> None:
     exec(compile(program, "<string>", "exec"), main.__dict__)  # noqa: S102 - as python -c
 
 
-def _end(code: object) -> None:
+def _end(code: object) -> NoReturn:
     """As Python ends, but what was loaded is not taken apart: that takes ten times as long as the fork.
 
     What the program made is taken apart, so that what it left open complains.
@@ -197,10 +236,5 @@ if __name__ == "__main__":
     for name in (*_LOADED, *_modules()):
         importlib.import_module(name)
     gc.freeze()
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    try:
-        _become(request)
-        code: object = None
-    except SystemExit as ended:
-        code = ended.code
-    _end(code)
+    loaded_with = dict(os.environ)
+    _run(_serve(socket.socket(fileno=int(sys.argv[1]))), loaded_with)

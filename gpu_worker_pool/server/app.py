@@ -32,10 +32,9 @@ from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.state_dir import state_dir
 from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
-from .agent.agent import Agent
 from .agent.custody_store import CustodyStore
-from .agent.link import PATH as AGENT_PATH
 from .agent.membership import Membership
+from .agent.message_codec import PATH as AGENT_PATH
 from .authority.authority import Authority, JournalSource
 from .authority.candidate import Candidate
 from .authority.led_elsewhere import LedElsewhereSource
@@ -79,6 +78,8 @@ from .ui.data import PageData
 
 if TYPE_CHECKING:
     from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+
+    from .agent.agent import Agent
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +257,8 @@ class PoolApp:
 
     async def _make_agent(self) -> None:
         """Open what this box keeps of its fleet. JournalInUse if another server does."""
+        from .agent.agent import Agent  # noqa: PLC0415 - it loads aiohttp, which a server without a fleet does not need
+
         settings, leader = self.settings, self._authority.leader
         assert leader is not None  # noqa: S101 - it is in a fleet
         key = fleet_key(settings)

@@ -16,7 +16,7 @@ import uvicorn
 from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 
-from .agent.link import MOST_BYTES
+from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
 from .garbage import GarbageCollection
 from .http.protocol import BoundedProtocol

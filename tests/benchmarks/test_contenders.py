@@ -6,7 +6,6 @@ import json
 import os
 import random
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from benchmarks.contenders.order import judge, out_of_order
 from benchmarks.contenders.worker import Worker, is_locked
 from benchmarks.shared.results import Results
 from benchmarks.shared.servers import ROOT
+from tests.preloaded import run_preloaded
 
 
 def row(asked: float, granted: float, gpu: int = 0, **more: object) -> dict[str, object]:
@@ -34,13 +34,13 @@ def test_a_quick_run_measures_us_and_says_who_is_missing(tmp_path: Path) -> None
     file = tmp_path / "contenders.json"
     command = [sys.executable, "-m", "benchmarks.contenders", "--quick", "--json", str(file)]
 
-    subprocess.run(
+    done = run_preloaded(
         [*command, "--only", "ours, full", "--only", "filelock"],
-        check=True,
-        timeout=100,
+        timeout_s=100,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+    assert done.returncode == 0, done.stderr
 
     found = json.loads(file.read_text(encoding="utf-8"))
     crowd = next(table for table in found["tables"] if "GPUs held twice" in table["columns"])

@@ -8,7 +8,6 @@ import csv
 import json
 import random
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from benchmarks.replay.runs import TimedRun, fill, run_timed
 from benchmarks.replay.tables import cost_of_reservations, tell_timed, who_starves
 from benchmarks.shared.results import Results
 from benchmarks.shared.servers import ROOT
+from tests.preloaded import run_preloaded
 
 MODELS = (("T4", 2), ("G2", 8), ("V100M16", 4), ("V100M32", 4))
 WITHOUT_GPU, NOT_ASKABLE, WITH_GPU, NEVER_SCHEDULED = 7, 3, 90, 10
@@ -81,7 +81,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
         "--runs",
         place / "runs.json",
     ]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = run_preloaded(command, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     runs, results = (json.loads((place / name).read_text(encoding="utf-8")) for name in ("runs.json", "results.json"))
     return runs, results

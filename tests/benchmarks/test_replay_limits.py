@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.replay.policies import BY_NAME
 from benchmarks.replay.runs import TimedRun, run_timed
 from benchmarks.replay.synthetic import GPUS_PER_NODE, LOAD, NODES, WIDE, Load, synthetic
 from benchmarks.shared.servers import ROOT
+from tests.preloaded import run_preloaded
 
 HOUR_S = 3600.0
 COLUMNS = ("name", "num_gpu", "gpu_milli", "gpu_spec", "creation_time", "deletion_time", "scheduled_time")
@@ -150,7 +150,7 @@ def test_a_list_without_times_is_drawn_from_and_not_replayed_in_its_own_time(tmp
         results,
     ]
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_preloaded(command, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(results.read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_list_of_tasks_is_an_error(tmp_path: Path) -> None:
         nodes,
     ]
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_preloaded(command, cwd=ROOT)
 
     assert done.returncode == 2
     assert "nodes.csv has no column num_gpu and no column gpu_milli" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -19,6 +18,7 @@ from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, 
 from benchmarks.report.writing import DATA, DOCUMENT
 from benchmarks.shared.fit import exponent
 from benchmarks.shared.results import duration, ecdf, show, to_json
+from tests.preloaded import run_preloaded
 from tests.processes import has_ended
 
 # These have tests of their own.
@@ -41,7 +41,7 @@ def quick_results(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "results.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(data)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        done = run_preloaded(command, cwd=ROOT, timeout_s=LIMIT_S)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
     for table in found["tables"]:

@@ -140,9 +140,9 @@ class NoRepair(SimulatedCandidate):
 
 MUTANTS = (
     FleetMutant(
-        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=240
+        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=295
     ),
-    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
+    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=295),
     FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
     FleetMutant("an append has an id", Fleet(NoBatchId), near=174),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
@@ -152,13 +152,13 @@ MUTANTS = (
     FleetMutant(
         "no snapshot is ahead of the head",
         Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False)),
-        near=424,
+        near=440,
     ),
-    FleetMutant("lost commits are repaired", Fleet(NoRepair)),
+    FleetMutant("lost commits are repaired", Fleet(NoRepair), near=48),
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
-    FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
-    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=1884),
-    FleetMutant("the last leader goes first after a failover", Fleet(NoHeadStart)),
+    FleetMutant("the journal is compared with what is known", Fleet(NothingCompared), near=39),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=2006),
+    FleetMutant("the last leader goes first after a failover", Fleet(NoHeadStart), near=48),
     *AGENT_MUTANTS,
 )

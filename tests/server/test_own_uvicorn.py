@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ UVICORN = (sys.executable, "-m", "uvicorn", "gpu_worker_pool.gpu_server:app", "-
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess({"SIMULATED_GPUS": "1"}, command=UVICORN) as running:
+    with ServerProcess({"SIMULATED_GPUS": "1", "PYTHONFAULTHANDLER": "1"}, command=UVICORN) as running:
         # uvicorn listens only after the application has said that it is ready.
         wait_until_it_listens(running)
         yield running
@@ -49,6 +50,11 @@ def test_heads_are_bounded_and_open_calls_do_not_keep_it_from_stopping(server: S
             assert time.monotonic() < until
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
-        assert b"202 Accepted" in poll.recv(10_000), "a long poll is answered with what is known"
-        server.process.wait(SOON_S)
+        try:
+            assert b"202 Accepted" in poll.recv(10_000), "a long poll is answered with what is known"
+            server.process.wait(SOON_S)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            server.process.send_signal(signal.SIGABRT)  # so that its log tells what each thread does
+            server.process.wait(SOON_S)
+            pytest.fail(f"the server does not stop:\n{server.log()}")
     assert "Application shutdown complete" in server.log()

@@ -12,15 +12,10 @@ import aiohttp
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Rejected
 
 from .handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
-from .message_codec import decode_message, encode_message
+from .message_codec import MOST_BYTES, NOT_LEADING, PATH, decode_message, encode_message
 
-PATH = "/fleet/agent"
-# What a box has to say at once: a thousand leases. More is not sent.
-MOST_BYTES = 8 * 1024 * 1024
 CONNECT_S = 3.0
 CLOSE_S = 0.5
-# The code with which a box that does not lead closes; the reason is the URL of the leader, if it knows that.
-NOT_LEADING = 4001
 
 
 class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake

@@ -24,6 +24,12 @@ from gpu_worker_pool.ledger.records import RecordCodec, parse_object, shortened
 
 from .handshake import Challenge, Hello, Proof
 
+PATH = "/fleet/agent"
+# What a box has to say at once: a thousand leases. More is not sent.
+MOST_BYTES = 8 * 1024 * 1024
+# The code with which a box that does not lead closes; the reason is the URL of the leader, if it knows that.
+NOT_LEADING = 4001
+
 HandshakeMessage = Hello | Challenge | Proof
 _MESSAGES: tuple[type, ...] = (*get_args(AgentMessage), *get_args(LeaderMessage), *get_args(HandshakeMessage))
 _PARTS: tuple[type, ...] = (KeptLease, LeaseOver, WatchOrder, ComingEnd, InventoryGpu, Reading, Gpu, GpuProcess)

@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
 from gpu_worker_pool.server.agent.handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
-from gpu_worker_pool.server.agent.link import MOST_BYTES, NOT_LEADING
-from gpu_worker_pool.server.agent.message_codec import decode_message, encode_message
+from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.loop_share import TurnShare
 from gpu_worker_pool.server.version import VERSION

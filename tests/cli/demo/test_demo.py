@@ -43,10 +43,9 @@ SHORT = ("demo", "--workers", "6", "--gpus", "2", "--seconds", "3", "--limit", s
 
 @pytest.fixture(scope="module")
 def cheating() -> Iterator[subprocess.Popen[str]]:
-    """A demo in which one worker goes on using its GPU after it gave it back. It runs beside the honest one. With this
-    seed the cheat, w06, is the first to get a GPU, so that somebody waits for it.
-    """
-    with start_gpu_pool(*SHORT, "--json", "--cheat", "--seed", "621") as process:
+    """A demo in which one worker, w06, goes on using its GPU after it gave it back. It runs beside the honest one."""
+    # Longer, so that the cheat has several turns, whatever else the machine does.
+    with start_gpu_pool(*SHORT, "--seconds", "6", "--json", "--cheat") as process:
         yield process
         process.kill()
 
@@ -85,18 +84,6 @@ def test_in_a_terminal_it_shows_what_happens_and_ends_with_what_was_measured(
     assert summary["left_over"] == 0
 
 
-def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]) -> None:
-    out, err = cheating.communicate(timeout=MOST_S)
-
-    assert cheating.returncode == 1, err
-    assert out, err
-    summary = json.loads(out)
-    assert not summary["is_ok"]
-    assert summary["held_twice"] > 0
-    assert {item["promise"] for item in summary["broken"]} == {"held_twice", "lock"}
-    assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] == "held_twice")
-
-
 def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
     # So long that it kills none of its own before it is counted here.
@@ -121,6 +108,21 @@ def test_whoever_ends_it_its_processes_end_with_it(tmp_path: Path) -> None:
     assert len(folders()) == 1
     remove_dead_folders(tmp_path)
     assert folders() == []
+
+
+def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]) -> None:
+    out, err = cheating.communicate(timeout=MOST_S)
+
+    assert cheating.returncode == 1, (out, err)
+    assert out, err
+    summary = json.loads(out)
+    assert not summary["is_ok"]
+    assert summary["held_twice"] > 0
+    broken = {item["promise"] for item in summary["broken"]}
+    # If the server was killed while w06 cheated, w06 also has a GPU whose lease is over. A busy machine may have no good
+    # moment to kill the server or a worker; the honest demo shows those.
+    assert {"held_twice", "lock"} <= broken <= {"held_twice", "lock", "lost", "not_shown"}, summary["broken"]
+    assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] in {"held_twice", "lost"})
 
 
 def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.agent.link import MOST_BYTES
+from gpu_worker_pool.server.agent.message_codec import MOST_BYTES
 from gpu_worker_pool.server.leader.endpoint import _AgentConnection
 
 
