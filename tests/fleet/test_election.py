@@ -373,6 +373,20 @@ def test_after_a_failover_the_last_leader_claims_at_once() -> None:
     assert claim.seen_epoch == 4
 
 
+def test_a_leader_whose_epoch_another_one_has_got_was_not_the_last() -> None:
+    """The database lost the claim of the first one, so it counted its epoch again."""
+    election = leader(won_at=100.0)
+    (renew,) = election.wake(101.1)
+    election.answered(renew, None, 101.12)
+    (read,) = election.wake(101.12)
+    election.answered(read, replace(row(2.0, epoch=4, term="of another"), has_moved=True), 101.13)
+    (read,) = election.wake(election.wake_at)
+    election.answered(read, replace(row(-1.0, epoch=3, term="before"), has_moved=True), 102.0)
+
+    (question,) = election.wake(election.wake_at)
+    assert isinstance(question, ReadLeader), "the other one goes first"
+
+
 def test_a_leader_of_an_earlier_epoch_was_not_the_last() -> None:
     election = leader(won_at=100.0)
     election.step_down(4, "t1", "deposed", 101.0)

@@ -113,7 +113,8 @@ class Election:
     pace: ElectionPace = field(default_factory=ElectionPace)
     # The highest epoch that this candidate has seen: a database that lost commits may have forgotten it.
     seen_epoch: int = 0
-    # The last epoch in which this candidate answered callers.
+    # The last epoch in which this candidate answered callers, unless another one led in the same epoch since: a database
+    # that lost a claim gives its epoch to the next one.
     led_epoch: int = 0
     # The last event of the journal that this candidate knows; the driver sets it before it tells an answer.
     known_head: int = 0
@@ -132,6 +133,7 @@ class Election:
     _numbers: int = 0
     # The term of a claim whose outcome is not known. Nothing was ever written with it.
     _unconfirmed: str | None = None
+    _led_term: str | None = None
 
     def may_act(self, now: float) -> bool:
         """Whether this candidate leads and may answer. The driver asks before every answer that counts."""
@@ -210,7 +212,7 @@ class Election:
         """Note that TakenOver is written: from here on this candidate answers."""
         if self.leadership is not None and self._is_mine(epoch, term):
             self.leadership = replace(self.leadership, is_open=True)
-            self.led_epoch = epoch
+            self.led_epoch, self._led_term = epoch, term
 
     def step_down(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership that an append was refused for, or that cannot go on."""
@@ -251,6 +253,8 @@ class Election:
 
     def _hear(self, row: LeaderRow, now: float) -> None:
         self.see_epoch(row.epoch)
+        if row.epoch >= self.led_epoch and row.term not in {None, self._led_term}:
+            self.led_epoch = 0
         if self.row is None or abs(_expires_at(self.row) - _expires_at(row)) > 0.001:
             self._row_since = now  # it was claimed or renewed
         self.row, self.heard_at = row, now
