@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import spread_s
 from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.fleet.boxes import SIMULATED
+from gpu_worker_pool.core.fleet.admission import SIMULATED
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes

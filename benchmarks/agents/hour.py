@@ -18,7 +18,8 @@ from itertools import count
 from benchmarks.shared.crowded_pool import SETTINGS
 from benchmarks.shared.results import Results, duration
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CloseLink, CustodyAction, Drop, Keep, LookNow, NoteOver, Send
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Do
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Do
+from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, NoteOver
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, LeaseOver, Report

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Welcome
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev

@@ -8,7 +8,8 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.messages import (
     AgentMessage,
     Announce,
@@ -284,6 +285,29 @@ def test_a_second_machine_of_one_name_is_rejected_and_a_second_link_replaces_the
     assert isinstance(actions[0], Close)
     assert actions[0].session == 1
     assert leader.boxes.node_of_key("key1") is None
+
+
+def test_a_box_that_was_renamed_is_rejected_while_it_has_leases() -> None:
+    """Its GPUs would be granted a second time, under the new name."""
+    leader = fleet()
+    grant = grant_of(leader.ask("a"))
+    leader.carry_out(leader.boxes.closed(1, leader.now))
+    renamed = announce("y", machine_id="machine x", leases=(grant,), fence_seen=grant.fence, epoch_seen=3)
+
+    rejected, closed = leader.hear(2, renamed)
+
+    assert isinstance(rejected, Tell)
+    assert isinstance(rejected.message, Rejected)
+    assert "is known as x, which has 1 lease" in rejected.message.why
+    assert isinstance(closed, Close)
+    assert "a" in leader.state.leases
+    leader.hear(3, announce(leases=(grant,), fence_seen=grant.fence, epoch_seen=3))
+    leader.hear(3, LeaseOver("a", grant.fence, EndReason.EXPIRED))
+    leader.carry_out(leader.boxes.closed(3, leader.now))
+    assert any(
+        isinstance(told, Tell) and isinstance(told.message, Welcome)
+        for told in leader.hear(4, announce("y", machine_id="machine x"))
+    )
 
 
 def test_a_box_with_simulated_gpus_is_rejected_by_a_fleet_of_real_ones() -> None:

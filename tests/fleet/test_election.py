@@ -377,10 +377,13 @@ def test_a_leader_whose_epoch_another_one_has_got_was_not_the_last() -> None:
     """The database lost the claim of the first one, so it counted its epoch again."""
     election = leader(won_at=100.0)
     (renew,) = election.wake(101.1)
+    assert isinstance(renew, RenewLeadership)
     election.answered(renew, None, 101.12)
     (read,) = election.wake(101.12)
+    assert isinstance(read, ReadLeader)
     election.answered(read, replace(row(2.0, epoch=4, term="of another"), has_moved=True), 101.13)
     (read,) = election.wake(election.wake_at)
+    assert isinstance(read, ReadLeader)
     election.answered(read, replace(row(-1.0, epoch=3, term="before"), has_moved=True), 102.0)
 
     (question,) = election.wake(election.wake_at)

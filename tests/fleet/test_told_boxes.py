@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.boxes import MOST_TOLD, SIGN_OF_LIFE_S, BoxAction, Boxes, Do, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Do, Tell
+from gpu_worker_pool.core.fleet.boxes import MOST_TOLD, SIGN_OF_LIFE_S, Boxes
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.messages import LeaderMessage, Orders, Welcome
 from gpu_worker_pool.core.model import commands as cmd

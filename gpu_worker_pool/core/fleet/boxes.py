@@ -18,12 +18,13 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import EndReason, KeptLease
 from gpu_worker_pool.core.model.state import PoolState
 
+from .admission import why_rejected
+from .box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
 from .messages import (
     AgentMessage,
     Announce,
     GrantKept,
     HolderIsDead,
-    LeaderMessage,
     LeaseOver,
     Orders,
     Rejected,
@@ -44,46 +45,6 @@ BETWEEN_S = 0.005
 # An agent that has said nothing for so long is silent. One that has read no GPU yet has more time.
 SILENT_S = 3.0
 FIRST_REPORT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message on this session. Messages of one session keep their order."""
-
-    session: int
-    message: LeaderMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """Carry out a command; the order of commands counts. What it leads to comes back by `written`."""
-
-    command: cmd.Command
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End a session, after what was told on it. `closed` need not be called for it."""
-
-    session: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """All boxes of a grant have it: its client may be told."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class NeverKept:
-    """A box of this grant announced itself, and has never had it: no client was told of the grant, unless this leader did."""
-
-    lease_id: str
-
-
-BoxAction = Tell | Do | Close | Confirmed | NeverKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +150,7 @@ class Boxes:
 
     def _announced(self, session: int, message: Announce, state: PoolState, now: float) -> list[BoxAction]:
         node = message.node
-        if (why := self._why_rejected(message, state)) is not None:
+        if (why := why_rejected(message, state, self.epoch, self._leases_of)) is not None:
             return [Tell(session, Rejected(why)), Close(session, why)]
         actions: list[BoxAction] = []
         if (former := self._session_of.get(node)) is not None:
@@ -237,18 +198,6 @@ class Boxes:
         commands += [cmd.RecoverLease(kept, node) for kept in sorted(message.leases, key=lambda kept: kept.fence)]
         announced = cmd.AnnounceNode(node, message.boot_id, message.gpus, message.machine_id, message.fence_seen)
         return [*commands, announced]
-
-    def _why_rejected(self, message: Announce, state: PoolState) -> str | None:
-        if message.epoch_seen > self.epoch:
-            return f"this leader has epoch {self.epoch}, and the box has seen epoch {message.epoch_seen}"
-        known = state.nodes.get(message.node)
-        if known is not None and known.machine_id not in (None, message.machine_id):
-            return (
-                f"another machine has the node name {message.node}: its id is {known.machine_id}, and this one's is "
-                f"{message.machine_id}; give this box another name, or have an operator forget the node if that machine "
-                f"is gone"
-            )
-        return _why_of_another_kind(message, state)
 
     def _reported(self, session: _Session, message: Report, state: PoolState) -> list[BoxAction]:
         if not session.is_welcome or message.heard < session.reported:
@@ -422,18 +371,3 @@ class Boxes:
 
     def __repr__(self) -> str:
         return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes)} are up>"
-
-
-def _why_of_another_kind(message: Announce, state: PoolState) -> str | None:
-    """A box with simulated GPUs has no place among boxes with real ones: its GPUs would be granted to real work."""
-    own = {gpu.name.startswith(SIMULATED) for gpu in message.gpus or ()}
-    others = {
-        gpu.name.startswith(SIMULATED)
-        for node, known in state.nodes.items()
-        for gpu in (known.gpus or ())[:1]  # all of a box are alike in this
-        if node != message.node
-    }
-    if not own or not others or own <= others:
-        return None
-    kind, other = ("simulated", "real") if True in own else ("real", "simulated")
-    return f"this box has {kind} GPUs, and the fleet has {other} ones; give it a pool of its own (GPU_POOL_FLEET_POOL)"

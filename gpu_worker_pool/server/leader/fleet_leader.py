@@ -13,7 +13,8 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.boxes import BoxAction, Boxes, BoxInfo, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver
