@@ -131,7 +131,7 @@ class LeaseView:
     """A lease, from the request to its end. `env` is for the environment of a process that uses it; position 1 is next.
 
     `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process. In a
-    fleet it is how long the lease lasts at least, and null where only the box that has the GPU knows.
+    fleet it is how long the lease lasts at least: 0 where only the box that has the GPU knows, as after a change of the leader.
     `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
     With a `parent` it is inside another lease: it uses that lease's GPUs, waits for others inside it, and ends with it.
     `ends_at` is when its time limit ends it; `warning` says that the server is about to end it. `idle_s` is how long its

@@ -237,16 +237,11 @@ def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
 
 def left_s(state: PoolState, lease_id: str, now: float) -> float | None:
     """How long until the lease expires without a heartbeat; None if it does not. In a fleet the box of an active lease counts
-    its heartbeats: then this is how long at least, and None once that is not known any more.
+    its heartbeats: then this is how long at least, and 0 where only that box knows. It is never None there: to a client, None
+    means that no heartbeat is needed.
     """
-    due_at, lease = state.expires_at(lease_id), state.leases.get(lease_id)
-    if due_at is None or lease is None:
-        return None
-    is_counted_here = state.deadlines.due_at(lease_id) is not None
-    # To the client of a local holder, None would mean that no heartbeat is needed.
-    if due_at <= now and not is_counted_here and not lease.request.holder.is_local:
-        return None
-    return round(max(due_at - now, 0.0), 3)
+    due_at = state.expires_at(lease_id)
+    return None if due_at is None else round(max(due_at - now, 0.0), 3)
 
 
 def _obstacles(explanation: Explanation | None) -> tuple[wire.ObstacleView, ...]:
