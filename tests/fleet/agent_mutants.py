@@ -159,16 +159,16 @@ def kept(custody: type[Custody], fleet: Fleet = Fleet()) -> Fleet:  # noqa: B008
 
 AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a box announces itself first", led(LooksItself)),
-    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2594),
+    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2166),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
-    FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
-    FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack)),
+    FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence), near=67),
+    FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack), near=110),
     FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1041),
-    FleetMutant("boxes are told what is written", Fleet(TellsAtOnce)),
-    FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll)), near=759),
-    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=771),
-    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast), near=260),
+    FleetMutant("boxes are told what is written", Fleet(TellsAtOnce), near=178),
+    FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll)), near=942),
+    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=1904),
+    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast), near=866),
     FleetMutant("the box counts heartbeats, not a leader", Fleet(client=RenewsAtLeader)),
     FleetMutant("an agent has its leases on its disk", Fleet(agent=ForgetsAtRestart)),
 )

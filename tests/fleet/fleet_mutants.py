@@ -140,25 +140,25 @@ class NoRepair(SimulatedCandidate):
 
 MUTANTS = (
     FleetMutant(
-        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=240
+        "an append checks epoch and term", Fleet(database=partial(SimulatedDatabase, checks_epoch=False)), near=584
     ),
-    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=215),
+    FleetMutant("an append checks the term", Fleet(database=partial(SimulatedDatabase, checks_term=False)), near=295),
     FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
     FleetMutant("an append has an id", Fleet(NoBatchId), near=174),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
-    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=2446),
-    FleetMutant("trust ends", Fleet(NoTrustWindow)),
+    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=3027),
+    FleetMutant("trust ends", Fleet(NoTrustWindow), near=270),
     FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
     FleetMutant(
         "no snapshot is ahead of the head",
         Fleet(SnapshotsAhead, partial(SimulatedDatabase, checks_snapshot=False)),
-        near=424,
+        near=517,
     ),
     FleetMutant("lost commits are repaired", Fleet(NoRepair)),
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared)),
-    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=1884),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=3613),
     FleetMutant("the last leader goes first after a failover", Fleet(NoHeadStart)),
     *AGENT_MUTANTS,
 )
