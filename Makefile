@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# More workers than cores, because many tests wait. The tests of a file share servers, so a file stays in one worker.
-PYTEST_WORKERS ?= 4
+# Three times as many workers as cores, because many tests wait. The tests of a file share servers, so a file stays in one worker.
+PYTEST_WORKERS ?= 6
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # If this is set, every worker compiles every test again in each run.
 export PYTHONDONTWRITEBYTECODE :=

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.client.foreign_servers import ForeignServer, statistics
+from tests.preloaded import NO_CERTIFICATES
 from tests.server.leasing import eventually
 from tests.server.running import ROOT
 
@@ -81,7 +82,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=kept | variables,
+        env=kept | NO_CERTIFICATES | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,27 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
 
-from .batch.command import batch
-from .commands.drain import drain, undrain
-from .commands.explain import explain
-from .commands.fleet import forget_node, show_fleet
-from .commands.leases import leases
-from .commands.quota import list_quotas, remove_quota, set_quota
-from .commands.release import release
-from .commands.report import report
-from .commands.reserve import reservations, reserve
-from .commands.status import status
-from .commands.wait import wait
-from .demo.command import demo
-from .doctor.command import doctor
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .options import Endpoints, Json
 from .output import complain, stop_printing
 from .plain_values import spare_conversion
-from .run.command import run
-from .run.join import join
-from .serve.command import serve
-from .top.command import top
 
 
 class _Unwritable(Exception):  # noqa: N818 - what happened
@@ -96,17 +80,6 @@ def _as_unwritable() -> Iterator[None]:
         raise
 
 
-app = typer.Typer(
-    name="gpu-pool",
-    cls=_Commands,
-    help="Lease GPUs to jobs, so that no two of them collide.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 # What typer raises for invalid arguments. Newer versions bring their own click, so a subclass leads to the class.
 _UsageError: Any = typer.BadParameter.mro()[2]
 
@@ -117,13 +90,67 @@ def _show_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-# Everything after the command's name belongs to the command.
-app.command(cls=_Command, rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(run)
-app.command(cls=_Command, rich_help_panel="Run")(join)
-app.command(cls=_Command, rich_help_panel="Run")(batch)
+class _CommandModule(NamedTuple):
+    """Where a command is, and under which heading the help has it. A group has several commands by name."""
+
+    module: str
+    panel: str
+    of_group: Mapping[str, str] | None = None
 
 
-@app.callback()
+# In the order of the help. Each is loaded only if it is asked for: a command takes longer to load than `run` to start.
+_PLACES: Final = {
+    "run": _CommandModule(".run.command", "Run"),
+    "join": _CommandModule(".run.join", "Run"),
+    "batch": _CommandModule(".batch.command", "Run"),
+    "top": _CommandModule(".top.command", "Look"),
+    "serve": _CommandModule(".serve.command", "Operate"),
+    "doctor": _CommandModule(".doctor.command", "Operate"),
+    "wait": _CommandModule(".commands.wait", "Run"),
+    "status": _CommandModule(".commands.status", "Look"),
+    "leases": _CommandModule(".commands.leases", "Look"),
+    "explain": _CommandModule(".commands.explain", "Look"),
+    "report": _CommandModule(".commands.report", "Look"),
+    "release": _CommandModule(".commands.release", "Operate"),
+    "reservations": _CommandModule(".commands.reserve", "Look"),
+    "reserve": _CommandModule(".commands.reserve", "Operate"),
+    "drain": _CommandModule(".commands.drain", "Operate"),
+    "undrain": _CommandModule(".commands.drain", "Operate"),
+    "demo": _CommandModule(".demo.command", "Try"),
+    "quota": _CommandModule(
+        ".commands.quota", "Operate", {"set": "set_quota", "list": "list_quotas", "remove": "remove_quota"}
+    ),
+    "fleet": _CommandModule(".commands.fleet", "Operate", {"forget": "forget_node"}),
+}
+
+
+def commands(*names: str) -> typer.Typer:
+    """The command line with these commands; with all of them if none is named."""
+    app = typer.Typer(
+        name="gpu-pool",
+        cls=_Commands,
+        help="Lease GPUs to jobs, so that no two of them collide.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in names or _PLACES:
+        module, panel, of_group = _PLACES[name]
+        loaded = import_module(module, __package__)
+        if of_group is None:
+            # Everything after the name of `run` belongs to its command.
+            settings = {"allow_interspersed_args": False} if name == "run" else None
+            app.command(cls=_Command, rich_help_panel=panel, context_settings=settings)(getattr(loaded, name))
+            continue
+        group = _fleet(loaded.show_fleet) if name == "fleet" else _quota()
+        for part, function in of_group.items():
+            group.command(part, cls=_Command)(getattr(loaded, function))
+        app.add_typer(group, name=name, rich_help_panel=panel)
+    return app
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
@@ -132,45 +159,27 @@ def _root(
     pass
 
 
-app.command(cls=_Command, rich_help_panel="Look")(top)
-app.command(cls=_Command, rich_help_panel="Operate")(serve)
-app.command(cls=_Command, rich_help_panel="Operate")(doctor)
-app.command(cls=_Command, rich_help_panel="Run")(wait)
-app.command(cls=_Command, rich_help_panel="Look")(status)
-app.command(cls=_Command, rich_help_panel="Look")(leases)
-app.command(cls=_Command, rich_help_panel="Look")(explain)
-app.command(cls=_Command, rich_help_panel="Look")(report)
-app.command(cls=_Command, rich_help_panel="Operate")(release)
-app.command(cls=_Command, rich_help_panel="Look")(reservations)
-app.command(cls=_Command, rich_help_panel="Operate")(reserve)
-app.command(cls=_Command, rich_help_panel="Operate")(drain)
-app.command(cls=_Command, rich_help_panel="Operate")(undrain)
-app.command(cls=_Command, rich_help_panel="Try")(demo)
-
-quota = typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
-quota.command("set", cls=_Command)(set_quota)
-quota.command("list", cls=_Command)(list_quotas)
-quota.command("remove", cls=_Command)(remove_quota)
-app.add_typer(quota, name="quota", rich_help_panel="Operate")
-
-fleet = typer.Typer(cls=_Commands, help="Show the boxes of a fleet, and forget those that are gone.")
+def _quota() -> typer.Typer:
+    return typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
 
 
-@fleet.callback(invoke_without_command=True)
-def _show_fleet(ctx: typer.Context, endpoint: Endpoints = None, *, json: Json = False) -> None:
-    """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of."""
-    if ctx.invoked_subcommand is None:
-        show_fleet(endpoint, json=json)
+def _fleet(show_fleet: Callable[..., None]) -> typer.Typer:
+    fleet = typer.Typer(cls=_Commands, help="Show the boxes of a fleet, and forget those that are gone.")
 
+    @fleet.callback(invoke_without_command=True)
+    def show(ctx: typer.Context, endpoint: Endpoints = None, *, json: Json = False) -> None:
+        """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of."""
+        if ctx.invoked_subcommand is None:
+            show_fleet(endpoint, json=json)
 
-fleet.command("forget", cls=_Command)(forget_node)
-app.add_typer(fleet, name="fleet", rich_help_panel="Operate")
+    return fleet
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit code. A failure is one line on standard error."""
+    named = [name for name in arguments[:1] if name in _PLACES]
     try:
-        result = app(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
+        result = commands(*named)(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
         with _as_unwritable():
             sys.stdout.flush()
     except Failure as failure:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpu_worker_pool.cli.app import app
+from gpu_worker_pool.cli.app import commands
 from gpu_worker_pool.cli.plain_values import PlainValues
 
 
@@ -22,7 +22,7 @@ def parameters(command: Any, context: Any = None) -> Iterator[tuple[Any, Any]]:
         yield from parameters(inner, type(context)(inner, parent=context))
 
 
-PARAMETERS = list(parameters(typer.main.get_command(app)))
+PARAMETERS = list(parameters(typer.main.get_command(commands())))
 TYPED = ("", "3", "2.5", "text", "stop", "warn", "active", "-1")
 
 
@@ -56,9 +56,12 @@ ENDPOINT = ("-e", "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("command", [("status",), ("leases", "--mine"), ("run", "true")], ids=" ".join)
-def test_a_short_command_does_without_pydantic(command: tuple[str, ...]) -> None:
+def test_a_short_command_does_without_pydantic_and_other_commands(command: tuple[str, ...]) -> None:
     name, *rest = command
-    program = "import sys; from gpu_worker_pool.__main__ import main; main(); sys.exit('pydantic' in sys.modules)"
+    heavy = {"pydantic", "gpu_worker_pool.cli.commands.report", "gpu_worker_pool.cli.top.command"}
+    program = (
+        f"import sys; from gpu_worker_pool.__main__ import main; main(); sys.exit(bool({heavy} & set(sys.modules)))"
+    )
     started = [sys.executable, "-c", program, name, *ENDPOINT, *rest]
     done = subprocess.run(started, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from tests.documents.blocks import ROOT, Block, Chain
 from tests.documents.names import PORT, hosts_in, port_for
 from tests.documents.network import Network
 from tests.documents.schemas import unlike
+from tests.preloaded import NO_CERTIFICATES
 from tests.server.leasing import eventually
 from tests.server.running import ask_over, free_port
 from tests.server.shapes import misfits
@@ -61,6 +62,7 @@ class Shell:
         kept = {name: os.environ[name] for name in ("LANG", "LD_LIBRARY_PATH") if name in os.environ}
         self._env = {
             **kept,
+            **NO_CERTIFICATES,
             "PATH": f"{folder / '.bin'}:{os.environ['PATH']}",
             "HOME": str(folder),
             # Unless root runs it, which would leave it where the servers of this machine have theirs.

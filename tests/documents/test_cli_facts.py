@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from gpu_worker_pool.cli import failure
-from gpu_worker_pool.cli.app import app
+from gpu_worker_pool.cli.app import commands
 from gpu_worker_pool.cli.demo.summary import Record, summarize
 from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
@@ -26,7 +26,7 @@ from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section
 
 CLI = ROOT / "docs" / "CLI.md"
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(commands()).commands  # type: ignore[attr-defined]
 # Two that are told together.
 TOLD_AS = {"drain": "drain, undrain", "undrain": "drain, undrain"}
 
