@@ -167,4 +167,3 @@ class Waiters:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-
