@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from benchmarks.leases.locks import size_of_answer
 from .boxes import MODEL
 
 AT_ONCE = 64
-AGAIN_S = 0.5
+# A client that is told to ask later waits so long, and then ever longer.
+AGAIN_S, MOST_AGAIN_S = 0.5, 8.0
 OWNERS = 50
 LIMIT_S = 120.0
 HELD = {"model": MODEL, "ttl_s": 3600.0}
@@ -66,11 +68,13 @@ class Client(asyncio.Protocol):
 
     async def call_until_answered(self, method: str, path: str, body: object = None) -> tuple[float, Any]:
         """Send a call, and again if the server says so, as every client does."""
+        again_s = AGAIN_S
         while True:
             try:
                 return await self.call(method, path, body)
             except AskLater:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(again_s * random.uniform(0.5, 1.0))
+                again_s = min(2 * again_s, MOST_AGAIN_S)
 
     def close(self) -> None:
         self._transport.close()

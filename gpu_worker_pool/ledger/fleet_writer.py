@@ -65,7 +65,9 @@ class FleetWriter:
         self._writing = asyncio.get_running_loop().create_task(self._write(self._writing, batch, done))
 
     def is_compaction_due(self, live: int) -> bool:  # noqa: ARG002 - what a snapshot costs, followers pay
-        """Whether a snapshot is so long overdue that no follower seems to write any."""
+        """Whether a snapshot is so long overdue that no follower seems to write any, nor does this one."""
+        if self._keeping is not None and not self._keeping.done():
+            return False
         return self._following.is_snapshot_due(self._following.position, is_leader=True)
 
     def close(self) -> None:

@@ -19,15 +19,19 @@ from gpu_worker_pool.ledger.writer import WriteBatch
 
 
 class SlowDatabase:
-    """Answers an append when it is told to; None refuses it."""
+    """Answers an append when it is told to; None refuses it. A snapshot is written when it is told to."""
 
     def __init__(self) -> None:
         self.was_asked = asyncio.Event()
+        self.snapshot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def append(self, *given: object) -> int | None:
         self.was_asked.set()
         return await self.answer
+
+    async def write_snapshot(self, *given: object) -> None:
+        await self.snapshot
 
     async def read_leader(self) -> LeaderRow:
         return LeaderRow(9, "another", "other", "http://other", 5, None, 3.0, 1.7e9)
@@ -48,10 +52,11 @@ class Leader:
         database = cast("FleetDatabase", self.database)
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
-    async def send(self) -> None:
+    async def send(self, snapshot: list[DurableEvent] | None = None) -> None:
         batch = WriteBatch(
             asyncio.get_running_loop().create_future(), events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")]
         )
+        batch.snapshot = snapshot
         self.writer.write(batch, self.report)
         await self.database.was_asked.wait()
 
@@ -135,3 +140,18 @@ async def test_a_refusal_ends_the_leadership() -> None:
     await leader.hear(None)
 
     assert leader.stepped_down == ["other leads in epoch 9"]
+
+
+async def test_while_a_snapshot_is_being_written_no_other_is_due() -> None:
+    """To make one takes long in a large pool, and every batch that is written meanwhile would make another."""
+    leader = Leader()
+    leader.following.snapshot_every = 1
+    await leader.send(snapshot=[])
+    await leader.hear(2)
+    await asyncio.sleep(0)
+    assert not leader.writer.is_compaction_due(0)
+
+    leader.database.snapshot.set_exception(JournalError("the disk is full"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert leader.writer.is_compaction_due(0)

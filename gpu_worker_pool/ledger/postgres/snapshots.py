@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.codec import decode_event, encode_event
 
 # Three times as quick as the default, for a tenth more bytes.
@@ -14,7 +15,11 @@ _LEVEL = 1
 
 def pack(events: Sequence[DurableEvent]) -> tuple[bytes, int]:
     """The bytes and their checksum. Takes a while, so it belongs in a thread."""
-    body = zlib.compress("\n".join(map(encode_event, events)).encode(), _LEVEL)
+    pauses, lines = Pauses(), []
+    for event in events:
+        lines.append(encode_event(event))
+        pauses.yield_if_due()
+    body = zlib.compress("\n".join(lines).encode(), _LEVEL)
     return body, zlib.crc32(body)
 
 
@@ -30,7 +35,11 @@ def unpack(body: bytes, crc: int) -> tuple[DurableEvent, ...]:
         lines = zlib.decompress(body).decode().split("\n")
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    try:
-        return tuple(decode_event(line) for line in lines if line)
-    except ValueError as error:
-        raise NotUnderstood(str(error)) from error
+    pauses, events = Pauses(), []
+    for line in filter(None, lines):
+        try:
+            events.append(decode_event(line))
+        except ValueError as error:
+            raise NotUnderstood(str(error)) from error
+        pauses.yield_if_due()
+    return tuple(events)

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 FINISH_S = 2.0
 OPEN_AGAIN_S = 1.0
 NEWS_S = 3600.0
+# Events of a snapshot that are applied at once.
+EVENTS_AT_ONCE = 500
 # How long a server that starts waits until it is known who leads.
 FIRST_S = 5.0
 
@@ -273,10 +275,14 @@ class Candidate:
                 logger.info("reading the journal from its last snapshot: %s", question.reason)
                 snapshot = await self._database.load_snapshot()
                 ended = await self._database.load_ended(self._led.pool.state.settings.remembered_ended_leases)
-                self._state = self._empty_state()
-                self._state.ended.update((lease.id, lease) for lease in ended)
-                if snapshot is not None:
-                    restore(self._state, snapshot.events)
+                state = self._empty_state()
+                state.ended.update((lease.id, lease) for lease in ended)
+                events = () if snapshot is None else snapshot.events
+                # In parts: to apply all at once would hold the event loop for long.
+                for first in range(0, len(events), EVENTS_AT_ONCE):
+                    restore(state, events[first : first + EVENTS_AT_ONCE])
+                    await asyncio.sleep(0)
+                self._state = state
                 following.loaded(snapshot)
             else:
                 try:

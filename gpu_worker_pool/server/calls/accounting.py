@@ -17,11 +17,11 @@ from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.loop_share import Pauses
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope

@@ -10,10 +10,6 @@ from contextlib import contextmanager
 # The longest that a piece of such work holds the event loop. Work that is shorter, as the pool of an ordinary box, is
 # not split and shows one moment.
 LOOP_SLICE_S = 0.002
-# The same for work in a thread.
-THREAD_SLICE_S = 0.0005
-# Long enough for another thread to get the interpreter: a thread that only releases it gets it back at once.
-PAUSE_S = 0.0001
 
 Clock = Callable[[], float]
 
@@ -43,7 +39,7 @@ class TurnShare:
 
     async def turn(self) -> None:
         """Wait for a turn that has time left."""
-        while self._left_s <= 0:  # noqa: ASYNC110 - each turn of the loop has its own share
+        while self._left_s <= 0:  # noqa: ASYNC110 - each turn of the loop has new time
             await asyncio.sleep(0)
 
     @contextmanager
@@ -60,17 +56,3 @@ class TurnShare:
 
     def _start(self) -> None:
         self._left_s, self._is_counted = self._most_s, False
-
-
-class Pauses:
-    """For work in a thread, which keeps the event loop from the interpreter while it runs."""
-
-    def __init__(self, clock: Clock = time.perf_counter, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._began = clock()
-
-    def yield_if_due(self) -> None:
-        if self._clock() - self._began >= THREAD_SLICE_S:
-            self._sleep(PAUSE_S)
-            self._began = self._clock()
