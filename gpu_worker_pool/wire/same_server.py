@@ -19,3 +19,8 @@ def same_as(servers: Iterable[tuple[str, str | None]]) -> dict[str, str]:
         if other != endpoint:
             found[endpoint] = other
     return found
+
+
+def same_pool(endpoint: str, node: str | None) -> str:
+    """What an endpoint is that repeats another one; without a node it was asked for its fleet."""
+    return f"the same server as {endpoint}" if node is not None else f"a box of the same fleet as {endpoint}"

@@ -23,6 +23,7 @@ from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s, show_duration
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.accounting import UsageTotal
+from gpu_worker_pool.wire.same_server import same_pool
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
 # A server with a million leases to add up takes a while. A limit that the user sets comes first.
@@ -126,7 +127,9 @@ def _warn(found: UsageReport) -> None:
         if server.error is not None:
             complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
         elif server.same_as is not None:
-            complain(f"{server.endpoint} is the same server as {server.same_as}; it is counted once")
+            complain(
+                f"{server.endpoint} is {same_pool(server.same_as, server.view.node if server.view else None)}; it is counted once"
+            )
         elif server.view is not None and not server.view.is_complete:
             complain(
                 f"{server.endpoint} knows only leases that ended after {server.view.complete_since}; of those before, some "

@@ -30,6 +30,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import count
+from gpu_worker_pool.wire.same_server import same_pool
 
 # So many waiting requests are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
@@ -125,7 +126,7 @@ def _heading(report: PoolReport) -> Text:
             f"{'down' if report.status is None else 'cannot be used'}: {report.error}", _TROUBLE
         )
     if report.same_as is not None:
-        return heading.append(f": the same server as {report.same_as}")
+        return heading.append(f": {same_pool(report.same_as, report.view.node)}")
     heading.append(f": {count(len(report.gpus), 'GPU')}, {report.free} free")
     if report.is_simulated:
         heading.append(", ").append("simulated", "bold")

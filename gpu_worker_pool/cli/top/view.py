@@ -12,6 +12,7 @@ from rich.text import Text
 from gpu_worker_pool.cli.commands.status import STATE_STYLES
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.units import count, show_duration
+from gpu_worker_pool.wire.same_server import same_pool
 
 from .frame import Frame, ServerState
 from .sections import Section, gpu_section, lease_section, queue_section
@@ -164,7 +165,7 @@ def _server_line(server: ServerState, *, is_only: bool) -> Text:
     text.append(server.url)
     if server.error is None and server.report is not None:
         if server.same_as is not None:
-            return text.append(f"  the same server as {server.same_as}", "yellow")
+            return text.append(f"  {same_pool(server.same_as, server.report.view.node)}", "yellow")
         if server.is_up:
             return text.append_text(_about(server, server.report, is_only=is_only))
     if server.age_s is not None:

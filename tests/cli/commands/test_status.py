@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,6 +151,8 @@ async def test_one_server_under_two_names_is_counted_once(server: ServerProcess)
         first, second = await ask_pools(servers)
     assert (first.same_as, second.same_as) == (None, first.endpoint)
     assert f"the same server as {first.endpoint}" in _shown(first, second)
+    of_fleet = replace(second, view=replace(second.view, node=None))
+    assert f"a box of the same fleet as {first.endpoint}" in _shown(first, of_fleet)
 
 
 def test_a_server_that_cannot_grant_says_so_in_red() -> None:
