@@ -277,7 +277,7 @@ class PoolApp:
             own_url=address_for_itself(settings, self.port),
             key=key,
             listed=listed_boxes(settings),
-            leadership=CandidateLeadership(self._authority.pool, leader) if is_candidate else None,
+            leadership=CandidateLeadership(self._authority.pool, leader, self._stand_back) if is_candidate else None,
             simulated=self._simulated,
         )
         self.pool.membership = self._agent
@@ -285,6 +285,10 @@ class PoolApp:
         if not is_candidate:
             self.pool.fleet = self._agent.view
         self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)
+
+    def _stand_back(self) -> None:
+        if self.candidate is not None:
+            self.candidate.stand_back()
 
     def _known_leader(self) -> str | None:
         fleet = self.pool.fleet()

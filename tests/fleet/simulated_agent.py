@@ -81,6 +81,7 @@ class SimulatedAgent(SimulatedProcess):
             fence_seen=disk.fence,
             leases=disk.leases.values(),
             over=disk.over.values(),
+            instance=str(self.incarnation),
         )
 
     def kill(self) -> None:

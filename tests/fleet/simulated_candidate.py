@@ -102,6 +102,9 @@ class SimulatedCandidate(SimulatedProcess):
             self.act(action)
         self.set_timer()
 
+    def lead_later_epoch(self, epoch_seen: int) -> None:
+        self.carry_out(self.election.lead_later_epoch(epoch_seen, f"a box has seen {epoch_seen}", self.boot_now()))
+
     def set_timer(self) -> None:
         """One timer is enough: when it fires too early, because an append renewed the leadership, it is set again."""
         wake_at = self.election.wake_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, Outdated, Tell
 from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Welcome
 from gpu_worker_pool.core.model import commands as cmd
@@ -96,6 +96,9 @@ class SimulatedLeader:
                     self.world.log(self.candidate.name, f"closes a session: {why}")
                     if (link := self.links.pop(session, None)) is not None:
                         link.close_by_leader()
+                case Outdated(epoch_seen=epoch_seen):
+                    self.candidate.lead_later_epoch(epoch_seen)
+                    return
                 case Confirmed(lease_id=lease_id):
                     for events, answer in self.unkept.pop(lease_id, ()):
                         self.answer(events, lease_id, answer)

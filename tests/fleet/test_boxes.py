@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
-from gpu_worker_pool.core.fleet.boxes import Boxes
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
+from gpu_worker_pool.core.fleet.boxes import SILENT_S, Boxes
 from gpu_worker_pool.core.fleet.messages import (
     AgentMessage,
     Announce,
@@ -287,6 +287,27 @@ def test_a_second_machine_of_one_name_is_rejected_and_a_second_link_replaces_the
     assert leader.boxes.node_of_key("key1") is None
 
 
+def test_a_second_process_of_one_box_is_rejected_while_the_first_lives() -> None:
+    """It has a copy of the state directory, and hears of no renewal that the first one takes."""
+    leader = Leader()
+    leader.hear(1, announce(instance="first"))
+
+    rejected, closed = leader.hear(2, announce(instance="second"))
+
+    assert isinstance(rejected, Tell)
+    assert isinstance(rejected.message, Rejected)
+    assert "the same state directory or a copy" in rejected.message.why
+    assert closed == Close(2, rejected.message.why)
+    assert leader.boxes.node_of_key("key1") == "x"
+    again = leader.hear(3, announce(instance="first"))
+    assert isinstance(again[0], Close)
+    assert again[0].session == 1, "the same process has connected again"
+    leader.now += SILENT_S
+    assert any(isinstance(each, Tell) and each.session == 4 for each in leader.hear(4, announce(instance="second")))
+    leader.carry_out(leader.boxes.closed(4, leader.now))
+    assert any(isinstance(each, Tell) and each.session == 5 for each in leader.hear(5, announce(instance="third")))
+
+
 def test_a_box_that_was_renamed_is_rejected_while_it_has_leases() -> None:
     """Its GPUs would be granted a second time, under the new name."""
     leader = fleet()
@@ -323,7 +344,9 @@ def test_a_box_with_simulated_gpus_is_rejected_by_a_fleet_of_real_ones() -> None
 
 
 def test_a_leader_that_is_outdated_takes_no_box() -> None:
-    assert isinstance(Leader().hear(1, announce(epoch_seen=4))[-1], Close)
+    _, closed, outdated = Leader().hear(1, announce(epoch_seen=4))
+    assert isinstance(closed, Close)
+    assert outdated == Outdated(4)
 
 
 def test_a_message_before_the_announcement_closes_the_session() -> None:

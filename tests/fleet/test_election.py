@@ -413,3 +413,30 @@ def test_a_candidate_that_cannot_read_the_journal_lets_the_others_go_first() -> 
     election.answered(read, row(-1.0, epoch=4, term="t1"), 101.0)
 
     assert election._free_at(row(-1.0), 101.0) == 107.0
+
+
+def test_a_leader_of_an_epoch_that_boxes_do_not_obey_claims_a_later_one() -> None:
+    """The database was put back, and boxes have seen later epochs than it knows."""
+    election = leader(won_at=100.0)
+
+    lost, handed_over = election.lead_later_epoch(9, "a box has seen epoch 9", 100.5)
+
+    assert isinstance(lost, LeadershipLost)
+    assert handed_over == HandOverLeadership(4, "t1")
+    (read,) = election.wake(100.5)
+    assert isinstance(read, ReadLeader)
+    election.answered(read, row(-1.0, epoch=4, term="t1"), 100.51)
+    (claim,) = election.wake(100.51)
+    assert isinstance(claim, ClaimLeadership)
+    assert claim.seen_epoch == 9
+
+
+def test_a_candidate_with_another_key_than_the_leader_stands_back() -> None:
+    election = candidate(spread_s=0.0)
+    election.stand_back(100.0)
+    now = 100.0
+    while isinstance((question := election.wake(now)[0]), ReadLeader):
+        election.answered(question, row(-1.0), now)
+        now = election.wake_at
+    assert isinstance(question, ClaimLeadership)
+    assert now == pytest.approx(100.0 + ElectionPace().stand_back_s)

@@ -46,4 +46,13 @@ class NeverKept:
     lease_id: str
 
 
-BoxAction = Tell | Do | Close | Confirmed | NeverKept
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """A box has seen this epoch, which is above the leader's: the database was put back. The leader must lead in a later
+    one, or no box that has seen it obeys.
+    """
+
+    epoch_seen: int
+
+
+BoxAction = Tell | Do | Close | Confirmed | NeverKept | Outdated

@@ -19,7 +19,7 @@ from gpu_worker_pool.core.model.lease import EndReason, KeptLease
 from gpu_worker_pool.core.model.state import PoolState
 
 from .admission import why_rejected
-from .box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
+from .box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
 from .messages import (
     AgentMessage,
     Announce,
@@ -65,6 +65,7 @@ class _Session:
     node: str
     key: str
     heard_at: float
+    instance: str = ""
     is_welcome: bool = False
     # The leases of its announcement, with their fences.
     listed: dict[str, int] = field(default_factory=dict)
@@ -75,6 +76,10 @@ class _Session:
     told_at: float = -inf
     # How many of the moves it has heard of.
     moves: int = 0
+
+    def is_another(self, instance: str, now: float) -> bool:
+        """Whether another process than this one is the agent, and lives. One that was killed has lost its connection."""
+        return self.instance != instance and now < self.heard_at + SILENT_S
 
     def is_silent(self, now: float) -> bool:
         return now >= self.heard_at + (FIRST_REPORT_S if self.reported == -inf else SILENT_S)
@@ -149,15 +154,22 @@ class Boxes:
                 return self._holder_died(known.node, message, state)
 
     def _announced(self, session: int, message: Announce, state: PoolState, now: float) -> list[BoxAction]:
-        node = message.node
-        if (why := why_rejected(message, state, self.epoch, self._leases_of)) is not None:
-            return [Tell(session, Rejected(why)), Close(session, why)]
+        node, former = message.node, self._session_of.get(message.node)
+        why = why_rejected(message, state, self.epoch, self._leases_of)
+        if why is None and former is not None and self._sessions[former].is_another(message.instance, now):
+            why = (
+                f"the server at {self._boxes[node].url} is the agent of {node} already, with the same state directory or a copy "
+                "of it; stop one of them, and give another box a state directory and a name of its own"
+            )
+        if why is not None:
+            refused: list[BoxAction] = [Tell(session, Rejected(why)), Close(session, why)]
+            return [*refused, Outdated(message.epoch_seen)] if message.epoch_seen > self.epoch else refused
         actions: list[BoxAction] = []
-        if (former := self._session_of.get(node)) is not None:
+        if former is not None:
             actions.append(Close(former, f"the agent of {node} has connected again"))
             self._drop(former)
         key = self._new_key()
-        self._sessions[session] = _Session(node, key, now)
+        self._sessions[session] = _Session(node, key, now, message.instance)
         self._session_of[node], self._keys[key] = session, node
         if self._next_round == -inf:
             self._next_round = now + SIGN_OF_LIFE_S

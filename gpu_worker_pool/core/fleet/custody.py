@@ -82,8 +82,9 @@ class Custody:
         fence_seen: int = 0,
         leases: Iterable[KeptLease] = (),
         over: Iterable[LeaseOver] = (),
+        instance: str = "",
     ) -> None:
-        self.node, self.machine_id, self.boot_id = node, machine_id, boot_id
+        self.node, self.machine_id, self.boot_id, self._instance = node, machine_id, boot_id, instance
         self._leases = {lease.id: lease for lease in leases}
         self._over = {each.lease_id: each for each in over}
         self.epoch_seen = epoch_seen
@@ -155,6 +156,7 @@ class Custody:
             gpus=gpus,
             leases=tuple(self._leases.values()),
             over=tuple(self._over.values()),
+            instance=self._instance,
         )
 
     def disconnected(self) -> None:

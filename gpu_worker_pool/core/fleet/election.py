@@ -33,6 +33,7 @@ class ElectionPace:
     answer_within_s: float = 1.0
     trust_s: float = 2.5
     head_start_s: float = 6.0
+    stand_back_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,18 @@ class Election:
             return []
         self._claim_after = now + self.pace.head_start_s
         return [*self._lose(reason, now), HandOverLeadership(epoch, term)]
+
+    def lead_later_epoch(self, epoch_seen: int, reason: str, now: float) -> list[ElectionAction]:
+        """Give up a leadership of an epoch that boxes do not obey any more, and claim one above what they have seen."""
+        mine = self.leadership
+        self.see_epoch(epoch_seen)
+        return [] if mine is None else [*self._lose(reason, now), HandOverLeadership(mine.epoch, mine.term)]
+
+    def stand_back(self, now: float) -> None:
+        """Let the others lead for a while: a living leader has another key than this candidate, so it may be that no box would
+        take this one.
+        """
+        self._claim_after = max(self._claim_after, now + self.pace.stand_back_s)
 
     def retire(self) -> None:
         """Begin a clean stop: claim nothing more. A leader keeps what it has until all is written; then call `stop`."""

@@ -27,8 +27,8 @@ class LeaseOver:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The first message. `url` is where other boxes reach this one. `machine_id` tells two boxes of one name apart. A
-    candidate can lead.
+    """The first message. `url` is where other boxes reach this one. `machine_id` tells two boxes of one name apart, and
+    `instance` two processes with copies of one state directory. A candidate can lead.
     """
 
     node: str
@@ -42,6 +42,7 @@ class Announce:
     gpus: tuple[InventoryGpu, ...] | None
     leases: tuple[KeptLease, ...]
     over: tuple[LeaseOver, ...]
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

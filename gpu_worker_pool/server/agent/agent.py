@@ -71,6 +71,9 @@ class LeaderKnowledge(Protocol):
     def leader_url(self) -> str | None:
         """The leader by the database; None if that is not known."""
 
+    def stand_back(self) -> None:
+        """Do not lead for a while: this box has another key than the leader."""
+
     def node_of_key(self, key: str) -> str | None:
         """As in Membership."""
 
@@ -234,6 +237,8 @@ class Agent:
                             await self._join_unless_replaced(session, url)
                         except LinkLost as lost:
                             self._search.parted(url, str(lost), boot_time(), is_silent=lost.is_silent)
+                            if lost.has_other_key and self._leadership is not None:
+                                self._leadership.stand_back()
                             if lost.leader is not None:
                                 self._search.told(url, lost.leader, boot_time())
 

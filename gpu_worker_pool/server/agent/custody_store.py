@@ -61,6 +61,7 @@ class CustodyStore:
             epoch_seen=int(seen[0]),
             fence_seen=int(seen[1]),
             leases=[decode_kept(KeptLease, body) for (kind, _), body in rows.items() if kind == LEASE],
+            instance=secrets.token_hex(8),
             over=[decode_kept(LeaseOver, body) for (kind, _), body in rows.items() if kind == OVER],
         )
 

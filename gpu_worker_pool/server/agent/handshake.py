@@ -16,7 +16,7 @@ from typing import Literal
 
 LEAST_CHARACTERS = 16
 _NONCE_BYTES = 32
-OTHER_KEY = "another fleet key than this one; set GPU_POOL_FLEET_KEY to the same secret on all boxes of the fleet"
+OTHER_KEY = "have different fleet keys; set GPU_POOL_FLEET_KEY to the same secret on all boxes of the fleet"
 
 Role = Literal["agent", "leader"]
 
@@ -67,6 +67,10 @@ class FleetKey:
 
     def is_proven(self, proof: Proof, role: Role, hello: Hello, challenge: Challenge) -> bool:
         return hmac.compare_digest(proof.proof.encode(), self.prove(role, hello, challenge).proof.encode())
+
+
+def other_key(leader: str, box: str) -> str:
+    return f"the leader, {leader[:100]}, and the box {box[:100]} {OTHER_KEY}"
 
 
 def new_nonce() -> str:

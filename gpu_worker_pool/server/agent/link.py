@@ -11,7 +11,7 @@ import aiohttp
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Rejected
 
-from .handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
+from .handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from .message_codec import MOST_BYTES, NOT_LEADING, PATH, decode_message, encode_message
 
 CONNECT_S = 3.0
@@ -20,11 +20,14 @@ CLOSE_S = 0.5
 
 class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """There is no connection to the leader any more; the message says why. `leader` is whom to ask instead, if known. With
-    `is_silent` nothing was heard of it.
+    `is_silent` nothing was heard of it; with `has_other_key` it leads, and has another key than this box.
     """
 
-    def __init__(self, why: str, leader: str | None = None, *, is_silent: bool = False) -> None:
+    def __init__(
+        self, why: str, leader: str | None = None, *, is_silent: bool = False, has_other_key: bool = False
+    ) -> None:
         super().__init__(why)
+        self.has_other_key = has_other_key
         self.leader = leader
         self.is_silent = is_silent
 
@@ -112,7 +115,7 @@ async def connect(
                 f"{url}{PATH}", timeout=timeout, max_msg_size=MOST_BYTES, autoping=True, compress=0
             )
             try:
-                await _shake_hands(socket, url, Hello(node, new_nonce(), version), key)
+                await _shake_hands(socket, Hello(node, new_nonce(), version), key)
             except BaseException:
                 await socket.close()
                 raise
@@ -125,19 +128,19 @@ async def connect(
     return socket
 
 
-async def _shake_hands(socket: aiohttp.ClientWebSocketResponse, url: str, hello: Hello, key: FleetKey) -> None:
+async def _shake_hands(socket: aiohttp.ClientWebSocketResponse, hello: Hello, key: FleetKey) -> None:
     await socket.send_str(encode_message(hello))
     challenge = await _expect(socket, Challenge)
     await socket.send_str(encode_message(key.prove("agent", hello, challenge)))
     proof = await _expect(socket, Proof)
     if not key.is_proven(proof, "leader", hello, challenge):
-        raise LinkLost(f"the box at {url} has {OTHER_KEY}")
+        raise LinkLost(other_key(challenge.node, hello.node), has_other_key=True)
 
 
 async def _expect(socket: aiohttp.ClientWebSocketResponse, kind: type) -> Any:
     message = await read_message(socket, kind | Rejected)
     if isinstance(message, Rejected):
-        raise LinkLost(message.why)
+        raise LinkLost(message.why, has_other_key=OTHER_KEY in message.why)
     if message is None:
         raise LinkLost("the leader speaks another version of the protocol; install the same version on all boxes")
     return message

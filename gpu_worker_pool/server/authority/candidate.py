@@ -86,6 +86,8 @@ class Candidate:
         self._authority = authority
         authority.pool.fleet = self.view
         authority.pool.follow(self._note)
+        if authority.leader is not None:
+            authority.leader.lead_later_epoch = self._lead_later_epoch
         self._begin(self._listen())
         self._keep_running()
         with suppress(TimeoutError):
@@ -126,6 +128,16 @@ class Candidate:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._database.close()
+
+    def stand_back(self) -> None:
+        """Claim nothing for a while: a leader that lives has another key."""
+        self.election.stand_back(self._clock())
+
+    def _lead_later_epoch(self, epoch_seen: int) -> None:
+        reason = (
+            f"a box has seen epoch {epoch_seen}, so the database was put back; this server leads again in a later epoch"
+        )
+        self._carry_out(self.election.lead_later_epoch(epoch_seen, reason, self._clock()))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -143,7 +143,7 @@ def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **ow
             among=wishes.among,
         ),
         labels=dict(request.labels),
-        is_local=holder.is_local,
+        is_local=_is_watched(lease),
         parent=request.parent,
         time_limit_s=request.time_limit_s,
         preemptible=request.preemptible,
@@ -233,6 +233,11 @@ def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
         "expected_start_basis": str(start.basis),
         "expected_after": after.request.who if after and not is_sure else None,
     }
+
+
+def _is_watched(lease: Lease) -> bool:
+    """Whether the lease lasts as long as its holder's process. On another box of the fleet than the process, it does not."""
+    return lease.ttl_s is None if isinstance(lease, ActiveLease) else lease.request.holder.is_local
 
 
 def left_s(state: PoolState, lease_id: str, now: float) -> float | None:

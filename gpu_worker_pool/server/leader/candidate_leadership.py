@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.server.authority.pool import Pool
@@ -11,10 +11,11 @@ from .fleet_leader import FleetLeader
 
 
 class CandidateLeadership:
-    def __init__(self, pool: Pool, leader: FleetLeader) -> None:
+    def __init__(self, pool: Pool, leader: FleetLeader, stand_back: Callable[[], None]) -> None:
         self._pool = pool
         self._leader = leader
         self.node_of_key = leader.node_of_key
+        self.stand_back = stand_back
 
     @property
     def is_leading(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
-from gpu_worker_pool.server.agent.handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce
+from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.loop_share import TurnShare
@@ -99,8 +99,8 @@ class AgentEndpoint:
         await connection.send(encode_message(challenge))
         proof: Proof = await connection.read(Proof, _MOST_BYTES_OF_STRANGER)
         if not self._key.is_proven(proof, "agent", hello, challenge):
-            self._say(f"a box that calls itself {hello.node[:100]!r} has {OTHER_KEY}")
-            raise _LinkRefused(f"this box has {OTHER_KEY}", reason="another fleet key")
+            self._say(other_key(self._node, hello.node))
+            raise _LinkRefused(other_key(self._node, hello.node), reason="another fleet key")
         await connection.send(encode_message(self._key.prove("leader", hello, challenge)))
         return hello
 

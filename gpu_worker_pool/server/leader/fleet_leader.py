@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
 from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
@@ -51,6 +51,8 @@ class FleetLeader:
         self._rings_at = inf
         self._waiters = Waiters()
         self._last: tuple[LeaderMessage | None, str] = (None, "")
+        # Called with the epoch that a box has seen, if that is above the leader's.
+        self.lead_later_epoch: Callable[[int], None] = lambda _: None
         driver.listeners.append(self._written)
 
     @property
@@ -124,6 +126,9 @@ class FleetLeader:
                         session.close(why)
                 case Confirmed(lease_id=lease_id):
                     self._wake(lease_id)
+                case Outdated(epoch_seen=epoch_seen):
+                    self.lead_later_epoch(epoch_seen)
+                    return  # it leads no more
                 case NeverKept(lease_id=lease_id):
                     self._on_never_kept(lease_id)
         self._set_timer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,8 +181,8 @@ def test_a_held_renewal_is_answered_when_its_lease_ends(boxes: Boxes) -> None:
 def test_a_box_with_another_key_is_refused_and_both_sides_say_what_to_do(boxes: Boxes, tmp_path: Path) -> None:
     other = "another-key-of-a-stranger"
     with Box(boxes.fleet.leader().url, tmp_path / "stranger", GPU_POOL_FLEET_KEY=other) as stranger:
-        until(lambda: "another fleet key than this one" in stranger.log(), "the stranger says why")
-        assert "that calls itself 'stranger' has another fleet key" in boxes.fleet.leader().log()
+        until(lambda: "have different fleet keys" in stranger.log(), "the stranger says why")
+        assert "and the box stranger have different fleet keys" in boxes.fleet.leader().log()
         for box in (stranger, *boxes.all):
             assert not {KEY, other} & set(re.findall(r"[\w-]+", box.log() + json.dumps(box.json("/config"))))
         assert stranger.node not in {gpu["node"] for gpu in boxes.pool()["gpus"]}
@@ -193,6 +194,22 @@ def test_a_second_box_of_the_same_name_is_refused(boxes: Boxes, tmp_path: Path) 
         until(lambda: f"another machine has the node name {boxes.agent.node}" in twin.log(), "the twin says why")
     boxes.on(boxes.agent, "still")
     boxes.release("still")
+
+
+def test_a_copy_of_a_box_is_refused_while_the_box_lives(boxes: Boxes, tmp_path: Path) -> None:
+    """The copy hears of no renewal at the box, and would end its leases."""
+    until(lambda: are_up(boxes), "the GPUs are free again")
+    boxes.on(boxes.agent, "kept", ttl_s=60.0)
+    shutil.copytree(boxes.agent.state_dir, tmp_path / "copied")
+    name, state = boxes.agent.node, str(tmp_path / "copied")
+    twin = Box(
+        boxes.fleet.leader().url, tmp_path / name, GPU_POOL_FLEET_KEY=KEY, GPU_POOL_NODE=name, GPU_POOL_STATE_DIR=state
+    )
+    with twin:
+        until(lambda: "with the same state directory or a copy of it" in twin.log(), "the copy says why")
+        assert boxes.agent.call("POST", "/leases/renew", {"ids": ["kept"]})[1]["renewed"][0]["id"] == "kept"
+    assert boxes.state("kept") == ("active", None)
+    boxes.release("kept")
 
 
 def test_a_second_server_on_the_same_state_directory_does_not_start(boxes: Boxes, tmp_path: Path) -> None:
