@@ -310,6 +310,8 @@ class PoolApp:
     def _stop_waiting(self) -> None:
         """Answer all calls that wait: they must not keep the server from stopping."""
         self.pool.release_waiters()
+        if self._authority.leader is not None:
+            self._authority.leader.release_waiters()
         if self._agent is not None:
             self._agent.release_waiters()
         self._streams.close()

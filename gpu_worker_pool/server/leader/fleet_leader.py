@@ -50,6 +50,7 @@ class FleetLeader:
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = inf
         self._waiters = Waiters()
+        self._is_stopping = False
         self._last: tuple[LeaderMessage | None, str] = (None, "")
         # Called with the epoch that a box has seen, if that is above the leader's.
         self.lead_later_epoch: Callable[[int], None] = lambda _: None
@@ -101,9 +102,14 @@ class FleetLeader:
 
     async def confirmed(self, lease_id: str, timeout_s: float) -> bool:
         """Wait until all boxes of a grant have it; whether that was in time."""
-        if not self.is_confirmed(lease_id):
+        if not self.is_confirmed(lease_id) and not self._is_stopping:
             await self._waiters.wait((lease_id,), timeout_s)
         return self.is_confirmed(lease_id)
+
+    def release_waiters(self) -> None:
+        """End all waits with what is known so far: this server is about to stop."""
+        self._is_stopping = True
+        self._waiters.release_all()
 
     def _written(self, events: Sequence[ev.Event]) -> None:
         if self._boxes is not None and self._driver.is_in_charge:

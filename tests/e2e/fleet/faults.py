@@ -10,7 +10,7 @@ from functools import partial
 
 from tests.e2e.worker import NoAnswer, now, parse
 
-from .fleet import LIMIT_S, Candidate, Fleet, until
+from .fleet import LIMIT_S, Box, Candidate, Fleet, until
 
 TAKE_OVER_S = 5.0
 PASSED_ON = {200, 201, 202, 503}
@@ -163,7 +163,7 @@ def _assert_kept(fleet: Fleet, lease: str, old: Candidate) -> None:
     until(lambda: _role(old) == "follower", "the old leader follows")
 
 
-def send(candidate: Candidate, method: str, path: str, body: str) -> socket.socket:
+def send(candidate: Box, method: str, path: str, body: str) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", candidate.port), timeout=LIMIT_S)
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall((head + body).encode())

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.testing import ServerDidNotStartError
+from tests.e2e.fleet.faults import read, send
 from tests.e2e.fleet.fleet import GPUS, Box, Fleet, fleet_of, until
 from tests.e2e.worker import identity
 from tests.ledger.postgres.server import PostgresServer
@@ -114,6 +115,21 @@ def test_a_box_that_is_killed_and_restarted_keeps_its_leases(boxes: Boxes, held:
     assert all(renewed(box, lease_id) for lease_id, box in held.items() if box is boxes.agent)
     until(lambda: len(boxes.agent.json("/health")["fleet"]["leader"] or ""), "it has found the leader")
     assert are_kept(boxes, held)
+
+
+def test_a_grant_that_its_box_has_not_confirmed_does_not_keep_the_leader_from_stopping(boxes: Boxes) -> None:
+    leader, agent = boxes.fleet.leader(), boxes.agent
+    among = [gpu["uuid"] for gpu in boxes.pool()["gpus"] if gpu["node"] == agent.node]
+    agent.send(signal.SIGSTOP)
+    try:
+        connection = send(leader, "PUT", "/fleet/leases/unconfirmed", json.dumps({"among": among, "ttl_s": 2.0}))
+        until(lambda: [lease["id"] for lease in boxes.pool()["leases"]] == ["unconfirmed"], "it is granted")
+        leader.stop()
+        assert read(connection) == 503
+    finally:
+        agent.send(signal.SIGCONT)
+        leader.start()
+    until(lambda: are_up(boxes), "nobody asks again, so the lease ends")
 
 
 def test_a_box_whose_file_is_damaged_hears_from_the_leader_what_it_keeps(boxes: Boxes, held: dict[str, Box]) -> None:
