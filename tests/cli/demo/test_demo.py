@@ -119,9 +119,9 @@ def test_a_worker_that_ignores_the_pool_is_found(cheating: subprocess.Popen[str]
     assert not summary["is_ok"]
     assert summary["held_twice"] > 0
     broken = {item["promise"] for item in summary["broken"]}
-    # If the server was killed while w06 cheated, w06 also has a GPU whose lease is over. A busy machine may have no good
-    # moment to kill the server or a worker; the honest demo shows those.
-    assert {"held_twice", "lock"} <= broken <= {"held_twice", "lock", "lost", "not_shown"}, summary["broken"]
+    # If the server was killed while w06 cheated, w06 also has a GPU whose lease is over. On a busy machine the next worker may
+    # try the lock only after w06 has left, and there may be no good moment to kill the server or a worker.
+    assert {"held_twice"} <= broken <= {"held_twice", "lock", "lost", "not_shown"}, summary["broken"]
     assert all("w06" in item["text"] for item in summary["broken"] if item["promise"] in {"held_twice", "lost"})
 
 
