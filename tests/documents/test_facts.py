@@ -108,8 +108,8 @@ def test_every_call_is_described(app: PoolApp) -> None:
             assert named or re.search(rf"`{method.upper()} {re.escape(path)}[`?]", text), (method, path)
 
 
-def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
-    made = set(re.findall(r"^# TYPE (\S+)", app.statistics.metrics().decode(), re.MULTILINE))
+async def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
+    made = set(re.findall(r"^# TYPE (\S+)", (await app.statistics.metrics()).decode(), re.MULTILINE))
     named = set(re.findall(r"`(gpupool_\w+)", section("SERVER.md", "Metrics")))
     assert named == {name for name in made if not name.endswith("_created")}
 

@@ -20,6 +20,7 @@ from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerCollector
+from gpu_worker_pool.server.metrics.gpu_lines import encode_gpu_lines
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import TABLE
@@ -69,8 +70,9 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    def metrics(self) -> bytes:
-        return generate_latest(self._registry)
+    async def metrics(self) -> bytes:
+        lines = await encode_gpu_lines(self._pool)
+        return generate_latest(self._registry) + lines
 
     def handlers(self) -> Handlers:
         return {
@@ -151,7 +153,7 @@ class Statistics:
         return Response(200, await self.history())
 
     async def show_metrics(self, _: Call) -> Response:
-        return Response(200, self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+        return Response(200, await self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
     async def livez(self, _: Call) -> Response:
         return Response(200, encode(service.Alive(status="alive", source=self.sampler.snapshot.source)))

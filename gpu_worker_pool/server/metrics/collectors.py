@@ -18,11 +18,9 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.quota import EVERYBODY_ELSE
 from gpu_worker_pool.core.model.reservation import Basis
-from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
 
 MB = 1024 * 1024
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
@@ -147,18 +145,6 @@ class LeaseMetrics(Collector):
             yield GaugeMetricFamily(f"gpupool_{name}", text, value)
         yield self._expected([lease.id for lease in own if isinstance(lease, QueuedLease)])
         yield from self._owner_gpus()
-        yield self._gpu_states()
-        outside = GaugeMetricFamily(
-            "gpupool_gpu_memory_outside_bytes",
-            "Memory in use that belongs to no lease.",
-            labels=["node", "gpu", "uuid"],
-        )
-        for slot in list(state.slots.values()):
-            use = memory_use(slot, state.ignored_processes)
-            if use is not None and slot.reading is not None:
-                labels = [slot.key.node, str(slot.reading.gpu.index), slot.key.uuid]
-                outside.add_metric(labels, use.outside_mb * MB)
-        yield outside
         seconds = CounterMetricFamily("gpupool_gpu_seconds", "GPU-seconds held, by owner.", labels=["owner"])
         for owner, total_s in self._gpu_seconds_now().items():
             seconds.add_metric([owner], total_s)
@@ -195,20 +181,6 @@ class LeaseMetrics(Collector):
                 if value is not None:
                     family.add_metric([label], value)
             yield family
-
-    def _gpu_states(self) -> GaugeMetricFamily:
-        """A sample of each state for each GPU, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
-        family = GaugeMetricFamily(
-            "gpupool_gpu_state",
-            "1 for the state the GPU is in, as in /pool; 0 for the others.",
-            labels=["node", "gpu", "uuid", "state"],
-        )
-        for slot, state_now in gpu_states(self._pool):
-            # A GPU that has not been read since the start has no index.
-            gpu = str(slot.reading.gpu.index) if slot.reading else ""
-            for state in STATES:
-                family.add_metric([slot.key.node, gpu, slot.key.uuid, state], float(state == state_now))
-        return family
 
     def _gpu_seconds_now(self) -> dict[str, float]:
         """The GPU-seconds of ended and live leases by owner; the sum only grows."""
