@@ -3,6 +3,7 @@
     python -m benchmarks.report                             # all benchmarks
     python -m benchmarks.report --quick                     # check that everything runs; write to a temporary folder
     python -m benchmarks.report --only leases --only pages  # these two; write to a temporary folder
+    python -m benchmarks.report --add agents --note "..."   # measure this one, and put it among the stored data
     python -m benchmarks.report --again                     # write the document and plots again, from the stored data
 
 The document lists a benchmark that fails or takes too long with the reason. The others are still measured.
@@ -22,7 +23,7 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.report.machine import machine
-from benchmarks.report.measure import BENCHMARKS, measure
+from benchmarks.report.measure import BENCHMARKS, measure, with_added
 from benchmarks.report.writing import DATA, DOCUMENT, write
 
 QUICK_NOTE = "This was a quick run, which only checks that everything runs. Its numbers mean nothing."
@@ -32,6 +33,9 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="only check that everything runs")
     made.add_argument("--only", action="append", choices=[one.name for one in BENCHMARKS], help="measure these")
+    made.add_argument(
+        "--add", action="append", choices=[one.name for one in BENCHMARKS], help="measure these, and keep the others"
+    )
     made.add_argument("--openb", type=Path, metavar="DIR", help="the folder with the trace for the replay")
     made.add_argument("--again", action="store_true", help="measure nothing; write the document from the data again")
     made.add_argument("--note", help="a sentence about this run, shown in the document")
@@ -42,6 +46,13 @@ def main() -> None:
         return
     # SIGTERM ends this program with an exception, so that it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if options.add:
+        if not options.note or options.quick or options.only:
+            made.error("--add needs a --note that says when and how these were measured, and no --quick and no --only")
+        known = json.loads(DATA.read_text(encoding="utf-8"))
+        measured = [measure(one, options) for one in BENCHMARKS if one.name in options.add]
+        write({**with_added(known, measured), "note": options.note}, DATA, DOCUMENT)
+        return
     data, text = DATA, DOCUMENT
     if options.quick or options.only:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))

@@ -76,6 +76,12 @@ def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]
     return {"name": benchmark.name, "command": shown, "took_s": took_s, "failure": failure, "results": results}
 
 
+def with_added(known: dict[str, Any], measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return stored data with these benchmarks in them, in the order of the list. Those of the same name are replaced."""
+    by_name = {one["name"]: one for one in (*known["benchmarks"], *measured)}
+    return {**known, "benchmarks": [by_name[one.name] for one in BENCHMARKS if one.name in by_name]}
+
+
 def read(data: Path) -> dict[str, Any]:
     """Return what a benchmark wrote. Results of another shape are refused, so that the document still shows the others."""
     if not data.is_file():

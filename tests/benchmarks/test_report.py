@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.balancing import chance
 from benchmarks.report.document import FIGURES, document, image_of
-from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, run
+from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, run, with_added
 from benchmarks.report.writing import DATA, DOCUMENT
 from benchmarks.shared.fit import exponent
 from benchmarks.shared.results import duration, ecdf, show, to_json
@@ -131,6 +131,17 @@ def test_the_document_has_no_number_that_is_not_in_the_data() -> None:
 
     assert found <= numbers | set(NUMBER.findall(to_json(EXAMPLE)))
     assert numbers <= found
+
+
+def test_a_benchmark_that_is_measured_later_takes_its_place_among_the_others() -> None:
+    known = run_of(measured(results_of("leases")), measured(results_of("turns")), note="the first")
+    again = {**measured(results_of("turns")), "took_s": 5.0}
+
+    joined = with_added(known, [measured(results_of("agents")), again])
+
+    assert [one["name"] for one in joined["benchmarks"]] == ["leases", "turns", "agents"]
+    assert joined["benchmarks"][1]["took_s"] == 5.0
+    assert joined["note"] == "the first"
 
 
 def test_plots_that_could_not_be_drawn_are_not_linked() -> None:

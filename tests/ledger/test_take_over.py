@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -14,6 +15,7 @@ from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.memory import MemoryJournal
 from gpu_worker_pool.ledger.pending_readings import MOST_ON_GPUS
+from gpu_worker_pool.ledger.turn import TURN_S
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 WALL = 1.7e9
@@ -129,6 +131,29 @@ async def test_readings_of_one_box_do_not_replace_those_of_another_that_wait() -
     read_at = {slot.reading.at for slot in driver.state.slots.values() if slot.reading is not None}
     assert read_at == {102.0, 103.0}
     assert len(driver.state.slots) == len(many) + 1
+
+
+async def test_readings_of_many_boxes_wait_for_a_turn_that_has_time_and_those_of_a_silent_box_are_dropped() -> None:
+    times, worked = [100.0], count(step=TURN_S)
+    driver = Driver(PoolSettings(), clock=lambda: times[-1], work_clock=lambda: next(worked))
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box", epoch=1)
+    times.append(110.0)
+    gpus = [Gpu(GpuKey(node, "GPU-1"), 0, "A100") for node in ("a", "b", "c")]
+    for gpu in gpus:
+        installed = InventoryGpu(gpu.key.uuid, gpu.index, gpu.name, 80_000.0)
+        driver.note(cmd.AnnounceNode(gpu.key.node, "boot", (installed,)))
+    for gpu in gpus:
+        driver.note(observed(gpu, at=101.0))
+
+    def read() -> set[str]:
+        return {key.node for key, slot in driver.state.slots.items() if slot.reading is not None}
+
+    assert not read()  # the announcements took the whole turn
+    driver.note(cmd.SilenceNode("b"))
+    driver.note(cmd.AnnounceNode("b", "boot"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert read() == {"a", "c"}
 
 
 def observed(*gpus: Gpu, at: float) -> cmd.Observe:

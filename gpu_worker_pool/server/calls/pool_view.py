@@ -61,7 +61,9 @@ async def encode_pool(
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
-    for slot in islice(sorted(state.slots_on(scope.node), key=slot_order), most_gpus):
+    ordered = sorted(state.slots_on(scope.node), key=slot_order)
+    await loop_share.yield_if_due()
+    for slot in islice(ordered, most_gpus):
         gpus.append(encode(gpu_view(pool, slot)))
         await loop_share.yield_if_due()
     limits = state.settings.thresholds
@@ -98,8 +100,10 @@ async def encode_leases(
     pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
 ) -> AsyncIterator[tuple[Lease, bytes]]:
     """Encode these leases in brief; leases that are not written are left out."""
+    lease_ids = list(lease_ids)
+    await loop_share.yield_if_due()
     explainer, starts = Explainer(pool.state, pool.now()), pool.expected_starts()
-    for lease_id in list(lease_ids):
+    for lease_id in lease_ids:
         await loop_share.yield_if_due()
         lease = pool.state.leases.get(lease_id)
         if lease is not None and pool.is_written(lease_id):
