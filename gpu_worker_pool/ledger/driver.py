@@ -76,6 +76,8 @@ class Driver:
         self._may_act: Callable[[], bool] = _always
         self._is_history_known = False
         self._leader_url: str | None = None
+        # The highest fence that this box has had in a fleet.
+        self.fence_seen = 0
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
         self._standstill = StandstillWatch()
@@ -136,7 +138,7 @@ class Driver:
         self._postponed.clear()
         self._outbox.open(writer)
         taken = cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now))
-        for command in first_commands(state, taken, node):
+        for command in first_commands(state, taken, node, self.fence_seen):
             self._carry_out(command)
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
@@ -350,7 +352,11 @@ class Driver:
             return []
         logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
         again = cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)
-        return [event for command in first_commands(state, again, self._node) for event in step(state, command, now)]
+        return [
+            event
+            for command in first_commands(state, again, self._node, self.fence_seen)
+            for event in step(state, command, now)
+        ]
 
     def _dead_among(self, events: list[ev.Event]) -> list[str]:
         granted = [self.state.leases.get(event.lease_id) for event in events if isinstance(event, ev.LeaseGranted)]

@@ -28,12 +28,18 @@ def restored(history: History, settings: PoolSettings) -> PoolState:
     return state
 
 
-def first_commands(state: PoolState, take_over: cmd.TakeOver, node: str | None) -> list[cmd.Command]:
+def first_commands(
+    state: PoolState, take_over: cmd.TakeOver, node: str | None, fence_seen: int = 0
+) -> list[cmd.Command]:
     """The commands of a take-over. `node` is the present name of the driver's machine, if it has GPUs of the pool; the
-    only node of a box (epoch 0) is renamed to that.
+    only node of a box (epoch 0) is renamed to that. Its fences are above `fence_seen`.
     """
     if node is None:
         return [take_over]
     renamed = [cmd.RenameNode(old, node) for old in state.nodes if old != node]
     is_one_box = take_over.epoch == 0 and len(state.nodes) == 1
-    return [take_over, *(renamed if is_one_box else ()), cmd.AnnounceNode(node, take_over.boot_id)]
+    return [
+        take_over,
+        *(renamed if is_one_box else ()),
+        cmd.AnnounceNode(node, take_over.boot_id, fence_seen=fence_seen),
+    ]

@@ -221,10 +221,9 @@ class PoolApp:
             self._database = fleet_database(self.settings)
             if self._is_in_fleet:
                 pool = self.settings.pool_settings()
-                await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool)
-                await self._make_agent()
+                await self._make_agent(await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool))
             else:
-                await asyncio.to_thread(check_custody, custody_path(self.settings))
+                self._authority.note_fence(await asyncio.to_thread(check_custody, custody_path(self.settings)))
             await self._authority.start(self._journal_source())
         except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
             self.why_not_started = str(error)
@@ -255,7 +254,7 @@ class PoolApp:
         self._sampler.stop()
         self.locks.close()
 
-    async def _make_agent(self) -> None:
+    async def _make_agent(self, least_fence: int) -> None:
         """Open what this box keeps of its fleet. JournalInUse if another server does."""
         from .agent.agent import Agent  # noqa: PLC0415 - it loads aiohttp, which a server without a fleet does not need
 
@@ -279,6 +278,7 @@ class PoolApp:
             listed=listed_boxes(settings),
             leadership=CandidateLeadership(self._authority.pool, leader, self._stand_back) if is_candidate else None,
             simulated=self._simulated,
+            least_fence=least_fence,
         )
         self.pool.membership = self._agent
         self._renewals.secret = key.secret

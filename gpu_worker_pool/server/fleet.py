@@ -11,14 +11,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.addresses import is_every_address, urls
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.take_over import restored
 
-from .agent.custody_store import LEASE
+from .agent.custody_store import LEASE, seen_of
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
 from .http.access import is_loopback
 from .settings import ServerSettings
@@ -87,12 +89,17 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
     return database
 
 
-def check_own_journal(path: Path, pool: PoolSettings) -> None:
+def check_own_journal(path: Path, pool: PoolSettings) -> int:
     """Refuse to join a fleet while leases of the time before are left: the fleet knows nothing of them, and would grant their
-    GPUs. FleetUnusable says what to do. JournalInUse if another server has the journal.
+    GPUs. FleetUnusable says what to do. JournalInUse if another server has the journal. Return the highest fence of the time
+    before: fences go on from there.
     """
-    if path.exists() and (live := _live_leases(path, pool)):
+    if not path.exists():
+        return 0
+    state = _own_state(path, pool)
+    if live := _live_leases(state):
         raise _with_leases_left(live, path)
+    return max(state.fences.values(), default=0)
 
 
 def check_copy_of_own_journal(path: Path, pool: PoolSettings) -> None:
@@ -105,7 +112,7 @@ def check_copy_of_own_journal(path: Path, pool: PoolSettings) -> None:
         with closing(read_only) as own, closing(sqlite3.connect(copy)) as other:
             own.backup(other)
         copy.chmod(0o600)
-        live = _live_leases(copy, pool)
+        live = _live_leases(_own_state(copy, pool))
     if live:
         raise _with_leases_left(live, path)
 
@@ -118,17 +125,22 @@ def _with_leases_left(live: int, path: Path) -> FleetUnusable:
     )
 
 
-def _live_leases(path: Path, pool: PoolSettings) -> int:
+def _live_leases(state: PoolState) -> int:
+    """Those that have not ended. What an ended one leaves on a GPU, the readings show."""
+    return sum(not isinstance(lease, DrainingLease) for lease in state.leases.values())
+
+
+def _own_state(path: Path, pool: PoolSettings) -> PoolState:
     with closing(SqliteJournal(path)) as journal:
-        return len(restored(journal.load(0), pool).leases)
+        return restored(journal.load(0), pool)
 
 
-def check_custody(path: Path) -> None:
+def check_custody(path: Path) -> int:
     """Refuse to grant GPUs alone while this box keeps leases of the fleet that it belonged to. FleetUnusable says what to do.
-    JournalInUse if another server has the file.
+    JournalInUse if another server has the file. Return the highest fence that the box has had in its fleet.
     """
     if not path.exists():
-        return
+        return 0
     file = CustodyFile(path)
     file.close()
     if kept := sum(kind == LEASE for kind, _ in file.rows):
@@ -138,6 +150,7 @@ def check_custody(path: Path) -> None:
             "and wait until the leases have ended (gpu-pool leases). If the fleet is gone for good, make sure that no "
             "program uses the GPUs, and move the file away"
         )
+    return seen_of(file.rows)[1]
 
 
 def fleet_key(settings: ServerSettings) -> FleetKey:

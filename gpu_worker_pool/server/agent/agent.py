@@ -99,6 +99,7 @@ class Agent:
         listed: Sequence[str] = (),
         leadership: LeaderKnowledge | None = None,
         simulated: SimulatedProbe | None = None,
+        least_fence: int = 0,
     ) -> None:
         self.node = node
         self._store = store
@@ -107,7 +108,7 @@ class Agent:
         self._own_url = own_url
         self._fleet_key = key
         self._leadership = leadership
-        self._custody = store.custody(node, boot_id(), boot_time())
+        self._custody = store.custody(node, boot_id(), boot_time(), least_fence)
         self._holders = BoxHolders(node, self._on_death, sampler.records, simulated)
         self._search = LeaderSearch(listed, zlib.crc32(f"{node} {url}".encode()) % 1000 / 1000)
         self._waiters = Waiters()

@@ -15,7 +15,7 @@ from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, NoteOver, NoteSeen
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
 from gpu_worker_pool.ledger.faults import journal_errors
-from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
+from gpu_worker_pool.ledger.sqlite.custody import CustodyFile, Rows
 from gpu_worker_pool.ledger.sqlite.migrations import create_private
 from gpu_worker_pool.ledger.sqlite.quarantine import sync_folder
 from gpu_worker_pool.ledger.state_dir import check_files
@@ -49,17 +49,17 @@ class CustodyStore:
             thread.shutdown(wait=False)
             raise
 
-    def custody(self, node: str, boot_id: str, now: float) -> Custody:
-        """What the disk has."""
+    def custody(self, node: str, boot_id: str, now: float, least_fence: int = 0) -> Custody:
+        """What the disk has. Fences go on above `least_fence`, which the box had before it belonged to the fleet."""
         rows = self._file.rows
-        seen = json.loads(rows.get(SEEN, "[0, 0]"))
+        epoch_seen, fence_seen = seen_of(rows)
         return Custody(
             node,
             self.machine_id,
             boot_id,
             now,
-            epoch_seen=int(seen[0]),
-            fence_seen=int(seen[1]),
+            epoch_seen=epoch_seen,
+            fence_seen=max(fence_seen, least_fence),
             leases=[decode_kept(KeptLease, body) for (kind, _), body in rows.items() if kind == LEASE],
             instance=secrets.token_hex(8),
             over=[decode_kept(LeaseOver, body) for (kind, _), body in rows.items() if kind == OVER],
@@ -107,6 +107,12 @@ def _forget_unreadable(file: CustodyFile) -> None:
         changes: dict[tuple[str, str], str | None] = {key: None for key in file.rows if key[0] in kinds}
         epoch = int(json.loads(file.rows.get(SEEN, "[0, 0]"))[0])
         file.write({**changes, SEEN: json.dumps([epoch, 0])})
+
+
+def seen_of(rows: Rows) -> tuple[int, int]:
+    """The highest epoch and fence that the box has seen."""
+    epoch, fence = json.loads(rows.get(SEEN, "[0, 0]"))
+    return int(epoch), int(fence)
 
 
 def _machine_id(path: Path) -> str:

@@ -124,6 +124,10 @@ class Authority:
         if self._box is not None:
             self._box.lead(state, pool_id)
 
+    def note_fence(self, fence: int) -> None:
+        """Note, before the start, the highest fence that this box has had in a fleet."""
+        self._driver.fence_seen = fence
+
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, pool_id: str) -> None:
         """Show a pool that another server leads, in which these events have happened."""
         self.pool.pool_id = pool_id

@@ -228,6 +228,24 @@ def test_a_copy_of_a_box_is_refused_while_the_box_lives(boxes: Boxes, tmp_path: 
     boxes.release("kept")
 
 
+def test_fences_go_on_when_a_box_joins_a_fleet_and_leaves_it(postgres: PostgresServer, tmp_path: Path) -> None:
+    postgres.create_database("fences")
+    last = 0
+    for number, fleet in enumerate(("", postgres.url("fences"), "")):
+        with Box(fleet, tmp_path / "box") as box:
+            for turn in range(3 - number):
+                path = f"/leases/{number}-{turn}"
+                asked = until(lambda path=path: granted(box.call("PUT", path, {"wait_s": 1.0})), "it is granted")
+                assert asked["fence"] > last
+                last = asked["fence"]
+                assert box.call("DELETE", path)[0] == 200
+            until(lambda: {gpu["state"] for gpu in box.json("/pool")["gpus"]} == {"free"}, "its GPUs are free")
+
+
+def granted(answer: tuple[int, Any]) -> Any:
+    return answer[1] if answer[0] in {200, 201} and answer[1]["state"] == "active" else None
+
+
 def test_a_second_server_on_the_same_state_directory_does_not_start(boxes: Boxes, tmp_path: Path) -> None:
     state = str(boxes.agent.state_dir)
     second = Box("http://127.0.0.1:9", tmp_path / "agent", GPU_POOL_FLEET_KEY=KEY, GPU_POOL_STATE_DIR=state)
