@@ -135,6 +135,10 @@ def test_usage_and_quotas_are_counted_once(fleet: Fleet) -> None:
     assert twice["total"]["leases"] == once["total"]["leases"] > 0
     # Each box reports its own, which is all of it together; the gang was on both.
     assert shown("report", boxes=urls(fleet))["total"]["leases"] == once["total"]["leases"] + 1
+    warning = "a lease on several of them is counted at each; --fleet counts it once"
+    for scope, is_warned in (((), True), (("--fleet",), False)):
+        told = called("report", *scope, env={"GPU_SERVICE_ENDPOINTS": ",".join(urls(fleet))}).err
+        assert (warning in " ".join(told.split())) is is_warned, told
     done = called("quota", "set", "carol", "--gpus", "1", env={"GPU_SERVICE_ENDPOINTS": ",".join(urls(fleet))})
     assert (done.code, len(done.out.splitlines())) == (0, 1), done
     called("quota", "remove", "carol", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[1]})
