@@ -213,11 +213,13 @@ class Runner:
         signals: Signals,
         others: OtherBoxes | None = None,
     ) -> int:
-        failed_code = 0
+        failed_code, is_told_to_end = 0, False
         grace_s = grace_after_loss(self.grace_s, ttl_s)
         shares_terminal, stops, is_stopped = has_controlling_terminal(), self.on_lost is OnLost.STOP, False
 
         def pass_on(received: Received) -> None:
+            nonlocal is_told_to_end
+            is_told_to_end = is_told_to_end or received.number in ENDING
             # What was typed at the terminal has reached the command already.
             if not (shares_terminal and received.is_from_terminal):
                 guarded.send_signal(received.number)
@@ -236,8 +238,8 @@ class Runner:
             warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
             try:
                 failed = None if others is None else await others.failure()
-                # When the lease is lost the others end too, and --on-lost decides here.
-                if failed is not None and not assignment.is_lost:
+                # Ctrl-C reaches ssh too. When the lease is lost the others end, and --on-lost decides here.
+                if failed is not None and not is_told_to_end and not assignment.is_lost:
                     failed_code = self._tell_failure(failed)
                     guarded.end(grace_s)
                 await warning

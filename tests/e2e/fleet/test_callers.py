@@ -202,7 +202,7 @@ def with_ssh(fleet: Fleet, tmp_path: Path) -> dict[str, str]:
     ssh, other = tmp_path / "ssh", urls(fleet)[0]
     ssh.write_text(
         f'#!/bin/sh\necho "$3" > {tmp_path}/host; echo "$4" > {tmp_path}/line\n'
-        f'[ -z "$REFUSED" ] || exit 255\nunset TOLD; GPU_SERVICE_ENDPOINT={other} exec sh -c "$4"\n'
+        f'[ -z "$REFUSED" ] || {{ echo $$ > {tmp_path}/pid; until [ -e "$REFUSED" ]; do sleep 0.05; done; exit 255; }}\nunset TOLD; GPU_SERVICE_ENDPOINT={other} exec sh -c "$4"\n'
     )
     (tmp_path / "gpu-pool").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_worker_pool "$@"\n')
     for program in (ssh, tmp_path / "gpu-pool"):
@@ -211,7 +211,7 @@ def with_ssh(fleet: Fleet, tmp_path: Path) -> dict[str, str]:
     return {"GPU_SERVICE_ENDPOINT": urls(fleet)[1], "TOLD": str(tmp_path), "PATH": path}
 
 
-@pytest.mark.parametrize(("refused", "code"), [("", 5), ("yes", 255)])
+@pytest.mark.parametrize(("refused", "code"), [("", 5), ("/", 255)])
 def test_a_command_that_fails_on_another_box_ends_all(
     fleet: Fleet, with_ssh: dict[str, str], refused: str, code: int
 ) -> None:
@@ -220,6 +220,18 @@ def test_a_command_that_fails_on_another_box_ends_all(
     done = gpu_pool(*command, env={**with_ssh, "REFUSED": refused})
     assert (done.code, f"the command on candidate0 ended with exit code {code}" in done.err) == (code, True), done
     until(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
+
+
+def test_a_command_that_is_told_to_end_has_its_own_exit_code(with_ssh: dict[str, str], tmp_path: Path) -> None:
+    """Ctrl-C reaches ssh too, and the other box's end is not the reason then."""
+    last = "touch $TOLD/go; while kill -0 $(cat $TOLD/pid); do sleep 0.05; done 2>&-; exit 7"
+    gpu_pool_pid = "$(ps -o ppid= -p $PPID)"
+    script = (
+        f"trap '{last}' TERM; until [ -s $TOLD/pid ]; do sleep 0.05; done; kill -TERM {gpu_pool_pid}; sleep 1000 & wait"
+    )
+    command = ("run", "-q", "--gpus", "1", "--nodes", "2", "--ssh", "--", "sh", "-c", script)
+    done = gpu_pool(*command, env={**with_ssh, "REFUSED": str(tmp_path / "go")})
+    assert (done.code, done.err) == (7, ""), done
 
 
 def test_ssh_starts_the_command_on_the_other_boxes(fleet: Fleet, with_ssh: dict[str, str], tmp_path: Path) -> None:
