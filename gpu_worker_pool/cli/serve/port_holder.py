@@ -32,11 +32,11 @@ def find_server(host: str, port: int, prefix: str = "") -> PortHolder | None:
     pool = read(PoolView, asyncio.run(_ask(f"{url}/pool")), clean=plain)
     if pool is not None and pool.server_id is not None:
         return PortHolder(url, pool.node or "unknown", len(pool.gpus), pool.source or "unknown")
-    # A box whose fleet has no leader shows no pool, but its health.
+    # A box that finds no leader, or that the leader refuses, shows no pool, but its health.
     health = read(Health, asyncio.run(_ask(f"{url}/health")), clean=plain)
     if health is None or health.fleet is None:
         return None
-    return PortHolder(url, "a box whose fleet has no leader", health.gpu_count, health.source)
+    return PortHolder(url, "a box that has no leader now", health.gpu_count, health.source)
 
 
 async def _ask(url: str) -> object:

@@ -57,7 +57,7 @@ def test_a_box_without_a_leader_is_a_server_of_ours() -> None:
     refusal = Told(b'{"title": "no leader", "status": 503, "detail": "no box leads the fleet"}', 503)
     with told_server({"/pool": refusal, "/health": Told(json.dumps(asdict(health)).encode(), 503)}) as box:
         found = find_server("127.0.0.1", box.server_port)
-        assert found == PortHolder(box.url, "a box whose fleet has no leader", 4, "nvml")
+        assert found == PortHolder(box.url, "a box that has no leader now", 4, "nvml")
         box.answers["/health"] = Told(b'{"status": "healthy"}')
         assert find_server("127.0.0.1", box.server_port) is None, "it is another program"
 
