@@ -137,6 +137,10 @@ def _warn(found: UsageReport) -> None:
             )
         if server.counted is not None and server.source == "simulated":
             complain(f"the GPUs of {server.endpoint} are simulated")
+    for boxes in found.boxes_of_one_fleet():
+        complain(
+            f"{', '.join(boxes)} are boxes of one fleet: a lease on several of them is counted at each; --fleet counts it once"
+        )
     total = found.total()
     if total.unknown_leases or total.unknown_waits:
         complain(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpu_worker_pool import __version__
@@ -20,6 +21,7 @@ from gpu_worker_pool.server.agent.signature import HEADER, sign
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.fleet import (
     FleetUnusable,
+    address_for_itself,
     check_copy_of_own_journal,
     fleet_database,
     fleet_key,
@@ -33,6 +35,9 @@ from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.routes import RENEW_AT_BOX
 
 from .finding import Check, Finding
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.look import DatabaseFacts
 
 ASK_S = 5.0
 CLOCK_OFF_S = 5.0
@@ -75,13 +80,11 @@ def check_database(settings: ServerSettings) -> list[Finding] | None:
     if listed_boxes(settings):
         return None
     try:
-        from gpu_worker_pool.ledger.postgres.look import DatabaseFacts, look  # noqa: PLC0415 - may be missing
-    except ModuleNotFoundError:
-        return None  # fleet-settings says so
-    try:
-        facts: DatabaseFacts = asyncio.run(look(fleet_url(settings)))
+        facts = asyncio.run(_look(settings))
     except JournalError as error:
         return [Finding("fleet-database", "problem", str(error), "without it this box cannot lead; the others go on")]
+    if facts is None:
+        return None
     found = []
     tables = f"tables of version {facts.version}" if facts.version else "no tables yet, a candidate creates them"
     text = f"{facts.shown}: PostgreSQL {facts.server}, {tables}"
@@ -109,11 +112,33 @@ class BoxFacts:
     has_same_key: bool | None = None
 
 
+async def _look(settings: ServerSettings) -> DatabaseFacts | None:
+    """The facts of the database; None where its driver is not installed: fleet-settings says so."""
+    try:
+        from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - may be missing
+    except ModuleNotFoundError:
+        return None
+    return await look(fleet_url(settings), settings.gpu_pool_fleet_pool or None)
+
+
+async def _known_boxes(settings: ServerSettings) -> Sequence[str]:
+    """The boxes that can be asked for the others: an agent has a list, a candidate finds the leader in the database."""
+    if listed := listed_boxes(settings):
+        return listed
+    try:
+        facts = await _look(settings)
+    except JournalError:
+        return ()  # fleet-database says so
+    return () if facts is None else facts.leaders
+
+
 async def check_boxes(settings: ServerSettings) -> list[Finding]:
     """The other boxes, as the leader knows them and as they answer here."""
     import aiohttp  # noqa: PLC0415 - it loads slowly
 
-    asked = [f"http://127.0.0.1:{settings.port}{settings.api_prefix}", *listed_boxes(settings)]
+    # This server may be the leader that the database names.
+    own_url = address_for_itself(settings, settings.port)
+    asked = list(dict.fromkeys([own_url, *await _known_boxes(settings)]))
     try:
         secret, own = fleet_key(settings).secret, own_address(settings, settings.port)
     except FleetUnusable:

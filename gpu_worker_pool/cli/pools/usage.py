@@ -129,6 +129,14 @@ class UsageReport:
         """Whether all that was used is known: every server answered, and knows the whole span."""
         return all(server.view is not None and server.view.is_complete for server in self.servers)
 
+    def boxes_of_one_fleet(self) -> list[list[str]]:
+        """Endpoints that are counted one by one, and belong to the same fleet."""
+        found: dict[str, list[str]] = {}
+        for server in self.servers:
+            if server.counted is not None:
+                found.setdefault(server.counted.server_id, []).append(server.endpoint)
+        return [endpoints for endpoints in found.values() if len(endpoints) > 1]
+
     def by_owner(self) -> list[tuple[str | None, UsageTotal]]:
         """The owner who used most comes first. Two owners may look alike once they are made plain."""
         found: dict[str | None, list[UsageTotal]] = {}

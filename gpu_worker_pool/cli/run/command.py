@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Annotated
 
 import typer
@@ -67,6 +68,7 @@ def run(
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
 
+    from .gang import check_names  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
@@ -78,6 +80,7 @@ def run(
         raise Failure("--ssh and --env are for --nodes; leave them out, or give --nodes 2", USAGE)
     if env and not ssh:
         raise Failure("--env needs --ssh; without it, set the variable on the other boxes yourself", USAGE)
+    check_names(env or (), os.environ)
     request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
     reporter = RunReporter(is_json=json, is_quiet=quiet)
     runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.pools.servers import FLEET, Servers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.wire.fleet import FleetList
@@ -30,6 +32,9 @@ MASTER_PORT_VARIABLE: Final = "MASTER_PORT"
 MASTER_PORT: Final = "29500"
 # How long the commands that ssh started have to end by themselves when the lease has ended.
 END_S: Final = 15.0
+SSH_FAILED: Final = 255
+_READ_VARIABLES: Final = 'eval "$(cat)" && exec "$@"'
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,22 @@ class Gang:
         }
 
 
+def check_names(names: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise Failure where --env names something that cannot be passed on: better now than after a night in the queue."""
+    for name in names:
+        if "=" in name:
+            raise Failure(
+                f"--env {name}: it takes the name of a variable only; set {name.partition('=')[0]} here", USAGE
+            )
+        if name not in environ:
+            raise Failure(
+                f"--env {shlex.quote(name)}: there is no such variable in this environment; set it, or leave it out",
+                USAGE,
+            )
+        if not _VARIABLE.fullmatch(name):
+            raise Failure(f"--env {shlex.quote(name)}: a shell cannot set a variable of this name; leave it out", USAGE)
+
+
 def gang_sources(sources: Sources) -> Sources:
     """The same servers, asked for GPUs of the whole fleet."""
     return replace(sources, scope="fleet", among=None)
@@ -88,6 +109,20 @@ def gang_sources(sources: Sources) -> Sources:
 def join_line(lease_id: str, command: Sequence[str]) -> str:
     """What to type on the other boxes."""
     return shlex.join(["gpu-pool", "join", lease_id, "--", *command])
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBox:
+    """A command on another box that failed. ssh has 255 for its own failures."""
+
+    node: str
+    code: int
+
+    def __str__(self) -> str:
+        reason = ", or ssh could not connect" if self.code == SSH_FAILED else ""
+        return (
+            f"the command on {self.node} ended with exit code {self.code}{reason}; the other boxes' commands are ended"
+        )
 
 
 class OtherBoxes:
@@ -99,27 +134,38 @@ class OtherBoxes:
 
     async def start(self, gang: Gang, lease_id: str, command: Sequence[str]) -> None:
         """Start it on each, in the same directory, with the variables that were asked for. Failure without ssh."""
-        missing = [name for name in self._names if name not in os.environ]
-        if missing:
-            raise Failure(f"--env {missing[0]}: there is no such variable in this environment; set it, or leave it out")
-        given = [f"{name}={os.environ[name]}" for name in self._names]
+        given = {name: os.environ[name] for name in self._names}
         # MASTER_ADDR and its like must be the same everywhere.
-        given += [f"{name}={value}" for name, value in gang.env(gang.nodes[0], os.environ).items() if "MASTER" in name]
+        given |= {name: value for name, value in gang.env(gang.nodes[0], os.environ).items() if "MASTER" in name}
+        # Every user of a machine can read command lines, so the values go over standard input.
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in given.items())
+        there = f"cd {shlex.quote(os.getcwd())} && exec sh -c {shlex.quote(_READ_VARIABLES)} sh {join_line(lease_id, command)}"  # noqa: PTH109
         for node in gang.others:
-            there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(given)} {join_line(lease_id, command)}"  # noqa: PTH109
             try:
-                self._started[node] = await asyncio.create_subprocess_exec(
-                    "ssh", "-o", "BatchMode=yes", gang.hosts[node], there, stdin=asyncio.subprocess.DEVNULL
+                self._started[node] = started = await asyncio.create_subprocess_exec(
+                    "ssh", "-o", "BatchMode=yes", gang.hosts[node], there, stdin=asyncio.subprocess.PIPE
                 )
             except OSError as error:
                 raise Failure(
                     f"ssh cannot be run: {error.strerror}; leave --ssh out, and start the others yourself"
                 ) from None
+            if started.stdin is not None:
+                started.stdin.write(exports.encode(errors="surrogateescape"))
+                started.stdin.close()
 
-    async def wait(self) -> int:
-        """Wait until all have ended; the first exit code that is not 0."""
-        codes = [await process.wait() for process in self._started.values()]
-        return next((code for code in codes if code), 0)
+    async def failure(self) -> FailedBox | None:
+        """Wait until one has failed, which is returned, or until all have ended well."""
+        waiting = {asyncio.create_task(process.wait()): node for node, process in self._started.items()}
+        left = set(waiting)
+        try:
+            while left:
+                ended, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    if code := task.result():
+                        return FailedBox(waiting[task], code if code > 0 else SIGNAL_BASE - code)
+            return None
+        finally:
+            await cancel_and_wait(*waiting)
 
     async def end(self) -> None:
         """Called when the lease is over: they end by themselves; those that do not are hung up on."""

@@ -20,7 +20,7 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.holder_mark import mark_names
 
-from .gang import Gang, OtherBoxes, gang_sources, join_line
+from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
 from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, limit_of, warn_command
@@ -69,6 +69,7 @@ class Runner:
                 os.environ,
                 is_remote=self.is_remote,
                 is_new=self.request.is_new,
+                nodes=self.request.nodes,
                 warn=self.reporter.warn,
                 note=self.reporter.note,
             )
@@ -137,19 +138,20 @@ class Runner:
             if self.uses_ssh:
                 await others.start(gang, lease_id, self.command)
             else:
-                self.reporter.note(
+                # Also of a quiet run: nobody else knows the lease's name.
+                self.reporter.warn(
                     f"on {', '.join(gang.others)}, as the same user and in the same directory: "
                     f"{join_line(lease_id, self.command)}"
                 )
             if gang.has_part_here and gang.own is not None:
                 assignment.env = {**assignment.node_envs[gang.own], **gang.env(gang.own, os.environ)}
-                return await self._run_on(assignment, guarded, ttl_s, signals)
+                return await self._run_on(assignment, guarded, ttl_s, signals, others)
             here = gang.own or "this machine"
             self.reporter.warn(
                 f"{here} has no part in the lease {lease_id} (it is on {', '.join(gang.nodes)}), so nothing is started here; "
                 + ("it lasts until the others have ended" if self.uses_ssh else "Ctrl-C ends the lease")
             )
-            return await self._hold(assignment, others.wait() if self.uses_ssh else asyncio.Event().wait(), signals)
+            return await self._hold(assignment, others.failure() if self.uses_ssh else asyncio.Event().wait(), signals)
         finally:
             await release(client, assignment)
             await others.end()
@@ -173,9 +175,15 @@ class Runner:
         if ended_by:
             return SIGNAL_BASE + ended_by[0]
         if not done.cancelled():
-            return int(done.result() or 0)
+            return self._tell_failure(done.result())
         self.reporter.lost(str(lost.result()), is_stopped=True)
         return FAILED
+
+    def _tell_failure(self, failed: FailedBox | None) -> int:
+        if failed is None:
+            return 0
+        self.reporter.warn(str(failed))
+        return failed.code
 
     async def _acquire(
         self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int, signals: Signals
@@ -197,11 +205,21 @@ class Runner:
             await cancel_and_wait(acquiring)
         return SIGNAL_BASE + ended_by[0] if ended_by else acquiring.result()
 
-    async def _run_on(self, assignment: Assignment, guarded: GuardedCommand, ttl_s: float, signals: Signals) -> int:
+    async def _run_on(
+        self,
+        assignment: Assignment,
+        guarded: GuardedCommand,
+        ttl_s: float,
+        signals: Signals,
+        others: OtherBoxes | None = None,
+    ) -> int:
+        failed_code, is_told_to_end = 0, False
         grace_s = grace_after_loss(self.grace_s, ttl_s)
         shares_terminal, stops, is_stopped = has_controlling_terminal(), self.on_lost is OnLost.STOP, False
 
         def pass_on(received: Received) -> None:
+            nonlocal is_told_to_end
+            is_told_to_end = is_told_to_end or received.number in ENDING
             # What was typed at the terminal has reached the command already.
             if not (shares_terminal and received.is_from_terminal):
                 guarded.send_signal(received.number)
@@ -215,6 +233,19 @@ class Runner:
                 guarded.end(grace_s)
             self.reporter.lost(reason, is_stopped=stops)
 
+        async def warn_and_watch() -> None:
+            nonlocal failed_code
+            warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
+            try:
+                failed = None if others is None else await others.failure()
+                # Ctrl-C reaches ssh too. When the lease is lost the others end, and --on-lost decides here.
+                if failed is not None and not is_told_to_end and not assignment.is_lost:
+                    failed_code = self._tell_failure(failed)
+                    guarded.end(grace_s)
+                await warning
+            finally:
+                await cancel_and_wait(warning)
+
         try:
             await guarded.start(
                 self.command,
@@ -227,8 +258,7 @@ class Runner:
                 marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
-                warnings = warn_command(guarded, assignment, grace_s, self.reporter.ending)
-                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warnings)
+                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warn_and_watch())
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
         except BaseException:
@@ -237,4 +267,4 @@ class Runner:
         if reason := ended_because(guarded, assignment, code):
             self.reporter.stopped(reason, end_text(reason, assignment))
             return EXIT_CODES[reason]
-        return FAILED if is_stopped else code
+        return FAILED if is_stopped else failed_code or code

@@ -67,6 +67,7 @@ async def choose_sources(
     *,
     is_remote: bool,
     is_new: bool,
+    nodes: int = 1,
     warn: Callable[[str], None] = complain,
     note: Callable[[str], None] = complain,
 ) -> Sources:
@@ -82,6 +83,12 @@ async def choose_sources(
         elif not lease.is_among(config.endpoints.values()):
             lease = None  # these servers know nothing of it
     if lease is not None and not is_new:
+        if nodes > 1:
+            raise Failure(
+                f"--nodes {nodes} inside the lease {lease.id}: a command inside a lease uses GPUs of that lease, on one box; "
+                "give --new to request others, or leave --nodes out",
+                USAGE,
+            )
         inside = [lease.url.url] if config.is_named or endpoints else None
         async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)

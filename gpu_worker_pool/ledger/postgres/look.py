@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_worker_pool.ledger.sql_files import load_migrations, load_queries
+from gpu_worker_pool.ledger.sql_files import load_migrations
 
 from . import schema
 from .connection import DatabaseConnection
@@ -20,26 +20,28 @@ SELECT has_table_privilege('gpu_pool.leader', 'UPDATE') AND has_table_privilege(
    AND has_table_privilege('gpu_pool.snapshot', 'INSERT')
 """
 _MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
+# The last leader stays in its row when its time is over.
+_LEADERS = "SELECT url FROM gpu_pool.leader WHERE url IS NOT NULL AND ($1::text IS NULL OR pool = $1) ORDER BY pool"
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
     """`shown` is the URL without its password. The tables' version is 0 where there are none; `may_write` is whether the
-    role may do what a candidate does. `clock_off_s` is how far the database's clock is ahead of ours.
+    role may do what a candidate does. `clock_off_s` is how far the database's clock is ahead of ours. `leaders` are the URLs of those that lead, or led last.
     """
 
     shown: str
     server: str
     version: int
     known_version: int
-    pools: Sequence[str]
+    leaders: Sequence[str]
     may_write: bool
     clock_off_s: float
 
 
-async def look(url: str) -> DatabaseFacts:
-    """What is there; JournalError says why nothing could be seen."""
-    parsed, migrations, sql = parse_url(url), load_migrations(__package__), load_queries(__package__)
+async def look(url: str, pool: str | None = None) -> DatabaseFacts:
+    """What is there, of this pool or of all; JournalError says why nothing could be seen."""
+    parsed, migrations = parse_url(url), load_migrations(__package__)
     connection = DatabaseConnection(parsed)
 
     async def work(raw: RawConnection) -> DatabaseFacts:
@@ -53,7 +55,7 @@ async def look(url: str) -> DatabaseFacts:
             str(await raw.fetchval("SHOW server_version")).split()[0],
             version,
             migrations[-1].version,
-            [str(row[0]) for row in await raw.fetch(sql["read_pools"])] if version else (),
+            [str(row[0]) for row in await raw.fetch(_LEADERS, pool)] if version else (),
             bool(await raw.fetchval(_RIGHTS if version else _MAY_CREATE)),
             told - (began + time.time()) / 2,
         )

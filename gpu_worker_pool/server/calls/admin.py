@@ -96,7 +96,8 @@ class AdminCalls:
             if not colon:
                 raise Refused(404, f"{gpu[:80]!r} does not name a node; write node:GPU, as in gpu-01:0.")
         for slot in state.slots_on(node):
-            if gpu == slot.key.uuid or (slot.reading is not None and gpu == str(slot.reading.gpu.index)):
+            # A box that is away has no readings; its inventory has the index.
+            if gpu == slot.key.uuid or (slot.gpu is not None and gpu == str(slot.gpu.index)):
                 return slot.key
         if (key := GpuKey(node or self._pool.node, gpu)) in state.excluded:
             return key  # drained, then removed from the box

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from gpu_worker_pool.cli.doctor import server
 from gpu_worker_pool.cli.doctor.finding import judge_settings
-from gpu_worker_pool.cli.serve.port_holder import PortHolder
+from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.host.gpu_lock import LockHolder
 from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.wire.service import FleetView, Health
 from tests.cli.doctor.facts import TOKEN
+from tests.server.told_server import Told, told_server
 
 IN_USE = OSError(errno.EADDRINUSE, "in use")
 OURS = PortHolder("http://localhost:8000", "box", 4, "nvml")
@@ -36,6 +39,27 @@ def test_a_port_is_free_or_ours_or_somebody_elses(port: server.Port, is_client_o
 
     assert finding.status == status
     assert status == "ok" or finding.advice
+
+
+def test_a_box_without_a_leader_is_a_server_of_ours() -> None:
+    fleet = FleetView(id=None, role="follower", epoch=3, leader=None, leader_url=None, lag_s=None)
+    health = Health(
+        status="degraded",
+        nvidia_smi_available=True,
+        timestamp="2026-11-17T10:00:00Z",
+        reason="no box leads the fleet",
+        source="nvml",
+        gpu_count=4,
+        reading_age_s=0.1,
+        can_grant=False,
+        fleet=fleet,
+    )
+    refusal = Told(b'{"title": "no leader", "status": 503, "detail": "no box leads the fleet"}', 503)
+    with told_server({"/pool": refusal, "/health": Told(json.dumps(asdict(health)).encode(), 503)}) as box:
+        found = find_server("127.0.0.1", box.server_port)
+        assert found == PortHolder(box.url, "a box that has no leader now", 4, "nvml")
+        box.answers["/health"] = Told(b'{"status": "healthy"}')
+        assert find_server("127.0.0.1", box.server_port) is None, "it is another program"
 
 
 def test_whose_servers_have_the_gpus_of_this_machine() -> None:

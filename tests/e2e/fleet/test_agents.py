@@ -132,6 +132,27 @@ def test_a_grant_that_its_box_has_not_confirmed_does_not_keep_the_leader_from_st
     until(lambda: are_up(boxes), "nobody asks again, so the lease ends")
 
 
+def test_a_box_that_is_away_is_drained_and_its_leases_are_neither_renewed_nor_lost(
+    boxes: Boxes, held: dict[str, Box]
+) -> None:
+    boxes.agent.kill()
+    leader = boxes.fleet.leader()
+
+    def states() -> set[str]:
+        return {gpu["state"] for gpu in boxes.pool()["gpus"] if gpu["node"] == "agent"}
+
+    until(lambda: "free" not in states(), "the leader does not hear from it")
+    status, drained = leader.call("POST", "/fleet/admin/gpus/agent:1/drain", {"reason": "repair"})
+    assert (status, drained["node"]) == (200, "agent"), drained
+    mine = [lease_id for lease_id, box in held.items() if box is boxes.agent]
+    status, answer = leader.call("POST", "/fleet/leases/renew", {"ids": mine})
+    assert (status, answer["renewed"], answer["lost"]) == (200, [], [])
+    boxes.agent.start()
+    until(lambda: boxes.agent.health()["fleet"]["leader"], "it has found the leader")
+    assert "out_of_service" in states()
+    assert leader.call("POST", "/fleet/admin/gpus/agent:1/undrain")[0] == 200
+
+
 def test_a_box_whose_file_is_damaged_hears_from_the_leader_what_it_keeps(boxes: Boxes, held: dict[str, Box]) -> None:
     boxes.agent.kill()
     (file,) = boxes.agent.state_dir.glob("custody-*.sqlite3")

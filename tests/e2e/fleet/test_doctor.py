@@ -13,6 +13,7 @@ from gpu_worker_pool.cli.doctor.fleet import BoxFacts, is_far_apart, judge_boxes
 from gpu_worker_pool.wire.fleet import BoxView
 from tests.cli.in_process import called
 from tests.ledger.postgres.server import PostgresServer
+from tests.server.running import free_port
 
 from .fleet import GPUS, Candidate, fleet_of, until
 
@@ -64,6 +65,14 @@ def test_a_fleet_that_cannot_be_used_is_a_problem(box: Candidate, tmp_path: Path
     assert "GPU_POOL_FLEET" in problems(findings(box, tmp_path, GPU_POOL_FLEET="mysql://admin:secret-word@host/none"))
     twin = findings(box, tmp_path, GPU_POOL_FLEET_ADDRESS="http://gpu-07:8000")
     assert "under the name of this one, candidate0" in problems(twin)
+
+
+def test_a_candidate_that_does_not_run_asks_the_leader_of_the_database(box: Candidate, tmp_path: Path) -> None:
+    before_its_start = {"GPU_POOL_NODE": "next", "PORT": str(free_port())}
+    found = findings(box, tmp_path, **before_its_start)
+    assert [item["message"] for item in found["fleet-boxes"]] == ["1 boxes, 1 of them heard of, led by candidate0"]
+    other_key = findings(box, tmp_path, **before_its_start, GPU_POOL_FLEET_KEY="x" * 32)
+    assert "candidate0 has another key" in problems(other_key)
 
 
 def test_boxes_are_judged_by_state_version_and_clock() -> None:
