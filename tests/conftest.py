@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Generator
 from contextlib import suppress
@@ -116,3 +117,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, value in report.user_properties:
             if name == "measured":
                 terminalreporter.write_line(f"measured: {value}")
+
+
+@pytest.fixture(autouse=True)
+def _logs_stay_as_they_are() -> Generator[None]:
+    """An application that runs in the tests' own process configures the logs of that process."""
+    loggers = [logging.getLogger(name) for name in ("gpu_worker_pool", "uvicorn", "uvicorn.error", "uvicorn.access")]
+    before = [(logger, logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
+    yield
+    for logger, level, handlers, propagate in before:
+        if (logger.level, logger.propagate) != (level, propagate):
+            logger.setLevel(level)
+            logger.handlers, logger.propagate = handlers, propagate

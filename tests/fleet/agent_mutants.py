@@ -107,7 +107,7 @@ class ObeysAll(Custody):
 
 
 class TakesAll(Boxes):
-    def _why_rejected(self, message: Announce, state: PoolState) -> str | None:
+    def _why_rejected(self, message: Announce, state: PoolState, now: float) -> str | None:
         return None
 
 
@@ -160,16 +160,16 @@ def kept(custody: type[Custody], fleet: Fleet = Fleet()) -> Fleet:  # noqa: B008
 
 AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a box announces itself first", led(LooksItself)),
-    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2594),
+    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2166),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
     FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack), near=16),
-    FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1161),
+    FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1744),
     FleetMutant("boxes are told what is written", Fleet(TellsAtOnce), near=172),
     FleetMutant("an agent obeys no older epoch", kept(ObeysAll, boxed(TakesAll)), near=1189),
-    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=864),
-    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast), near=336),
+    FleetMutant("an end is on the disk before it is told", kept(TellsEndsFirst), near=2801),
+    FleetMutant("a grant is on the disk before it is confirmed", kept(KeepsLast), near=1121),
     FleetMutant("the box counts heartbeats, not a leader", Fleet(client=RenewsAtLeader)),
     FleetMutant("an agent has its leases on its disk", Fleet(agent=ForgetsAtRestart), near=23),
 )

@@ -146,7 +146,7 @@ MUTANTS = (
     FleetMutant("an append checks the head", Fleet(database=partial(SimulatedDatabase, checks_head=False))),
     FleetMutant("an append has an id", Fleet(NoBatchId), near=174),
     FleetMutant("a take-over ends no lease", Fleet(BootIdEndsLeases)),
-    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=2446),
+    FleetMutant("trust counts from the send", Fleet(TrustFromAnswer), near=3027),
     FleetMutant("trust ends", Fleet(NoTrustWindow)),
     FleetMutant("the pool's clock goes on", Fleet(OwnBootClock)),
     FleetMutant(
@@ -158,7 +158,7 @@ MUTANTS = (
     FleetMutant("epochs are remembered", Fleet(EpochsForgotten)),
     FleetMutant("a refused claim or renewal is refused", Fleet(RefusalIgnored)),
     FleetMutant("the journal is compared with what is known", Fleet(NothingCompared), near=39),
-    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=2006),
+    FleetMutant("the leadership is handed over when trust ends", Fleet(NoHandOver), near=995),
     FleetMutant("the last leader goes first after a failover", Fleet(NoHeadStart), near=48),
     *AGENT_MUTANTS,
 )

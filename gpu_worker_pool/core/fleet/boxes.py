@@ -155,12 +155,7 @@ class Boxes:
 
     def _announced(self, session: int, message: Announce, state: PoolState, now: float) -> list[BoxAction]:
         node, former = message.node, self._session_of.get(message.node)
-        why = why_rejected(message, state, self.epoch, self._leases_of)
-        if why is None and former is not None and self._sessions[former].is_another(message.instance, now):
-            why = (
-                f"the server at {self._boxes[node].url} is the agent of {node} already, with the same state directory or a copy "
-                "of it; stop one of them, and give another box a state directory and a name of its own"
-            )
+        why = self._why_rejected(message, state, now)
         if why is not None:
             refused: list[BoxAction] = [Tell(session, Rejected(why)), Close(session, why)]
             return [*refused, Outdated(message.epoch_seen)] if message.epoch_seen > self.epoch else refused
@@ -184,6 +179,15 @@ class Boxes:
         for kept in message.leases:
             actions += self._kept(node, kept.id, kept.fence)
         return [*actions, *never_kept, *map(Do, self._commands_of(message))]
+
+    def _why_rejected(self, message: Announce, state: PoolState, now: float) -> str | None:
+        why, former = why_rejected(message, state, self.epoch, self._leases_of), self._session_of.get(message.node)
+        if why is None and former is not None and self._sessions[former].is_another(message.instance, now):
+            return (
+                f"the server at {self._boxes[message.node].url} is the agent of {message.node} already, with the same state "
+                "directory or a copy of it; stop one of them, and give another box a state directory and a name of its own"
+            )
+        return why
 
     def _never_kept(self, message: Announce, state: PoolState) -> list[NeverKept]:
         """The leases of earlier leaders that came after all that the box has seen. A box that lost its file, or its last

@@ -43,7 +43,7 @@ async def test_after_an_error_of_its_own_it_says_so_and_tries_again(monkeypatch:
     database = FaultyDatabase()
     said: list[str] = []
     pool = SimpleNamespace(fleet=None, follow=lambda _: None)
-    authority = cast("Authority", SimpleNamespace(pool=pool, say_trouble=said.append))
+    authority = cast("Authority", SimpleNamespace(pool=pool, leader=None, say_trouble=said.append))
     candidate = Candidate(cast("FleetDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0)
 
     await candidate.start(authority)

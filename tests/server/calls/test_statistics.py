@@ -168,7 +168,7 @@ def test_metrics_are_in_base_units(server: ServerProcess) -> None:
 async def test_metrics_of_many_gpus_are_made_in_turns(tmp_path: Path) -> None:
     """A thousand GPUs have 17,000 lines: made at once, they would keep all callers waiting."""
     settings = ServerSettings(
-        simulated_gpus="512", gpu_pool_state_dir=str(tmp_path), gpu_pool_socket="", log_level="critical", _env_file=None
+        simulated_gpus="512", gpu_pool_state_dir=str(tmp_path), gpu_pool_socket="", _env_file=None
     )
     app = create_app(settings)
     async with app.running():
