@@ -109,8 +109,9 @@ ALL: Sequence[Fault] = (*OF_LEADER, kill_leader_and_holder, hand_over, kill_data
 def _grants_go_on(fleet: Fleet, old: Candidate | None, began: float) -> float:
     """How long it took until a worker has a GPU that another leader granted."""
     new = fleet.leader([each for each in fleet.candidates if each is not old])
-    fence = _highest_fence(new)
-    until(lambda: _highest_fence(new) > fence, "a GPU is granted again")
+    before = _active(new)
+    # Fences are those of each node, so they do not tell: the node of the highest one may be the one that is away.
+    until(lambda: not _active(new) <= before, "a GPU is granted again")
     return now() - began
 
 
@@ -119,6 +120,16 @@ def work_on(fleet: Fleet, grants: int = 10) -> None:
     leader = fleet.leader()
     fence = _highest_fence(leader)
     until(lambda: _highest_fence(leader) >= fence + grants, f"{grants} grants")
+
+
+def _active(leader: Candidate) -> set[str]:
+    """The leases that have GPUs; empty where there is no answer."""
+    try:
+        status, answer = leader.call("GET", "/fleet/pool")
+    except NoAnswer:
+        return set()
+    assert status == 200, answer
+    return {lease["id"] for lease in answer["leases"] if lease["state"] == "active"}
 
 
 def _highest_fence(leader: Candidate) -> int:
