@@ -10,7 +10,6 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 import aiohttp
 
@@ -46,6 +45,7 @@ from gpu_worker_pool.wire.service import FleetView
 from .box_holders import BoxHolders
 from .custody_store import CustodyStore
 from .handshake import FleetKey
+from .leader_knowledge import LeaderKnowledge
 from .leader_question import ask_who_leads
 from .link import LeaderLink, LinkLost, connect
 from .membership import BoxRenewal
@@ -55,31 +55,6 @@ logger = logging.getLogger(__name__)
 
 # A disk that cannot be written is tried again after so long. Nothing is told to the leader meanwhile.
 WRITE_AGAIN_S = 1.0
-
-
-class LeaderKnowledge(Protocol):
-    """What this process knows of the leader, because it can lead itself."""
-
-    @property
-    def is_leading(self) -> bool:
-        """Whether it leads now, and is sure of it."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Why it is not known who leads."""
-
-    def leader_url(self) -> str | None:
-        """The leader by the database; None if that is not known."""
-
-    def stand_back(self) -> None:
-        """Do not lead for a while: this box has another key than the leader."""
-
-    def node_of_key(self, key: str) -> str | None:
-        """As in Membership."""
-
-    @property
-    def box_infos(self) -> Mapping[str, BoxInfo]:
-        """As in Membership."""
 
 
 class Agent:
