@@ -26,6 +26,7 @@ FIGURES = {
     "reclaim_p50": "`kill -9` of a holder to the next waiter, p50",
     "decision_time": "a decision at 10,000 GPUs and waiters",
     "decision_growth": "growth of a decision",
+    "lease_in_fleet": "lease + release through a box of a fleet that does not lead",
     "idle_leader": "processor share of the leader of a fleet while nothing happens",
     "leader_turn": "the longest turn of the event loop of that leader",
     "endpoints_first_gpu": "a client with 100 endpoints, some dead: time to the first GPU",

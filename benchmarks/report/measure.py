@@ -42,6 +42,8 @@ BENCHMARKS = (
     Benchmark("decisions", 90),
     Benchmark("turns", 90),
     Benchmark("growth", 180),
+    Benchmark("journals", 120),
+    Benchmark("take_over", 240),
     Benchmark("agents", 1200),
     Benchmark("balancing", 60),
     Benchmark("replay", 900),
