@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
+# A connection that was idle for so long is closed.
+IDLE_S = 30.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
@@ -103,7 +105,7 @@ class Transport:
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"GPU_POOL_CA_FILE={self._ca_file!r} cannot be used: {error}") from error
         self._session = _session(
-            aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver())
+            aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=IDLE_S, resolver=PatientResolver())
         )
 
     async def close(self) -> None:
@@ -213,7 +215,7 @@ class Transport:
         if path is None:
             return self._session
         if path not in self._by_socket:
-            self._by_socket[path] = _session(aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=30))
+            self._by_socket[path] = _session(aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=IDLE_S))
         return self._by_socket[path]
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
