@@ -98,11 +98,8 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
 
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    return (
-        BoundedProtocol
-        if path is None
-        else type("FleetProtocol", (BoundedProtocol,), {"websocket_path": path.encode()})
-    )
+    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt)}
+    return type("PoolProtocol", (BoundedProtocol,), own)
 
 
 def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:

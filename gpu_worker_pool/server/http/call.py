@@ -31,6 +31,7 @@ from .access import (
 )
 from .bodies import read_body
 from .connection import Connection
+from .exchange import EXCHANGE
 from .forwarded import Forwarded
 from .problems import Refused
 from .response import Response
@@ -142,7 +143,8 @@ class Call:
         return None if uid is None else self._users.find(uid)
 
     async def body(self) -> bytes:
-        return await read_body(self.receive, self.headers, limits=self._limits)
+        exchange = self.scope.get(EXCHANGE)
+        return await read_body(self.receive, self.headers, limits=self._limits, exchange=exchange)
 
     async def no_body(self) -> None:
         """Refuse a call with a body. What a caller says must not be dropped in silence."""
