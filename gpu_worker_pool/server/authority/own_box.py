@@ -59,6 +59,10 @@ class OwnBox:
     def is_alive(self, process: ProcessId) -> bool:
         return self._deaths is None or self._deaths.is_alive(process)
 
+    def is_seen_alive(self, process: ProcessId) -> bool:
+        """Whether the process is watched by a descriptor, and runs: then nothing has to be read of it."""
+        return self._deaths is not None and self._deaths.seen(process) is True
+
     def lead(self, state: PoolState, pool_id: str) -> None:
         """The driver has taken charge of this pool."""
         self._has_told_inventory = False

@@ -47,6 +47,22 @@ class TestDeath:
 
         assert reports.until(1) == ["a"]
 
+    def test_a_descriptor_shows_at_once_whether_its_process_runs(
+        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
+    ) -> None:
+        process = child()
+        watch = DeathWatch(reports, loop)
+        try:
+            assert watch.seen(process.id) is None
+            watch.watch(process.id, "a")
+            assert watch.seen(process.id) is True
+            watch.forget("a")
+            assert watch.seen(process.id) is True  # the descriptor is kept for its next lease
+            process.kill()
+            assert watch.seen(process.id) is False
+        finally:
+            watch.close()
+
     @pytest.mark.parametrize("how", [Child.kill, Child.end], ids=["zombie", "gone"])
     def test_one_that_died_before_is_reported_but_not_from_within(
         self, watch: DeathWatch, reports: Reports, child: Start, how: Callable[[Child], None]
