@@ -74,8 +74,9 @@ class Pool:
         self.is_written = driver.is_written
         self.caught_up = driver.caught_up
         self.release_waiters = driver.release_waiters
-        # `follow` calls a listener with events once they are written, `follow_writes` with the duration of each commit.
-        self.follow = driver.listeners.append
+        # `follow` calls a listener with events once they are written and their callers answered, `follow_writes` with the
+        # duration of each commit.
+        self.follow = driver.late_listeners.append
         self.follow_writes = driver.write_listeners.append
         self._starts: Mapping[str, FreeTime] = {}
         self._starts_good_until = -inf
