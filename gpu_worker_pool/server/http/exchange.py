@@ -1,15 +1,16 @@
 """A request that has arrived as a whole, and a whole answer to it, without a task, a timer or a second write.
 
 uvicorn makes a task for each request, and two writes for each answer. A lease is requested and released often, and both
-calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback. A task is made only if the
-call has to wait. Under another server there is no `Exchange`, and the calls are answered in the ordinary way.
+calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback, and goes on with it in the
+callback of what it waits for first, which is its commit. If it waits again, it gets a task. Under another server there is no
+`Exchange`, and the calls are answered in the ordinary way.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
@@ -18,6 +19,8 @@ from .response import Headers
 
 # The key under which `BoundedProtocol` puts the exchange into the scope of each call.
 EXCHANGE = "gpu_pool.exchange"
+# What a call that has ended waits for.
+ENDED: Final = object()
 
 
 class Exchange:
@@ -61,6 +64,15 @@ class Exchange:
             cycle.transport.close()
         cycle.on_response()
         return True
+
+
+def next_wait(call: Coroutine[Any, Any, None]) -> Any:
+    """Go on with a call that has no task; return what it waits for, or ENDED."""
+    try:
+        waited_for = call.send(None)
+    except StopIteration:
+        return ENDED
+    return waited_for
 
 
 @types.coroutine

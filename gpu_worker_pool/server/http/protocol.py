@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .connection import KEY, Connection
-from .exchange import EXCHANGE, Exchange, rest_of
+from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
 from .head import CLOSE
 from .problems import Refused, problem_of
 
@@ -118,20 +119,26 @@ class BoundedProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Begin to answer a call. One that may begin without a task gets a task when it has to wait."""
+        """Begin to answer a call."""
         exchange = Exchange(cycle)
         cycle.scope[EXCHANGE] = exchange  # type: ignore[literal-required]
         if not exchange.has_arrived or not self.is_prompt(cycle.scope["method"], cycle.scope["path"]):
             super()._start_asgi_task(cycle, app)
             return
         call = cycle.run_asgi(app)
-        try:
-            waited_for = call.send(None)
-        except StopIteration:
-            return
-        task = self.loop.create_task(rest_of(call, waited_for))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        waited_for = next_wait(call)
+        if isinstance(waited_for, asyncio.Future):
+            # For the commit, as a rule: then it is answered in the callback.
+            waited_for.add_done_callback(lambda _: self._make_task(call, next_wait(call)))
+        else:
+            self._make_task(call, waited_for)
+
+    def _make_task(self, call: Coroutine[Any, Any, None], waited_for: Any) -> None:
+        """Make a task of a call that began without one, unless it has ended."""
+        if waited_for is not ENDED:
+            task = self.loop.create_task(rest_of(call, waited_for))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
 
     def _should_upgrade_to_ws(self) -> bool:
         return self.websocket_path is not None and self.url.partition(b"?")[0] == self.websocket_path
