@@ -94,7 +94,7 @@ class Router:
         if redirected is not None and method in READING:
             await _write(redirected, (), send)
             return
-        resource = matches[0].resource if matches else None
+        resource, plain_send = matches[0].resource if matches else None, send
         if self._cors is not None and (resource is None or resource.cors != "never"):
             if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
                 await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
@@ -108,7 +108,8 @@ class Router:
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
         added = self._added(resource, method)
-        if method == "HEAD" or not _write_at_once(response, added, scope):
+        may_be_whole = method != "HEAD" and plain_send is send
+        if not may_be_whole or not _write_at_once(response, added, scope):
             await _write(response, added, send, is_head=method == "HEAD", limits=self._limits)
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
