@@ -55,16 +55,16 @@ class Machine:
         return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), own_proc())
 
     def local_process(
-        self, holder: Holder, *, is_loopback: bool, is_seen_alive: Callable[[ProcessId], bool] = lambda _: False
+        self, holder: Holder, *, is_loopback: bool, is_watched: Callable[[ProcessId], bool] = lambda _: False
     ) -> ProcessId | None:
         """The client's process, if it is on this machine; None if it is elsewhere or unknown.
 
-        Raises NoSuchProcess if it is on this machine and does not run. A process that `is_seen_alive` is not looked up.
+        Raises NoSuchProcess if it is on this machine and does not run. A process that `is_watched` is known to exist, and not looked up.
         """
         if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
             return None
         named = ProcessId(holder.pid, None if holder.pid_started is None else float(holder.pid_started))
-        if named.started is not None and is_seen_alive(named):
+        if named.started is not None and is_watched(named):
             return named
         found = self._find_running(named)
         if found is None:

@@ -119,17 +119,17 @@ class DeathWatch:
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether the process runs at this moment; with a descriptor this is quick."""
-        seen = self.seen(process)
-        return self._machine.is_alive(process) if seen is None else seen
-
-    def seen(self, process: ProcessId) -> bool | None:
-        """The same by its descriptor alone; None if there is none."""
         watched = self._by_process.get(process) or self._idle.get(process)
         if watched is None or watched.descriptor is None:
-            return None
+            return self._machine.is_alive(process)
         poll = select.poll()
         poll.register(watched.descriptor, select.POLLIN)
         return not poll.poll(0)
+
+    def is_watched(self, process: ProcessId) -> bool:
+        """Whether the process has a descriptor, and its death was not reported yet."""
+        watched = self._by_process.get(process) or self._idle.get(process)
+        return watched is not None and watched.descriptor is not None
 
     def close(self) -> None:
         """Close all descriptors and the timer; nothing is reported from now on."""

@@ -57,8 +57,8 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
-        # Whether a process of this box is watched, and runs. Any other is looked up.
-        self.is_seen_alive: Callable[[ProcessId], bool] = lambda _: False
+        # Whether a process of this box is known by a descriptor. Any other is looked up.
+        self.is_watched: Callable[[ProcessId], bool] = lambda _: False
         # Ends a lease whose caller was noted as not told of it, unless that asks again in time.
         self.expect_claim: Callable[[str], None] = lambda _: None
         # The fleet as this box sees it; None on a server without one.
@@ -203,7 +203,7 @@ class Pool:
 
     def local_process(self, holder: Holder, *, is_loopback: bool, uid: int | None) -> ProcessId | None:
         """The process of a holder, if it is on this machine; NoSuchProcess and ForeignProcess as in `request`."""
-        process = self._machine.local_process(holder, is_loopback=is_loopback, is_seen_alive=self.is_seen_alive)
+        process = self._machine.local_process(holder, is_loopback=is_loopback, is_watched=self.is_watched)
         if process is not None and uid is not None:
             self._machine.check_owner(process, uid)
         return process
