@@ -33,7 +33,7 @@ from .outbox import Outbox
 from .pending_readings import PendingReadings
 from .standstill import StandstillWatch
 from .take_over import first_commands, restored
-from .turn import IDS_PER_COMMAND, Turn, Waiters
+from .turn import IDS_PER_COMMAND, Caller, Turn, Waiters
 from .unwritten import renew, show
 from .writer import WriteBatch, Writer
 
@@ -256,16 +256,18 @@ class Driver:
     def is_written(self, lease_id: str) -> bool:
         return self._outbox.batch_of(lease_id) is None
 
-    async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
-        """Wait until the lease has left the queue, and that is written, or until the timeout."""
+    async def wait_while_queued(self, lease_id: str, timeout_s: float, gone: Caller | None = None) -> None:
+        """Wait until the lease has left the queue, and that is written, or as below."""
         if isinstance(self.state.leases.get(lease_id), QueuedLease):
-            await self.wait_for_change((lease_id,), timeout_s)
+            await self.wait_for_change((lease_id,), timeout_s, gone)
 
-    async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float) -> None:
-        """Wait until one of these leases was granted, warned or has ended, and that is written, or until the timeout."""
+    async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float, gone: Caller | None = None) -> None:
+        """Wait until one of these leases was granted, warned or has ended, and that is written, or until the timeout, or
+        until the client is `gone`.
+        """
         if timeout_s <= 0 or self.is_closed:
             return
-        await self._waiters.wait(lease_ids, timeout_s)
+        await self._waiters.wait(lease_ids, timeout_s, gone)
 
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""

@@ -144,17 +144,26 @@ class Waiters:
     def __len__(self) -> int:
         return sum(map(len, self._by_lease.values()))
 
-    async def wait(self, lease_ids: Sequence[str], timeout_s: float) -> None:
-        """Wait until something happens to one of these leases, or until the timeout."""
-        waiter: Caller = asyncio.get_running_loop().create_future()
+    async def wait(self, lease_ids: Sequence[str], timeout_s: float, gone: Caller | None = None) -> None:
+        """Wait until something happens to one of these leases, or until the timeout, or until the client is gone."""
+        loop = asyncio.get_running_loop()
+        waiter: Caller = loop.create_future()
+
+        def wake(_: Caller | None = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
         for lease_id in lease_ids:
             self._by_lease.setdefault(lease_id, {})[waiter] = None
+        timer = loop.call_later(timeout_s, wake)
+        if gone is not None:
+            gone.add_done_callback(wake)
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            pass
+            await waiter
         finally:
+            timer.cancel()
+            if gone is not None:
+                gone.remove_done_callback(wake)
             for lease_id in lease_ids:
                 waiters = self._by_lease.get(lease_id)
                 if waiters is not None:

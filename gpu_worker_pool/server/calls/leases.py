@@ -86,7 +86,7 @@ class LeaseCalls:
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
         lease = await self._known(lease_id)
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
-            await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
+            await pool.wait(lease, form.wait_s, call.gone(), renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=True)
         status = 200
@@ -107,7 +107,7 @@ class LeaseCalls:
             if renewed_by is not None:
                 await self._pool.renew(lease_id, caller=renewed_by)
             if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.receive, renewed_by=renewed_by)
+                await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
@@ -148,7 +148,7 @@ class LeaseCalls:
         outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
-            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
+            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.gone(), caller=name))
         return outcome
 
     async def release(self, call: Call) -> Response:

@@ -1,4 +1,4 @@
-"""A request that has arrived as a whole, and a whole answer to it, without a task, a timer or a second write.
+"""A call on a connection of `BoundedProtocol`: the whole of its body, its whole answer, and whether its client is there.
 
 uvicorn makes a task for each request, and two writes for each answer. A lease is requested and released often, and both
 calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback, and goes on with it in the
@@ -8,6 +8,7 @@ callback of what it waits for first, which is its commit. If it waits again, it 
 
 from __future__ import annotations
 
+import asyncio
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any, Final
@@ -26,6 +27,7 @@ ENDED: Final = object()
 class Exchange:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._gone: asyncio.Future[None] | None = None
 
     @property
     def has_arrived(self) -> bool:
@@ -42,6 +44,18 @@ class Exchange:
         cycle.message_event.clear()
         cycle.flow.resume_reading()
         return body
+
+    def gone(self) -> asyncio.Future[None]:
+        """A future that is done when the client has disconnected. It may be cancelled, and asked for once."""
+        self._cycle.flow.resume_reading()
+        self._gone = asyncio.get_running_loop().create_future()
+        if self._cycle.disconnected:
+            self._gone.set_result(None)
+        return self._gone
+
+    def note_disconnect(self) -> None:
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> bool:
         """Send a whole answer in one write; False if it must be sent in the ordinary way. The headers are our own, without

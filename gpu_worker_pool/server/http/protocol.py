@@ -58,6 +58,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answered is not None:
             self._answered.disconnected = not self._answered.response_complete
             self._answered.message_event.set()
+            exchange: Exchange | None = self._answered.scope.get(EXCHANGE)  # type: ignore[assignment]
+            if exchange is not None:
+                exchange.note_disconnect()
 
     def data_received(self, data: bytes) -> None:
         self._is_reading = True
@@ -113,6 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope[EXCHANGE] = Exchange(cycle)  # type: ignore[literal-required]
         if self._is_reading:
             self._due = cycle, app
         else:
@@ -120,8 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin to answer a call."""
-        exchange = Exchange(cycle)
-        cycle.scope[EXCHANGE] = exchange  # type: ignore[literal-required]
+        exchange: Exchange = cycle.scope[EXCHANGE]  # type: ignore[literal-required]
         if not exchange.has_arrived or not self.is_prompt(cycle.scope["method"], cycle.scope["path"]):
             super()._start_asgi_task(cycle, app)
             return
