@@ -38,11 +38,12 @@ WAIT_S = 30.0
 CALLS = {"PUT": "request", "DELE": "release"}
 TO_WRITER, FROM_WRITER = "hand over to the writer's thread", "hand over to the event loop's thread"
 READINGS = "readings of GPUs (part of no call)"
-REST, WHOLE_CALL = "the rest: coroutines, tasks, the event loop", "total, in the server"
+REST, WHOLE_CALL = "the rest: the event loop, coroutines after the commit", "total, in the server"
 OUTSIDE = "outside of the server: the client, the network, both being woken"
 # The functions of each step, where they are looked up when they are called.
 STEPS: dict[str, tuple[str, ...]] = {
     "read from the socket, and parse the head": ("server.http.protocol:BoundedProtocol.data_received",),
+    "coroutines of the call, until it waits for the commit": ("server.http.protocol:BoundedProtocol._begin",),
     "find the handler": ("server.http.route_index:RouteIndex.find", "server.http.router:check_head"),
     "access check": ("server.http.call:Call.caller", "server.http.call:merge_headers", "server.calls.leases:may_manage"),
     "body and query": (
@@ -71,7 +72,7 @@ class Effort:
     cycles: int
 
 
-QUICK, WHOLE = Effort(rounds=2, cycles=20), Effort(rounds=15, cycles=200)
+QUICK, WHOLE = Effort(rounds=2, cycles=20), Effort(rounds=150, cycles=20)
 
 
 class Stopwatch:

@@ -58,9 +58,9 @@ for _name, _what in {
 
 
 def arrived(_: object, data: bytes) -> None:
-    kind = data[:4].decode("latin-1").strip()
-    if kind in {"PUT", "DELE"}:
-        _calls.append((kind, Counter()))
+    """Count for another call from here on. Its kind is its method and the id of its lease up to a hyphen."""
+    method, path = data.decode("latin-1").split(" ", 2)[:2]
+    _calls.append((f"{method} {path.rpartition('/')[2].partition('-')[0]}", Counter()))
 
 
 def opened(event: str, _: object) -> None:
