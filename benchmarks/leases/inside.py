@@ -90,7 +90,7 @@ async def serve(folder: Path) -> None:
     # Imported here, because the process that measures does not need the server.
     from gpu_worker_pool.ledger.writer import InlineWriter, WriterThread  # noqa: PLC0415
     from gpu_worker_pool.server.app import create_app  # noqa: PLC0415
-    from gpu_worker_pool.server.authority import own_journal  # noqa: PLC0415
+    from gpu_worker_pool.server.authority import authority  # noqa: PLC0415
     from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
 
     makers: dict[str, Any] = {"thread": WriterThread, "inline": lambda journal, _: InlineWriter(journal)}
@@ -101,7 +101,7 @@ async def serve(folder: Path) -> None:
             for writer in WRITERS:
                 os.environ["GPU_POOL_STATE_DIR"] = str(folder / f"{durability}-{writer}")
                 os.environ["GPU_POOL_DURABILITY"] = durability
-                setattr(own_journal, "WriterThread", makers[writer])  # noqa: B010 - it is not the type that mypy knows
+                setattr(authority, "WriterThread", makers[writer])  # noqa: B010 - it is not the type that mypy knows
                 app = create_app(ServerSettings())
                 await stack.enter_async_context(app.running())
                 apps[durability, writer] = app
