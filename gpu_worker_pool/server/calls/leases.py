@@ -56,7 +56,8 @@ class LeaseCalls:
         lease_id, pool = check_lease_id(call.parameters["lease_id"]), self._pool
         caller = call.caller()
         query = call.query(DEVICES)
-        form = _lease_form(await call.body())
+        body = await call.body()
+        form = _lease_form(body)
         if form.nodes > 1 and not call.view_scope.is_fleet:
             raise Refused(
                 422,
@@ -65,7 +66,7 @@ class LeaseCalls:
             )
         owner = owner_for(caller, form.owner, self._tokens)
         try:
-            request = to_request(form, owner, call.scope_node)
+            request = _request_of(body, form, owner, call.scope_node)
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         known = await pool.find(lease_id)
@@ -284,10 +285,20 @@ def _lease_form(body: bytes) -> LeaseForm:
     return _known_form(body) if len(body) <= MOST_REMEMBERED_BYTES else parse_form(LeaseForm, body)
 
 
+def _request_of(body: bytes, form: LeaseForm, owner: str | None, node: str | None) -> Request:
+    is_remembered = len(body) <= MOST_REMEMBERED_BYTES
+    return _known_request(body, owner, node) if is_remembered else to_request(form, owner, node)
+
+
+# A worker asks again and again for the same, with the same bytes. They hold no secret: tokens are in the headers.
 @lru_cache(maxsize=256)
 def _known_form(body: bytes) -> LeaseForm:
-    """A worker asks again and again for the same, with the same bytes. They hold no secret: tokens are in the headers."""
     return parse_form(LeaseForm, body)
+
+
+@lru_cache(maxsize=256)
+def _known_request(body: bytes, owner: str | None, node: str | None) -> Request:
+    return to_request(_known_form(body), owner, node)
 
 
 def _warned(outcome: RenewAnswer) -> set[str]:
