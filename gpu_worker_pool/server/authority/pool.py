@@ -270,9 +270,10 @@ class Pool:
         with self._connection(None if renewed_by is None else lease.id, gone) as connection:
             while (left_s := until - driver.now()) > 0:
                 await driver.wait_while_queued(lease.id, min(left_s, step_s), gone)
+                # First: it may be granted at the same moment, and no client would take it.
+                _check_is_there(gone, connection)
                 if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
                     return
-                _check_is_there(gone, connection)
                 if renewed_by is not None:
                     await driver.do(cmd.Renew((lease.id,)), renewed_by)
 
