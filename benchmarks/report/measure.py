@@ -33,6 +33,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("leases", 240),
+    Benchmark("steps", 90),
     Benchmark("contenders", 600),
     Benchmark("serving", 120),
     Benchmark("pages", 120),

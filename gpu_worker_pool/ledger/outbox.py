@@ -139,14 +139,14 @@ class Outbox:
         if error is not None:
             self._run_into_trouble(batch, error)
             return
-        for listener in self.write_listeners:
-            listener(batch.write_s)
         if self.trouble is not None:
             logger.warning("the journal can be written again")
             self.trouble = None
         self._finish(batch)
         self._on_recovery()
         self.flush()
+        for listener in self.write_listeners:
+            listener(batch.write_s)
 
     def _finish(self, batch: WriteBatch) -> None:
         for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:

@@ -200,6 +200,10 @@ class PoolApp:
         else:
             await self._lifespan(scope, receive, self._with_start_error(send))
 
+    def is_prompt(self, method: str, path: str) -> bool:
+        """Whether a call may begin without a task. A box of a fleet may have to pass it on, which needs one."""
+        return not self._is_in_fleet and self._router.is_prompt(method, path)
+
     @property
     def membership(self) -> Membership | None:
         """The fleet that this box belongs to; None before the start, and without a fleet."""

@@ -106,11 +106,8 @@ def configuration(app: PoolApp) -> uvicorn.Config:
 
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    return (
-        BoundedProtocol
-        if path is None
-        else type("FleetProtocol", (BoundedProtocol,), {"websocket_path": path.encode()})
-    )
+    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt)}
+    return type("PoolProtocol", (BoundedProtocol,), own)
 
 
 def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:
