@@ -6,6 +6,8 @@ answer is honest where it is unknown: nothing is told of a waiter behind one tha
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from itertools import islice
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -13,7 +15,7 @@ from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 
-from .forecast import Forecast, FreeTime, Plan, soonest, together
+from .forecast import Forecast, FreeGpu, FreeTime, Plan, first_free, soonest, together
 from .keeps import Keeps
 from .order import Order
 from .quotas import obstacle
@@ -30,14 +32,45 @@ def expected_starts(state: PoolState, now: float) -> dict[str, FreeTime]:
     return _Expectation(state, max(now, state.clock)).starts()
 
 
+class _Timetable:
+    """When GPUs are free for one kind of wishes: those of each node in order, the first one first."""
+
+    def __init__(self, state: PoolState, free: dict[GpuKey, FreeTime]) -> None:
+        self.size = len(free)
+        self.by_node: dict[str, list[FreeGpu]] = {}
+        # How many of the plans that were made are in it.
+        self.plans = 0
+        self._free = free
+        self._entries: dict[GpuKey, FreeGpu] = {}
+        for key, at in free.items():
+            reading = state.slots[key].reading
+            if reading is not None:
+                entry = self._entries[key] = (at, reading.gpu.index, key)
+                self.by_node.setdefault(key.node, []).append(entry)
+        for gpus in self.by_node.values():
+            gpus.sort(key=first_free)
+
+    def take(self, key: GpuKey, until: FreeTime) -> None:
+        """Note that a waiter has this GPU until then."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        gpus, at = self.by_node[key.node], self._free[key]
+        del gpus[bisect_left(gpus, first_free(entry), key=first_free)]
+        later = max(at, until, key=lambda time: time.at)
+        entry = self._entries[key] = (later._replace(basis=max(at.basis, later.basis)), entry[1], key)
+        insort(gpus, entry, key=first_free)
+
+
 class _Expectation:
     def __init__(self, state: PoolState, now: float) -> None:
         self._state = state
         self._keeps = Keeps(state, now)
         self._order = Order(state, now)
         self._forecast = Forecast(state, now)
-        self._free: dict[Wishes, dict[GpuKey, FreeTime]] = {}
-        self._taken_until: dict[GpuKey, FreeTime] = {}
+        self._timetables: dict[Wishes, _Timetable] = {}
+        # What each plan so far takes, in order.
+        self._taken: list[tuple[tuple[GpuKey, ...], FreeTime]] = []
         self._gpus_left = MOST_GPUS
         self._considered_left = MOST_CONSIDERED
 
@@ -54,7 +87,7 @@ class _Expectation:
             if not lease.request.wishes.is_shared:
                 lasts = self._forecast.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
                 end = FreeTime(plan.start.at + lasts.at, max(plan.start.basis, lasts.basis), lease_id)
-                self._taken_until.update(dict.fromkeys(plan.gpus, end))
+                self._taken.append((plan.gpus, end))
         return starts
 
     def _plan(self, lease: QueuedLease) -> Plan | None:
@@ -64,23 +97,24 @@ class _Expectation:
         line = self._state.queue.line_of(lease)
         if obstacle(self._state, line) is not None:
             return None
-        free, unbooked = self._free_for(lease.request.wishes), self._keeps.unbooked(line)
-        self._considered_left -= len(free)
-        by_node: dict[str, list[tuple[FreeTime, int, GpuKey]]] = {}
-        for key, at in free.items():
-            reading = self._state.slots[key].reading
-            if reading is not None:
-                later = max(at, self._taken_until.get(key, at), key=lambda time: time.at)
-                later = later._replace(basis=max(at.basis, later.basis))
-                by_node.setdefault(key.node, []).append((later, reading.gpu.index, key))
-        wishes = lease.request.wishes
-        plans = (soonest(gpus, wishes.gpus, unbooked) for gpus in by_node.values())
+        wishes, unbooked = lease.request.wishes, self._keeps.unbooked(line)
+        timetable = self._timetable_for(wishes)
+        self._considered_left -= timetable.size
+        # Where nothing is booked, the GPUs that are free first are the ones to take.
+        most = wishes.gpus if unbooked is None else None
+        plans = (soonest(gpus[:most], wishes.gpus, unbooked) for gpus in timetable.by_node.values())
         return together(filter(None, plans), wishes.nodes)
 
-    def _free_for(self, wishes: Wishes) -> dict[GpuKey, FreeTime]:
-        if wishes not in self._free:
+    def _timetable_for(self, wishes: Wishes) -> _Timetable:
+        timetable = self._timetables.get(wishes)
+        if timetable is None:
             slots = self._state.slots_for(wishes)
             self._gpus_left -= len(slots)
             seen = slots if self._gpus_left >= 0 else ()
-            self._free[wishes] = {slot.key: self._forecast.usable_from(slot, wishes) for slot in seen}
-        return self._free[wishes]
+            free = {slot.key: self._forecast.usable_from(slot, wishes) for slot in seen}
+            timetable = self._timetables[wishes] = _Timetable(self._state, free)
+        for gpus, until in islice(self._taken, timetable.plans, None):
+            for key in gpus:
+                timetable.take(key, until)
+        timetable.plans = len(self._taken)
+        return timetable
