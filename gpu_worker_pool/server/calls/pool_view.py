@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from gpu_worker_pool.core.model.lease import Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import Eligible, Verdict, judge
-from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.core.queue.keeps import why_kept_from_newcomer
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
@@ -20,7 +19,8 @@ from gpu_worker_pool.server.http.response import encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
-from .lease_view import brief_view, verdict_view
+from .lease_frames import LeaseFrames
+from .lease_view import verdict_view
 from .plan_view import booking_views, reservation_view
 from .scoped import holders, waiters
 
@@ -47,17 +47,22 @@ ORDINARY = Wishes()
 
 
 async def encode_pool(
-    pool: Pool, scope: Scope, most_queued: int | None, most_leases: int | None = None, *, most_gpus: int | None = None
+    frames: LeaseFrames,
+    scope: Scope,
+    most_queued: int | None,
+    most_leases: int | None = None,
+    *,
+    most_gpus: int | None = None,
 ) -> bytes:
     """Encode what a scope has, with at most so many waiters, other leases and GPUs. It yields to other work in between."""
+    pool = frames.pool
     await pool.caught_up()
     state, loop_share = pool.state, LoopShare()
     others, waiting = holders(state, scope), waiters(state, scope, pool.now())
     queue: list[bytes] = []
     leases: list[bytes] = []
-    async for lease, view in encode_leases(
-        pool, [*islice(waiting, most_queued), *islice(others, most_leases)], loop_share
-    ):
+    shown = [*islice(waiting, most_queued), *islice(others, most_leases)]
+    async for lease, view in frames.encode(shown, loop_share):
         # By its present state, so that each lease is in exactly one list, whatever happens in between.
         (queue if isinstance(lease, QueuedLease) else leases).append(view)
     gpus = []
@@ -94,20 +99,6 @@ async def encode_pool(
         leases=leases,
         queue=queue,
     )
-
-
-async def encode_leases(
-    pool: Pool, lease_ids: Iterable[str], loop_share: LoopShare
-) -> AsyncIterator[tuple[Lease, bytes]]:
-    """Encode these leases in brief; leases that are not written are left out."""
-    lease_ids = list(lease_ids)
-    await loop_share.yield_if_due()
-    explainer, starts = Explainer(pool.state, pool.now()), pool.expected_starts()
-    for lease_id in lease_ids:
-        await loop_share.yield_if_due()
-        lease = pool.state.leases.get(lease_id)
-        if lease is not None and pool.is_written(lease_id):
-            yield lease, encode(brief_view(pool.state, lease, pool.now(), explainer, starts))
 
 
 def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:

@@ -63,6 +63,9 @@ class EventStream:
         self._wanted_until: dict[Scope, float] = {}
         pool.follow(self.follow)
 
+    def __repr__(self) -> str:
+        return f"<EventStream: {len(self._listeners)} listeners, {self._count} events>"
+
     def follow(self, events: Sequence[ev.Event]) -> None:
         if not self._is_wanted():
             self._stop_recording()

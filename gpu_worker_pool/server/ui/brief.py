@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.lease_view import ends_at, lease_view, warning_view
 from gpu_worker_pool.server.calls.pool_view import encode_pool, gpu_states, gpu_view, slot_order
 from gpu_worker_pool.server.calls.scoped import holders
@@ -27,9 +28,9 @@ from gpu_worker_pool.wire.pool import GpuState
 MOST_IN_FULL = 256
 
 
-async def encode_brief(pool: Pool, scope: Scope, most_queued: int) -> bytes:
+async def encode_brief(frames: LeaseFrames, scope: Scope, most_queued: int) -> bytes:
     """Encode what a scope has as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
-    frame = await encode_pool(pool, scope, most_queued, 0, most_gpus=0)
+    frame, pool = await encode_pool(frames, scope, most_queued, 0, most_gpus=0), frames.pool
     state, loop_share, now = pool.state, LoopShare(), pool.now()
     gpus: list[tuple[tuple[str, float, str], bytes]] = []
     for slot, word in gpu_states(pool):
