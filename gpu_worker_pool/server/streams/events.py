@@ -19,7 +19,7 @@ from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
-from .listener import HEARTBEAT_S, Listener, event_number
+from .listener import HEARTBEAT_S, Listener, event_number, wake_all
 
 # So many events are kept for clients that come back after their connection broke.
 KEPT = 1000
@@ -91,14 +91,14 @@ class EventStream:
                     self._record("ignored_processes", IgnoredNames(names=names))
         if was_queue_changed:
             self._record_queue()
-        self._wake()
+        wake_all(self._listeners)
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         if self._is_wanted():
             # They are of the box of this server, and of no other.
             whole = self._pool.membership is None
             self._record("readings", snapshot.summary, Audience(frozenset({self._pool.node}), is_for_all=whole))
-            self._wake()
+            wake_all(self._listeners)
 
     async def messages(
         self, listener: Listener, last_event_id: str | None, scope: Scope = EVERYTHING
@@ -171,10 +171,6 @@ class EventStream:
         self._kept_bytes += len(message)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
-
-    def _wake(self) -> None:
-        for listener in self._listeners:
-            listener.wake()
 
     def _since(self, cursor: int, scope: Scope) -> tuple[bytes, int]:
         missing = self._count - cursor
