@@ -52,12 +52,13 @@ async def encode_pool(
     most_queued: int | None,
     most_leases: int | None = None,
     *,
+    loop_share: LoopShare | None = None,
     most_gpus: int | None = None,
 ) -> bytes:
     """Encode what a scope has, with at most so many waiters, other leases and GPUs. It yields to other work in between."""
     pool = frames.pool
     await pool.caught_up()
-    state, loop_share = pool.state, LoopShare()
+    state, loop_share = pool.state, loop_share or LoopShare()
     others, waiting = holders(state, scope), waiters(state, scope, pool.now())
     queue: list[bytes] = []
     leases: list[bytes] = []
@@ -135,7 +136,9 @@ def _verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
 
 def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:
     word = _STATES.get(verdict.code, "unknown")
-    return "shared" if word == "leased" and slot.without_draining().is_shared else word
+    if word != "leased" or not slot.is_shared:
+        return word
+    return "shared" if slot.without_draining().is_shared else word
 
 
 def _gpu(state: PoolState, slot: GpuSlot, now: float) -> PoolGpu:

@@ -28,10 +28,11 @@ from gpu_worker_pool.wire.pool import GpuState
 MOST_IN_FULL = 256
 
 
-async def encode_brief(frames: LeaseFrames, scope: Scope, most_queued: int) -> bytes:
+async def encode_brief(frames: LeaseFrames, scope: Scope, most_queued: int, *, loop_share: LoopShare) -> bytes:
     """Encode what a scope has as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
-    frame, pool = await encode_pool(frames, scope, most_queued, 0, most_gpus=0), frames.pool
-    state, loop_share, now = pool.state, LoopShare(), pool.now()
+    frame = await encode_pool(frames, scope, most_queued, 0, loop_share=loop_share, most_gpus=0)
+    pool = frames.pool
+    state, now = pool.state, pool.now()
     gpus: list[tuple[tuple[str, float, str], bytes]] = []
     for slot, word in gpu_states(pool):
         if scope.node not in {None, slot.key.node}:

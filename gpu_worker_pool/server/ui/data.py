@@ -16,6 +16,7 @@ from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
@@ -98,7 +99,9 @@ class PageData:
 
     async def _make_pool(self, scope: Scope) -> bytes:
         is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
-        pool = await (encode_brief if is_brief else encode_pool)(self._frames, scope, MOST_QUEUED)
+        loop_share, make = LoopShare(), encode_brief if is_brief else encode_pool
+        pool = await make(self._frames, scope, MOST_QUEUED, loop_share=loop_share)
+        await loop_share.yield_if_due()
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count, pairwise
 
-from gpu_worker_pool.server.http.loop_share import TurnShare
+from gpu_worker_pool.server.http.loop_share import TURNS_BETWEEN, LoopShare, TurnShare, in_turns
 
 
 async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_the_same_order() -> None:
@@ -25,3 +26,27 @@ async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_th
     assert [number for _, number in done] == list(range(7))
     assert [[turn for turn, _ in done].count(each) for each in (1, 2, 3)] == [3, 3, 1]
     assert all(task.done() for task in tasks)
+
+
+async def test_between_two_pieces_of_long_work_others_have_several_turns() -> None:
+    seconds, turn, pieces = count(), [0], list[int]()
+    share = LoopShare(clock=lambda: float(next(seconds)))
+
+    async def work() -> None:
+        for _ in range(4):
+            pieces.append(turn[0])
+            await share.yield_if_due()
+
+    task = asyncio.ensure_future(work())
+    while not task.done():
+        await asyncio.sleep(0)
+        turn[0] += 1
+    assert [later - earlier for earlier, later in pairwise(pieces)] == [TURNS_BETWEEN] * 3
+
+
+async def test_many_calls_are_made_some_in_each_turn_and_in_order() -> None:
+    turn, called = [0], list[tuple[int, str]]()
+    in_turns(2, lambda item: called.append((turn[0], item)), "abcde")
+    for turn[0] in range(1, 5):
+        await asyncio.sleep(0)
+    assert called == [(0, "a"), (0, "b"), (1, "c"), (1, "d"), (2, "e")]
