@@ -80,9 +80,9 @@ class Statistics:
 
     def handlers(self) -> Handlers:
         return {
-            "gpu_stats": Polled(lambda: self.snapshot().stats_body),
-            "gpu_count": Polled(lambda: self.snapshot().count_body),
-            "gpu_summary": Polled(lambda: self.snapshot().summary_body),
+            "gpu_stats": Polled(lambda: self.snapshot().ask("stats_body")),
+            "gpu_count": Polled(lambda: self.snapshot().ask("count_body")),
+            "gpu_summary": Polled(lambda: self.snapshot().ask("summary_body")),
             "gpu_history": self.show_history,
             "home": self.home,
             "health": self.health,

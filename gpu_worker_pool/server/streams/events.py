@@ -97,7 +97,8 @@ class EventStream:
         if self._is_wanted():
             # They are of the box of this server, and of no other.
             whole = self._pool.membership is None
-            self._record("readings", snapshot.summary, Audience(frozenset({self._pool.node}), is_for_all=whole))
+            audience = Audience(frozenset({self._pool.node}), is_for_all=whole)
+            self._record_encoded("readings", snapshot.ask("summary_body"), audience)
             wake_all(self._listeners)
 
     async def messages(
@@ -163,11 +164,14 @@ class EventStream:
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
             self._record("queue", QueueChange(length=len(waiting), first=first, parents=parents), audience)
 
-    def _record(self, name: str, data: object, audience: Audience | None = None) -> None:
+    def _record(self, name: str, data: object, audience: Audience = FOR_ALL) -> None:
+        self._record_encoded(name, encode(data), audience)
+
+    def _record_encoded(self, name: str, data: bytes, audience: Audience) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
-        message = head + encode(data) + b"\n\n"
-        self._kept.append((audience or FOR_ALL, message))
+        message = b"".join((head, data, b"\n\n"))
+        self._kept.append((audience, message))
         self._kept_bytes += len(message)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
