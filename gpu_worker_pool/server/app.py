@@ -46,9 +46,9 @@ from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
 from .calls.fleet import FleetCalls
-from .calls.lease_frames import LeaseFrames
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
+from .calls.pool_view import PoolFrames
 from .calls.quotas import QuotaCalls
 from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
@@ -149,7 +149,7 @@ class PoolApp:
         timeline = TimelineCalls(self.pool, self._open_accounts)
         has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
-        frames = LeaseFrames(self.pool)
+        frames = PoolFrames(self.pool)
         self._page_data = PageData(
             settings,
             frames,

@@ -21,9 +21,8 @@ from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Rene
 from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
-from .lease_frames import LeaseFrames
 from .lease_view import lease_view, left_s, outcome_view, warning_view
-from .pool_view import encode_pool
+from .pool_view import PoolFrames, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
 
@@ -32,7 +31,7 @@ CONFIRM_S = 5.0
 
 
 class LeaseCalls:
-    def __init__(self, frames: LeaseFrames, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
+    def __init__(self, frames: PoolFrames, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
         self._frames = frames
         self._pool = frames.pool
         self._fleet_renewals = fleet_renewals
@@ -175,7 +174,7 @@ class LeaseCalls:
         pool = self._pool
         await pool.caught_up()
         ids = live_leases(pool.state, scope, pool.now())
-        leases = [view async for _, view in self._frames.encode(ids, LoopShare())]
+        leases = [view async for _, view in self._frames.leases.encode(ids, LoopShare())]
         return encode_with(LeaseList(node=scope.name(pool.node), leases=()), leases=leases)
 
     async def show_pool(self, call: Call) -> Response:

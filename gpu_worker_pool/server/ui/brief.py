@@ -14,9 +14,9 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
+from gpu_worker_pool.server.calls.gpu_view import gpu_states, gpu_view, slot_order
 from gpu_worker_pool.server.calls.lease_view import ends_at, lease_view, warning_view
-from gpu_worker_pool.server.calls.pool_view import encode_pool, gpu_states, gpu_view, slot_order
+from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.scoped import holders
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode, fill
@@ -28,7 +28,7 @@ from gpu_worker_pool.wire.pool import GpuState
 MOST_IN_FULL = 256
 
 
-async def encode_brief(frames: LeaseFrames, scope: Scope, most_queued: int, *, loop_share: LoopShare) -> bytes:
+async def encode_brief(frames: PoolFrames, scope: Scope, most_queued: int, *, loop_share: LoopShare) -> bytes:
     """Encode what a scope has as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
     frame = await encode_pool(frames, scope, most_queued, 0, loop_share=loop_share, most_gpus=0)
     pool = frames.pool

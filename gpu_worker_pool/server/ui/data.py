@@ -12,9 +12,8 @@ from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.fleet import box_views
-from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.peers import PeerCalls
-from gpu_worker_pool.server.calls.pool_view import encode_pool
+from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode
@@ -52,7 +51,7 @@ class PageData:
     def __init__(
         self,
         settings: ServerSettings,
-        frames: LeaseFrames,
+        frames: PoolFrames,
         sampler: Sampler,
         *,
         usage: UsageCalls,

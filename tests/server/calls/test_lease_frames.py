@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import QueuedLease
-from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.expectation import expected_starts
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.lease_view import lease_view, moving_of_queued, queued_view
 from gpu_worker_pool.server.http.loop_share import LoopShare
@@ -22,43 +18,10 @@ from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.streams.events import EventStream
 from gpu_worker_pool.server.streams.listener import Listener
 from tests.core.build import Box, process, reading, request
+from tests.server.box_pool import pool_of
 
 # Labels that look like what the frames are cut at.
 TRICKY = (("expires_in_s", "null"), ("idle_s", '"idle_s":null'), ("reason", "null"), ("position", "null"))
-
-
-class BoxPool:
-    """Of the pool, what lists of leases need: all is written at once."""
-
-    membership = None
-
-    def __init__(self, box: Box) -> None:
-        self._box = box
-        self._listeners: list[Callable[[Sequence[ev.Event]], None]] = []
-
-    @property
-    def state(self) -> PoolState:
-        return self._box.state
-
-    def now(self) -> float:
-        return self._box.now
-
-    def follow(self, listener: Callable[[Sequence[ev.Event]], None]) -> None:
-        self._listeners.append(listener)
-
-    def is_written(self, _: str) -> bool:
-        return True
-
-    def expected_starts(self) -> dict[str, FreeTime]:
-        return expected_starts(self.state, self.now())
-
-    def tell(self, events: Sequence[ev.Event]) -> None:
-        for listener in self._listeners:
-            listener(events)
-
-
-def pool_of(box: Box) -> Any:
-    return BoxPool(box)
 
 
 async def listed(frames: LeaseFrames) -> dict[str, bytes]:
