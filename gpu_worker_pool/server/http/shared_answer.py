@@ -15,8 +15,8 @@ from .problems import Refused
 # A body up to this size is compressed in the event loop: a thread would take longer.
 SMALL_BYTES = 4096
 COMPRESSION = 1
-# Making answers takes at most one part in so many of the process's time.
-REST_FACTOR = 10
+# Making answers takes at most one part in so many of the process's time. Other calls have turns in between.
+REST_FACTOR = 4
 # Fifty pages wait for one answer. So many of them are sent it in one turn of the event loop.
 MOST_ANSWERED = 4
 STOPPING = "The server is stopping; ask again when it is back."
@@ -72,7 +72,7 @@ def _answer(outcome: Body | Exception, caller: asyncio.Future[Body]) -> None:
 class SharedAnswer:
     """Gives every caller an answer whose making began after the call, and makes as few answers as possible.
 
-    A run starts at the earliest `pace_s` after the start of the last, and ten times the CPU time of the last run after it.
+    A run starts at the earliest `pace_s` after the start of the last, and four times the CPU time of the last run after it.
     Wall time does not count: a server that was stopped for a minute must not be silent for ten. Calls in between share the
     next run. Nothing is made while no call waits. An error goes to the calls that waited for it; the next call tries again.
 
