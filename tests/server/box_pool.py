@@ -9,6 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.expectation import expected_starts
 from gpu_worker_pool.core.queue.forecast import FreeTime
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from tests.core.build import Box
 
 
@@ -36,7 +37,7 @@ class BoxPool:
     def is_written(self, _: str) -> bool:
         return True
 
-    def expected_starts(self) -> dict[str, FreeTime]:
+    async def expected_starts_in_turns(self, _: LoopShare) -> dict[str, FreeTime]:
         return expected_starts(self.state, self.now())
 
     def tell(self, events: Sequence[ev.Event]) -> None:

@@ -41,8 +41,8 @@ class LeaseFrames:
     async def encode(self, lease_ids: Iterable[str], loop_share: LoopShare) -> AsyncIterator[tuple[Lease, bytes]]:
         """Encode these leases; those that are not written are left out. It yields to other work in between."""
         lease_ids, pool = list(lease_ids), self.pool
-        await loop_share.yield_if_due()
-        explainer, starts = Explainer(pool.state, pool.now()), pool.expected_starts()
+        starts = await pool.expected_starts_in_turns(loop_share)
+        explainer = Explainer(pool.state, pool.now())
         for lease_id in lease_ids:
             await loop_share.yield_if_due()
             lease = pool.state.leases.get(lease_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import inf
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.expectation import Expectation, expected_starts
 from gpu_worker_pool.core.queue.forecast import NEVER, Forecast, FreeTime, soonest, together
 from gpu_worker_pool.core.queue.keeps import Keeps
 from gpu_worker_pool.core.queue.order import Order
@@ -40,6 +41,33 @@ def test_starts_are_those_of_a_look_at_every_gpu_for_every_waiter(
         box.do(cmd.BookGpus(booking, Wishes()))
     for number, (gpus, on_nodes, memory_mb, limit_s) in enumerate(asked):
         box.ask(f"lease-{number}", gpus=gpus, nodes=on_nodes, memory_mb=memory_mb, time_limit_s=limit_s)
+    assert expected_starts(box.state, box.now) == plain_starts(box.state, box.now)
+
+
+def test_the_pool_may_go_on_between_two_steps() -> None:
+    """A server works them out in turns of its event loop. Holders, waiters and whole nodes leave meanwhile."""
+    box = Box(*(reading(index, node=node) for node in ("a", "b") for index in range(3)), stale_after_s=1e9)
+    for number in range(12):
+        box.ask(f"lease-{number}", time_limit_s=100.0 + number, node="a" if number % 2 else "b")
+    waiting = list(box.state.queue)
+    happens: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: box.release("lease-0"),
+            lambda: box.release(waiting[0]),
+            lambda: box.observe_now(reading(0, node="a"), reading(0, node="b")),
+            lambda: box.release(waiting[-1]),
+            lambda: [box.release(f"lease-{number}") for number in range(0, 6, 2)],
+            lambda: box.do(cmd.SilenceNode("b")),
+            lambda: box.do(cmd.ForgetNode("b")),
+        ]
+    )
+    expectation = Expectation(box.state, box.now)
+    for _ in expectation.steps():
+        next(happens, lambda: None)()
+    assert waiting[-1] not in expectation.starts, "it had left before its turn"
+    assert set(expectation.starts) & set(box.state.queue), "others are told"
+    assert expectation.starts.keys() <= set(waiting)
+    box.pass_time(1.0)
     assert expected_starts(box.state, box.now) == plain_starts(box.state, box.now)
 
 
