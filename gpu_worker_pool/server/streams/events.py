@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
-from gpu_worker_pool.server.calls.scoped import nodes_of, waiters
+from gpu_worker_pool.server.calls.scoped import first_waiters, nodes_of
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
@@ -158,11 +158,10 @@ class EventStream:
         """The waiters, once for each scope that is listened to."""
         state = self._pool.state
         for node in {scope.node for scope in self._scopes()}:
-            waiting = waiters(state, Scope(node), self._pool.now())
-            first = tuple(waiting[:MOST_QUEUED])
+            first, length = first_waiters(state, Scope(node), self._pool.now(), MOST_QUEUED)
             parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
-            self._record("queue", QueueChange(length=len(waiting), first=first, parents=parents), audience)
+            self._record("queue", QueueChange(length=length, first=tuple(first), parents=parents), audience)
 
     def _record(self, name: str, data: object, audience: Audience = FOR_ALL) -> None:
         self._record_encoded(name, encode(data), audience)
