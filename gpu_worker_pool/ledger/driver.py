@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
-from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
@@ -69,7 +69,7 @@ class Driver:
         self.listeners: list[EventListener] = []
         self.late_listeners: list[EventListener] = []
         self.early_listeners: list[EventListener] = []
-        self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: condense(self.state))
+        self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: Condensed(self.state))
         self.write_listeners = self._outbox.write_listeners
         self._boot_clock = clock
         self._clock_base = 0.0

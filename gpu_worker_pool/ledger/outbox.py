@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 
@@ -32,7 +33,7 @@ class Outbox:
         self,
         on_written: Callable[[WriteBatch], None],
         on_recovery: Callable[[], None],
-        condense: Callable[[], list[ev.DurableEvent]],
+        condense: Callable[[], Condensed],
     ) -> None:
         self.trouble: str | None = "the journal has not been opened yet"
         self.writer: Writer | None = None

@@ -17,7 +17,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.expectation import Expectation
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
@@ -25,6 +25,7 @@ from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.forwarded import Forwarded
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
 from .presence import Presence, WaitingConnection
@@ -236,12 +237,26 @@ class Pool:
 
     def expected_starts(self) -> Mapping[str, FreeTime]:
         """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
-        now = self.now()
-        if now >= self._starts_good_until:
-            began = time.perf_counter()
-            self._starts = expected_starts(self.state, now)
-            self._starts_good_until = now + FORECAST_SHARE * (time.perf_counter() - began)
+        if self.now() >= self._starts_good_until:
+            for _ in self._work_starts_out():
+                pass
         return self._starts
+
+    async def expected_starts_in_turns(self, loop_share: LoopShare) -> Mapping[str, FreeTime]:
+        """The same, which yields to other work in between."""
+        if self.now() >= self._starts_good_until:
+            for _ in self._work_starts_out():
+                await loop_share.yield_if_due()
+        return self._starts
+
+    def _work_starts_out(self) -> Iterator[None]:
+        expectation, began = Expectation(self.state, self.now()), time.thread_time()
+        took_s = 0.0
+        for _ in expectation.steps():
+            took_s += time.thread_time() - began
+            yield
+            began = time.thread_time()
+        self._starts, self._starts_good_until = expectation.starts, self.now() + FORECAST_SHARE * took_s
 
     async def command(
         self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode

@@ -9,7 +9,6 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
@@ -23,7 +22,7 @@ from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, 
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import lease_view, left_s, outcome_view, warning_view
-from .pool_view import encode_leases, encode_pool
+from .pool_view import PoolFrames, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
 
@@ -34,8 +33,9 @@ MOST_REMEMBERED_BYTES = 1024
 
 
 class LeaseCalls:
-    def __init__(self, pool: Pool, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
-        self._pool = pool
+    def __init__(self, frames: PoolFrames, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
+        self._frames = frames
+        self._pool = frames.pool
         self._fleet_renewals = fleet_renewals
         self._tokens = tokens
         self._shared = SharedAnswers()
@@ -177,12 +177,12 @@ class LeaseCalls:
         pool = self._pool
         await pool.caught_up()
         ids = live_leases(pool.state, scope, pool.now())
-        leases = [view async for _, view in encode_leases(pool, ids, LoopShare())]
+        leases = [view async for _, view in self._frames.leases.encode(ids, LoopShare())]
         return encode_with(LeaseList(node=scope.name(pool.node), leases=()), leases=leases)
 
     async def show_pool(self, call: Call) -> Response:
         asked = call.view_scope, call.lenient_query(QUEUE), call.lenient_query(LEASES)
-        return Response(200, await self._shared.get(asked, partial(encode_pool, self._pool, *asked)))
+        return Response(200, await self._shared.get(asked, partial(encode_pool, self._frames, *asked)))
 
     def _outcome(self, events: list[ev.Event], held_s: float = 0.0) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
