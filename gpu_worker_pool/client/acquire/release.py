@@ -7,9 +7,10 @@ import itertools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
-from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
+from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
 from gpu_worker_pool.config import ClientConfig
@@ -17,6 +18,9 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.wire.transport import Transport
 
 logger = logging.getLogger("gpu_worker_pool.client")
+
+# How long a release waits for the server; after that it goes on in the background.
+RELEASE_S = 1.0
 
 
 class Releases:
@@ -33,7 +37,7 @@ class Releases:
         self,
         book: LeaseBook,
         lease_id: str,
-        under_way: asyncio.Task[LeaseAnswer] | None = None,
+        under_way: asyncio.Task[Any] | None = None,
         *,
         is_local: bool = False,
         kept_in: str | None = None,
@@ -81,7 +85,7 @@ def _again(book: LeaseBook, endpoints: Mapping[str, Endpoint]) -> LeaseBook:
 
 
 async def release_lease(
-    book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None, kept_in: str | None = None
+    book: LeaseBook, lease_id: str, under_way: asyncio.Task[Any] | None, kept_in: str | None = None
 ) -> None:
     """Release it, once the call that is still under way for it has ended, whatever its outcome. In the pool `kept_in` the
     id is a lease that is kept.
