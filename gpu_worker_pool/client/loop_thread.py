@@ -15,6 +15,7 @@ T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, None]]
 # How long an interrupted caller waits until its work is undone, and the end of a thread for the last of its work.
 END_S = 10.0
+_STOPPED = "the pool was stopped meanwhile"
 
 
 class LoopThread:
@@ -46,7 +47,10 @@ class LoopThread:
                     return result
             call = _LoopCall(work, self._calls)
             self._calls.add(call)
-            self.loop.call_soon_threadsafe(call.start)
+            try:
+                self.loop.call_soon_threadsafe(call.start)
+            except RuntimeError:
+                raise RuntimeError(_STOPPED) from None
             return call.future.result()
         except BaseException:
             if call is None and inspect.getcoroutinestate(work) != inspect.CORO_CLOSED:
@@ -80,7 +84,7 @@ class LoopThread:
         finally:
             loop.close()
             for call in self._calls.copy():
-                call.fail("the pool was stopped meanwhile")
+                call.fail(_STOPPED)
 
 
 class _LoopCall(Generic[T]):

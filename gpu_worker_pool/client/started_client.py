@@ -24,7 +24,7 @@ from gpu_worker_pool.host.clock import boot_time
 from .acquire.acquisition import Acquisition
 from .acquire.here import RequestHere, run_here
 from .acquire.kept import Assignment, Kept, KeptLeases, OnAssignment
-from .acquire.release import RELEASE_S, Releases
+from .acquire.release import RELEASE_S, Releases, warn_of_lease
 from .acquire.tally import Tally
 from .endpoints.known_endpoints import KnownEndpoints
 from .events import ClientEvent
@@ -118,7 +118,10 @@ class StartedClient:
         except BaseException:
             if here is not None:
                 # The caller was interrupted, and will not hear of it.
-                self._loop.call_soon_threadsafe(self._leave, here)
+                try:
+                    self._loop.call_soon_threadsafe(self._leave, here)
+                except RuntimeError:
+                    warn_of_lease(lease_id, here.place.id, "the client was stopped")
             raise
 
     async def release(self, assignment: Assignment) -> None:

@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
 # A connection that was idle for longer is not used again: what is between may have forgotten it.
 IDLE_S = 30.0
-MOST_IDLE = 16
+MOST_IDLE = 64
 # May be made twice, so a connection that the server has just closed does no harm.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
 
@@ -344,7 +344,7 @@ def _address(base: str, path: Path | None) -> tuple[Where, str]:
 def _parse(text: bytes, status: int) -> Any:
     """The JSON of an answer; None for an error without JSON, CallFailed for any other answer without."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _JSON.decode(text.decode())
     except (ValueError, RecursionError):
         if status >= 400:
             return None  # an error page of a proxy or a foreign server: the status is enough
@@ -353,3 +353,6 @@ def _parse(text: bytes, status: int) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -113,12 +113,13 @@ async def release_lease(
                 return
             await asyncio.sleep(RETRY.delay_s(min(attempt, 10), JITTER.random()))
     except asyncio.CancelledError:
-        _warn(lease_id, endpoint_id, reason)
+        warn_of_lease(lease_id, endpoint_id, reason)
         raise
-    _warn(lease_id, endpoint_id, reason)
+    warn_of_lease(lease_id, endpoint_id, reason)
 
 
-def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+def warn_of_lease(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+    """Tell the user of a lease that may still be there."""
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
     logger.warning(
         "lease %s could not be released: %s; it ends with its TTL or its process, or when its server is back",

@@ -26,6 +26,8 @@ from tests.client.blocking.programs import END_S, Child, active, fill
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, lease
 from tests.server.leasing import eventually, queued
 
+TOKEN = "a-token"  # noqa: S105 - of a server in this file
+
 
 def loop_of(pool: GPUWorkerPool) -> asyncio.AbstractEventLoop:
     assert pool._thread is not None
@@ -261,8 +263,10 @@ def test_a_connection_that_is_lost_in_the_middle_of_an_answer_is_made_again() ->
                 return
         await usual(seen, writer)
 
-    with ForeignServer(break_off_once) as server, GPUWorkerPool(server.url) as pool:
+    with ForeignServer(break_off_once) as server, GPUWorkerPool(server.url, token=TOKEN) as pool:
         assignment = pool.request_gpu(timeout=30)
         assert granted == [assignment.lease_id] * 2
         pool.release_gpu(assignment)
     assert script.deleted == [assignment.lease_id]
+    sent = [{name.lower(): value for name, value in seen.headers.items()} for seen in server.seen]
+    assert {fields.get("authorization") for fields in sent} == {f"Bearer {TOKEN}"}
