@@ -1,4 +1,4 @@
-"""The same client for programs without asyncio. An event loop in a thread of its own does the work."""
+"""The same client for programs without asyncio, with an event loop in a thread of its own."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,9 @@ IDLE_S = 30.0
 MOST_IDLE = 64
 # May be made twice, so a connection that the server has just closed does no harm.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
+# What may be in the first line of a call as it is: no blank, no end of the line.
+_PLAIN = re.compile(r"[!-~]+")
+_SAFE = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
@@ -207,8 +211,8 @@ class Transport:
     ) -> Reply:
         base = server_of(url)
         target = url[len(base) :] or "/"
-        if not target.isascii():
-            target = quote(target, safe="/?&=%:@!$'()*+,;~")
+        if _PLAIN.fullmatch(target) is None:
+            target = quote(target, safe=_SAFE)
         try:
             where, fields = _address(base, path)
         except UnicodeError as error:
@@ -255,7 +259,7 @@ class Transport:
             try:
                 await self._talk(connection, call, answer)
             except (BadAnswer, OSError) as error:
-                # The server may have closed a connection that was idle. It has not seen the call then.
+                # The server may have closed a connection that was idle.
                 is_stale = reused is not None and not answer.has_begun and call.method in _REPEATABLE
                 if isinstance(error, TimeoutError) or not is_stale:
                     raise

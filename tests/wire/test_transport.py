@@ -99,7 +99,8 @@ async def test_a_name_whose_first_address_refuses_is_reached_by_the_next(monkeyp
             await transport.call("GET", f"http://two.example:{dead_port}/pool", timeout_s=10)
 
 
-async def test_a_path_and_a_name_in_other_scripts_are_sent_as_ascii() -> None:
+async def test_no_path_adds_to_the_head_of_a_call() -> None:
+    """What is not plain ASCII is sent in its coded form."""
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +108,7 @@ async def test_a_path_and_a_name_in_other_scripts_are_sent_as_ascii() -> None:
         writer.write(ANSWER)
 
     async with listening(serve) as port, Transport(uses_sockets=False) as transport:
-        await transport.call("GET", f"http://127.0.0.1:{port}/bücher/pool?queue=0", timeout_s=10)
+        await transport.call("GET", f"http://127.0.0.1:{port}/bücher/a b\r\nX: 1?queue=0&by=%2F", timeout_s=10)
         with pytest.raises(CallFailed, match="looked up"):
             await transport.call("GET", "http://bü..cher:1/pool", timeout_s=10)
-    assert heads[0].startswith(b"GET /b%C3%BCcher/pool?queue=0 HTTP/1.1\r\n")
+    assert heads[0].startswith(b"GET /b%C3%BCcher/a%20b%0D%0AX:%201?queue=0&by=%2F HTTP/1.1\r\n")
