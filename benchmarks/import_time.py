@@ -1,6 +1,6 @@
 """How long a fresh process takes to import the client, compared with `import aiohttp` and a bare python, in turn in one run.
 
-The client loads aiohttp when it is started and not before. So the time until it is ready to call has a row of its own.
+The client loads asyncio when it is started and not before. So the time until it is ready to call has a row of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROGRAMS = {
     "... and GPUWorkerPool": "from gpu_worker_pool import GPUWorkerPool; GPUWorkerPool()",
 }
 QUICK = (BARE, ASYNCIO, AIOHTTP, CLIENT, FIRST_USE)
-MOST_MS = 150.0
+MOST_MS = 60.0
 SERVERS_ONLY = ("fastapi", "uvicorn", "pynvml")
 
 
@@ -65,7 +65,6 @@ def main() -> None:
     rounds = 1 if options.quick else 12
     loaded = what_is_loaded(PROGRAMS[CLIENT])
     loaded_in_use = what_is_loaded(PROGRAMS[FIRST_USE])
-    assert "aiohttp" in loaded_in_use
     if not options.quick:
         for program in programs.values():
             run(program)  # compiled, and in the page cache
@@ -87,7 +86,7 @@ def main() -> None:
         f"A fresh process that does this and ends, medians of {rounds} alternating rounds",
         ["", "total", "rounds", "above bare python", "relative to import aiohttp"],
         rows,
-        note=f"{FIRST_USE}: import, make a client, load aiohttp and open the transport of calls, as the client's start does; "
+        note=f"{FIRST_USE}: import, make a client, load asyncio and open the transport of calls, as the client's start does; "
         "no call is made.",
     )
     first_use_ms = [1000 * found for found in above[FIRST_USE]]
@@ -95,14 +94,14 @@ def main() -> None:
     results.figure(
         "import_time",
         "import of the client, and making one, above a bare python"
-        f"{'' if 'aiohttp' in loaded else '; without aiohttp, which it loads when it is started'}",
+        f"{'' if 'asyncio' in loaded else '; without asyncio, which it loads when it is started'}",
         value=statistics.median(above_ms),
         unit="ms",
         target=f"<= {MOST_MS:.0f} ms",
         is_met=statistics.median(above_ms) <= MOST_MS,
-        spread=f"rounds: {spread(above_ms)}; with aiohttp, ready for the first call: "
+        spread=f"rounds: {spread(above_ms)}; with asyncio, ready for the first call: "
         f"{statistics.median(first_use_ms):.0f} ms, rounds: {spread(first_use_ms)}",
-        why=f"the import of asyncio alone is {100 * median_ratio(above[ASYNCIO], above[CLIENT]):.0f} % of it",
+        why=f"the import of asyncio alone would take {median_ratio(above[ASYNCIO], above[CLIENT]):.1f} times as long",
     )
     heavy = sorted((loaded | loaded_in_use).intersection(SERVERS_ONLY))
     results.figure(
