@@ -41,7 +41,7 @@ _NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 # The programs that may be forks.
-_PROGRAMS: Final = ("gpu_worker_pool", "tests", "benchmarks")
+_PROGRAMS: Final = ("gpu_worker_pool", "tests", "benchmarks", "pytest")
 _LONGEST_MESSAGE: Final = 1 << 20
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
