@@ -108,8 +108,8 @@ class Survey:
     ) -> list[tuple[GpuSlot, float]]:
         return [
             (slot, score)
-            for slot in self.state.capacity.open_slots_of(node, shared=wishes.is_shared)
-            if slot.key not in avoiding and (score := self.score(slot, wishes)) is not None
+            for key in self.state.capacity.open_gpus_of(node, shared=wishes.is_shared)
+            if key not in avoiding and (score := self.score(slot := self.state.slots[key], wishes)) is not None
         ]
 
     def is_lax(self, wishes: Wishes) -> bool:
