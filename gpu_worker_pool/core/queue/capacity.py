@@ -160,6 +160,22 @@ class Capacity:
         for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
 
+    def most_room_mb(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> float:
+        """At most so much of each GPU can be had by wishes like these; below 0 if no GPU is proposed for any of them."""
+        if wishes.gpus > 1:
+            nodes = self._node_lists(wishes, include_loaded)
+            return inf if any(entries[-1][0] >= wishes.gpus for entries in nodes) else -inf
+        if not wishes.is_shared:
+            return inf if self._groups(Use.EXCLUSIVE, wishes, include_loaded) else -inf
+        most_mb = -inf
+        for use in (Use.WHOLE, Use.SHARED):
+            for group in self._groups(use, wishes, include_loaded):
+                total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
+                committed_mb = -self._lists[use][group][-1][0] if use is Use.SHARED else 0.0
+                limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
+                most_mb = max(most_mb, limit_mb - committed_mb + ROUNDING_MB)
+        return most_mb
+
     def largest_mb(self, model: str | None) -> float | None:
         """The memory of the GPUs of a model that have most; None if that is unknown."""
         sizes = [
