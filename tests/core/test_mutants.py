@@ -292,8 +292,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "a node is listed again when a change of a GPU concerns the whole node",
         "capacity",
-        "self._relist(before - after, after - before)",
-        "self._relist((), after - before if is_new else ())",
+        "self._relist(*index.list_again())",
+        "self._relist(*(index.list_again() if is_new else ((), ())))",
     ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(

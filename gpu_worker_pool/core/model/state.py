@@ -166,6 +166,15 @@ class PoolState:
         is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
         return -inf if is_brought_back else since + lease.ttl_s
 
+    def has_due(self, now: float, heard_until: float) -> bool:
+        """Whether a `Tick` may bring something about. Bookings do so at times of their own."""
+        now = max(now, self.clock)
+        return bool(
+            self.bookings
+            or (self.deadlines.next_due_at() or inf) <= min(now, heard_until)
+            or (self.timetable.next_due_at() or inf) <= now
+        )
+
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.

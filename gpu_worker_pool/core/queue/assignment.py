@@ -109,7 +109,7 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
             if keeps.reservation is not None and not state.preemptible:
                 turns = HopefulTurns(survey, order, served)  # no other waiter gets a reservation
                 continue
-        turns.was_not_served(turn)
+        turns.was_not_served(turn, gone | kept)
     if is_hope_enough:
         reserving.look_again_when_due(found.grants)
     found.reservation = keeps.reservation

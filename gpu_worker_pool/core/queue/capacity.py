@@ -75,7 +75,7 @@ class Capacity:
     def _reindex(self, node: str, changes: Mapping[GpuKey, SlotFacts | None]) -> bool:
         is_new = node not in self._nodes
         index = self._nodes.setdefault(node, NodeIndex(node))
-        before, makeup, in_service = index.listed(), index.makeup, index.makeup_in_service
+        makeup, in_service = index.makeup, index.makeup_in_service
         named = [(known.gpu_index, key) for key in changes if (known := index.facts.get(key)) and known.gpu_class]
         lost: set[Listed] = set()
         gained: set[Listed] = set()
@@ -83,15 +83,13 @@ class Capacity:
             of_gpu = index.replace(key, found)
             lost |= of_gpu[0]
             gained |= of_gpu[1]
-        after = index.listed()
-        self._relist(before - after, after - before)
+        self._relist(*index.list_again())
         self._relist(_shared(index, lost), _shared(index, gained))
-        if not is_new:
-            self._count_makeup(makeup, -1)
-        if index.facts:
-            self._count_makeup(index.makeup, 1)
-        else:
+        if not index.facts:
             del self._nodes[node]
+        if is_new or not index.facts or makeup != index.makeup:
+            self._count_makeup(makeup, -(not is_new))
+            self._count_makeup(index.makeup, bool(index.facts))
         now_named = [(found.gpu_index, key) for key, found in changes.items() if found and found.gpu_class]
         is_renamed = named != now_named
         if is_renamed:
@@ -215,11 +213,9 @@ class Capacity:
             return index.makeup_in_service if in_service else index.makeup
         named = self._names.find(wishes.among)
         return makeup_of(
-            Counter(
-                found.gpu_class
-                for key, found in index.facts.items()
-                if key in named and found.gpu_class and (found.is_in_service or (found.is_ours and not in_service))
-            )
+            found.gpu_class
+            for key, found in index.facts.items()
+            if key in named and (found.is_in_service or (found.is_ours and not in_service))
         )
 
     def _node_of(self, wishes: Wishes) -> NodeIndex | None:
@@ -284,7 +280,7 @@ class Capacity:
             lists = {}
             nodes = self.nodes_for(wishes)
             for node in nodes if wishes.among is None else nodes & self._nodes_with(wishes.among):
-                for listed_use, group, entry in self._nodes[node].listed():
+                for listed_use, group, entry in self._nodes[node].listed:
                     if listed_use is use:
                         insort(lists.setdefault(group, []), entry)
         return [

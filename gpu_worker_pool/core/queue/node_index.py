@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class GpuClass(NamedTuple):
 Makeup = tuple[tuple[GpuClass, int], ...]
 
 
-class Use(Enum):
+class Use(StrEnum):
     """What a sorted list has. Of a list by node, the pool knows only where that of each node begins."""
 
     EXCLUSIVE = "by node, GPUs open to an exclusive lease, least used first"
@@ -92,6 +92,11 @@ class SlotFacts(NamedTuple):
         """Whether no lease is on it."""
         return bool(self.is_open_to_exclusive and self.is_open_to_shared)
 
+    @property
+    def service(self) -> tuple[object, ...]:
+        """What the makeup of its node depends on."""
+        return (self.gpu_class, self.is_ours, self.is_in_service)
+
     def entries(self, key: GpuKey) -> Iterator[Listed]:
         """Its entries in the lists of its node."""
         if self.gpu_class is None:
@@ -118,9 +123,10 @@ class NodeIndex:
     lists: dict[tuple[Use, Group], list[Entry]] = field(default_factory=dict)
     open_to_exclusive: list[tuple[float, GpuKey]] = field(default_factory=list)
     open_to_shared: list[tuple[float, GpuKey]] = field(default_factory=list)
-    open_names: dict[tuple[Use, bool], Counter[str]] = field(default_factory=dict)
-    classes: Counter[GpuClass] = field(default_factory=Counter)
-    classes_in_service: Counter[GpuClass] = field(default_factory=Counter)
+    open_names: defaultdict[tuple[Use, bool], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    makeup: Makeup = ()
+    makeup_in_service: Makeup = ()
+    listed: frozenset[Listed] = frozenset()
 
     def replace(self, key: GpuKey, found: SlotFacts | None) -> tuple[set[Listed], set[Listed]]:
         """Take in what is known of a GPU now; None if it is gone. Return the entries that it lost, and those it gained."""
@@ -138,13 +144,12 @@ class NodeIndex:
         else:
             self.facts[key] = found
             self._count(key, found, 1)
+        if (known and known.service) != (found and found.service):
+            self.makeup = makeup_of(each.gpu_class for each in self.facts.values() if each.is_ours)
+            self.makeup_in_service = makeup_of(each.gpu_class for each in self.facts.values() if each.is_in_service)
         return before - after, after - before
 
     def _count(self, key: GpuKey, facts: SlotFacts, number: int) -> None:
-        if facts.gpu_class is not None and facts.is_ours:
-            _add(self.classes, facts.gpu_class, number)
-        if facts.gpu_class is not None and facts.is_in_service:
-            _add(self.classes_in_service, facts.gpu_class, number)
         for is_open, is_clear, use, places in (
             (facts.is_open_to_exclusive, facts.is_clear_to_exclusive, Use.NODES_EXCLUSIVE, self.open_to_exclusive),
             (facts.is_open_to_shared, facts.is_clear_to_shared, Use.NODES_SHARED, self.open_to_shared),
@@ -156,21 +161,26 @@ class NodeIndex:
             else:
                 del places[bisect_left(places, (facts.gpu_index, key))]
             for of_clear in (True, False) if is_clear else (False,):
-                names = self.open_names.setdefault((use, of_clear), Counter())
-                _add(names, facts.gpu_class.name, number)
+                names = self.open_names[use, of_clear]
+                names[facts.gpu_class.name] += number
+                if not names[facts.gpu_class.name]:
+                    del names[facts.gpu_class.name]
                 if not names:
                     del self.open_names[use, of_clear]
 
-    def listed(self) -> set[Listed]:
-        """Its entries in the lists of the pool: how its own lists begin, and how many of its GPUs are open."""
-        found: set[Listed] = {
-            (use, Group(frozenset(names), is_clear), (names.total(), self.node))
-            for (use, is_clear), names in self.open_names.items()
-        }
+    def list_again(self) -> tuple[AbstractSet[Listed], AbstractSet[Listed]]:
+        """Derive its entries in the lists of the pool. Return those that it lost, and those it gained."""
+        before = self.listed
+        self.listed = frozenset(self._listed())
+        return before - self.listed, self.listed - before
+
+    def _listed(self) -> Iterator[Listed]:
+        """How many of its GPUs are open, and how its own lists begin."""
+        for (use, is_clear), names in self.open_names.items():
+            yield use, Group(frozenset(names), is_clear), (names.total(), self.node)
         for (use, group), entries in self.lists.items():
             if use is not Use.SHARED:
-                found.add((use, group, (entries[0][0], len(self.open_to_exclusive), self.node)))
-        return found
+                yield use, group, (entries[0][0], len(self.open_to_exclusive), self.node)
 
     def groups(self, use: Use) -> list[Group]:
         return [group for listed_use, group in self.lists if listed_use is use]
@@ -185,14 +195,6 @@ class NodeIndex:
         value, *rest = entry
         return (value, 0 if use is Use.SHARED else len(self.open_to_exclusive), self.node, *rest)
 
-    @property
-    def makeup(self) -> Makeup:
-        return makeup_of(self.classes)
-
-    @property
-    def makeup_in_service(self) -> Makeup:
-        return makeup_of(self.classes_in_service)
-
 
 def drop_sorted(lists: dict[Any, list[Entry]], of: object, entry: Entry) -> None:
     """Remove an entry from one of these sorted lists, and the list if it was the last."""
@@ -200,12 +202,6 @@ def drop_sorted(lists: dict[Any, list[Entry]], of: object, entry: Entry) -> None
     del entries[bisect_left(entries, entry)]
     if not entries:
         del lists[of]
-
-
-def _add(counts: Counter[Any], what: object, number: int) -> None:
-    counts[what] += number
-    if not counts[what]:
-        del counts[what]
 
 
 def facts_of(
@@ -249,8 +245,9 @@ def facts_of(
     )
 
 
-def makeup_of(classes: Counter[GpuClass]) -> Makeup:
-    return tuple(sorted(classes.items(), key=_by_name))
+def makeup_of(classes: Iterable[GpuClass | None]) -> Makeup:
+    known = Counter(gpu_class for gpu_class in classes if gpu_class is not None)
+    return tuple(sorted(known.items(), key=_by_name))
 
 
 def _by_name(counted: tuple[GpuClass, int]) -> tuple[str, float]:

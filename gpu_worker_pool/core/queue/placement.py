@@ -117,6 +117,10 @@ class Survey:
         thresholds = self.state.settings.thresholds_for(wishes)
         return self.state.capacity.most_room_mb(wishes, thresholds, include_loaded=self.is_lax(wishes))
 
+    def has_candidate(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> bool:
+        """Whether there is a GPU to judge for these wishes."""
+        return wishes.gpus > 1 or any(key not in avoiding for key in self._candidates(wishes))
+
     def is_lax(self, wishes: Wishes) -> bool:
         """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
         settings = self.state.settings
