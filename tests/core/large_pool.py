@@ -24,10 +24,13 @@ START = 100.0
 class LargePool:
     """Makes the next command from the state. The same seed and the same decisions give the same commands."""
 
-    def __init__(self, nodes: Sequence[int], seed: int, *, preempts: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, nodes: Sequence[int], seed: int, *, shares: float = 0.25, preempts: bool = False, **settings: Any
+    ) -> None:
         self.rng = random.Random(seed)
+        self.shares = shares
         self.preempts = preempts
-        self.settings = PoolSettings(reserve_after_s=20.0, **settings)
+        self.settings = PoolSettings(**{"reserve_after_s": 20.0, **settings})
         self.state = PoolState(self.settings)
         self.now = START
         self.waiters = sum(nodes) // 2
@@ -60,9 +63,10 @@ class LargePool:
 
     def request(self) -> cmd.RequestLease:
         rng, number = self.rng, next(self.numbers)
-        memory_mb = rng.choice((None, None, None, rng.choice((4000.0, 12_000.0, rng.uniform(500.0, 60_000.0)))))
+        sizes_mb = (4000.0, 12_000.0, rng.uniform(500.0, 60_000.0))
+        memory_mb = rng.choice(sizes_mb) if rng.random() < self.shares else None
         several = rng.choice((1, 1, 1, 2, 3, 8))
-        place = rng.choice(
+        place: dict[str, Any] = rng.choice(
             ({}, {}, {}, {"model": rng.choice(("A100", "T4", "L40S"))}, {"node": rng.choice(self.nodes)})
         )
         if rng.random() < 0.05:

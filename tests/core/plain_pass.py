@@ -7,7 +7,6 @@ number of open GPUs of its node, and nothing is left out because it would be in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import GpuKey

@@ -127,6 +127,7 @@ class NodeIndex:
     makeup: Makeup = ()
     makeup_in_service: Makeup = ()
     listed: frozenset[Listed] = frozenset()
+    _has_old_makeup: bool = False
 
     def replace(self, key: GpuKey, found: SlotFacts | None) -> tuple[set[Listed], set[Listed]]:
         """Take in what is known of a GPU now; None if it is gone. Return the entries that it lost, and those it gained."""
@@ -144,9 +145,7 @@ class NodeIndex:
         else:
             self.facts[key] = found
             self._count(key, found, 1)
-        if (known and known.service) != (found and found.service):
-            self.makeup = makeup_of(each.gpu_class for each in self.facts.values() if each.is_ours)
-            self.makeup_in_service = makeup_of(each.gpu_class for each in self.facts.values() if each.is_in_service)
+        self._has_old_makeup |= (known and known.service) != (found and found.service)
         return before - after, after - before
 
     def _count(self, key: GpuKey, facts: SlotFacts, number: int) -> None:
@@ -169,7 +168,11 @@ class NodeIndex:
                     del self.open_names[use, of_clear]
 
     def list_again(self) -> tuple[AbstractSet[Listed], AbstractSet[Listed]]:
-        """Derive its entries in the lists of the pool. Return those that it lost, and those it gained."""
+        """Derive what the pool knows of it. Return the entries in the lists of the pool that it lost, and those it gained."""
+        if self._has_old_makeup:
+            self.makeup = makeup_of(found.gpu_class for found in self.facts.values() if found.is_ours)
+            self.makeup_in_service = makeup_of(found.gpu_class for found in self.facts.values() if found.is_in_service)
+            self._has_old_makeup = False
         before = self.listed
         self.listed = frozenset(self._listed())
         return before - self.listed, self.listed - before
