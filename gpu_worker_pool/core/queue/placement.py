@@ -28,7 +28,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, NoRoom, Verdict, judge, stale_at
+from .eligibility import judge, stale_at
+from .verdicts import Eligible, NoRoom, Verdict
 
 NOTHING: frozenset[GpuKey] = frozenset()
 

@@ -15,10 +15,10 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .order import Order, Place
 from .placement import Survey
-from .waiting import Family, Line, QueueKey
+from .waiting import WishFamily, Line, QueueKey
 
 
-class Turn(NamedTuple):
+class WaiterTurn(NamedTuple):
     """A waiter, and where it is in its line. Turns sort as the waiters are served."""
 
     place: Place
@@ -36,21 +36,21 @@ class Turns(ABC):
     def __init__(self, state: PoolState, order: Order) -> None:
         self._state = state
         self._order = order
-        self._later: list[Turn] = []
+        self._later: list[WaiterTurn] = []
 
-    def next(self) -> Turn | None:
+    def next(self) -> WaiterTurn | None:
         return heappop(self._later) if self._later else None
 
-    def was_served(self, turn: Turn) -> None:
+    def was_served(self, turn: WaiterTurn) -> None:
         """Let the next one of the same line have its turn."""
         self._push(turn.line, turn.position + 1)
 
     @abstractmethod
-    def was_not_served(self, turn: Turn, avoiding: AbstractSet[GpuKey]) -> None:
+    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:
         """Leave out the waiters that cannot be served either. These GPUs are kept or taken from its family."""
 
-    def _turn(self, line: Line, index: int) -> Turn:
-        return Turn(self._order.place(line, self._state.queue.lines[line][index]), line, index)
+    def _turn(self, line: Line, index: int) -> WaiterTurn:
+        return WaiterTurn(self._order.place(line, self._state.queue.lines[line][index]), line, index)
 
     def _line_of(self, queue_key: QueueKey) -> Line:
         return self._state.queue.line_of(self._state.queued(queue_key[-1]))
@@ -74,18 +74,18 @@ class EveryTurn(Turns):
             self._firsts = iter(state.queue.firsts)
         self._next_first = self._first()
 
-    def next(self) -> Turn | None:
+    def next(self) -> WaiterTurn | None:
         first = self._next_first
         if first is None or (self._later and self._later[0] < first):
             return super().next()
         self._next_first = self._first()
         return first
 
-    def _first(self) -> Turn | None:
+    def _first(self) -> WaiterTurn | None:
         queue_key = next(self._firsts, None)
         return None if queue_key is None else self._turn(self._line_of(queue_key), 0)
 
-    def was_not_served(self, turn: Turn, avoiding: AbstractSet[GpuKey]) -> None:  # noqa: ARG002 - all lines have their turns
+    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:  # noqa: ARG002 - all lines have their turns
         """Of the others in the line, only those of a lower priority can have waited for longer; and one of them may have the
         reservation, which it keeps for a while, though no date can be told.
         """
@@ -108,7 +108,7 @@ class HopefulTurns(Turns):
     def __init__(self, survey: Survey, order: Order, served: Mapping[Line, int]) -> None:
         super().__init__(survey.state, order)
         self._survey = survey
-        self._families: dict[Line, Family] = {}
+        self._families: dict[Line, WishFamily] = {}
         for family in survey.state.queue.families:
             most_mb = survey.most_room_mb(family.lines[0].wishes)
             if survey.state.queue.splits_owners:
@@ -117,14 +117,14 @@ class HopefulTurns(Turns):
             else:
                 self._push_first(family, most_mb, served)
 
-    def _push_first(self, family: Family, most_mb: float, served: Mapping[Line, int]) -> None:
+    def _push_first(self, family: WishFamily, most_mb: float, served: Mapping[Line, int]) -> None:
         first = family.first_within(most_mb)
         if first is not None:
             line = self._line_of(first)
             self._families[line] = family
             self._push(line, served.get(line, 0))
 
-    def was_not_served(self, turn: Turn, avoiding: AbstractSet[GpuKey]) -> None:
+    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:
         """Go on with those of its family that need less. Where owners are not treated alike, they have their own turns."""
         family, memory_mb = self._families.get(turn.line), turn.line.wishes.memory_mb
         if family is None or memory_mb is None or family.lines[0] == turn.line:

@@ -26,7 +26,7 @@ class Line(NamedTuple):
     owner: str | None
 
 
-class Family:
+class WishFamily:
     """Lines that ask for the same, except how much memory of each GPU; the least first. A GPU on which the least of them has
     no room has room for none.
     """
@@ -65,7 +65,7 @@ class LeaseQueue:
         self._arrivals: list[tuple[float, str]] = []
         self._lines: dict[Line, list[QueueKey]] = {}
         self._firsts: list[QueueKey] = []
-        self._families: dict[object, Family] = {}
+        self._families: dict[object, WishFamily] = {}
         self._by_owner: Counter[str | None] = Counter()
         self._by_process: dict[ProcessId, list[QueueKey]] = {}
 
@@ -127,7 +127,7 @@ class LeaseQueue:
         if new is not None:
             insort(self._firsts, new)
         of = _family_of(line)
-        family = self._families.setdefault(of, Family())
+        family = self._families.setdefault(of, WishFamily())
         family.put(line, new)
         if not family.lines:
             del self._families[of]
@@ -162,7 +162,7 @@ class LeaseQueue:
         return self._firsts
 
     @property
-    def families(self) -> ValuesView[Family]:
+    def families(self) -> ValuesView[WishFamily]:
         return self._families.values()
 
     @property

@@ -10,9 +10,10 @@ from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import Eligible, Verdict, judge
+from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explainer
 from gpu_worker_pool.core.queue.keeps import why_kept_from_newcomer
+from gpu_worker_pool.core.queue.verdicts import Eligible, Verdict
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.loop_share import LoopShare
