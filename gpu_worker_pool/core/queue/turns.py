@@ -15,7 +15,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .order import Order, Place
 from .placement import Survey
-from .waiting import WishFamily, Line, QueueKey
+from .waiting import Line, QueueKey, WishFamily
 
 
 class WaiterTurn(NamedTuple):
