@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -109,7 +110,7 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
             if keeps.reservation is not None and not state.preemptible:
                 turns = HopefulTurns(survey, order, served)  # no other waiter gets a reservation
                 continue
-        turns.was_not_served(turn, gone | kept)
+        turns.was_not_served(turn, partial(places.can_make, kept=kept, taken=gone))
     if is_hope_enough:
         reserving.look_again_when_due(found.grants)
     found.reservation = keeps.reservation

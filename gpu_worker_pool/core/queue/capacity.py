@@ -162,10 +162,9 @@ class Capacity:
         """At most so much of each GPU can be had by wishes like these; below 0 if no GPU is proposed for any of them."""
         if wishes.gpus > 1:
             nodes = self._node_lists(wishes, include_loaded)
-            if not any(entries[-1][0] >= wishes.gpus for entries in nodes):
-                return -inf
+            return inf if any(entries[-1][0] >= wishes.gpus for entries in nodes) else -inf
         if not wishes.is_shared:
-            return inf if wishes.gpus > 1 or self._groups(Use.EXCLUSIVE, wishes, include_loaded) else -inf
+            return inf if self._groups(Use.EXCLUSIVE, wishes, include_loaded) else -inf
         most_mb = -inf
         for use in (Use.WHOLE, Use.SHARED):
             for group in self._groups(use, wishes, include_loaded):

@@ -118,16 +118,6 @@ class Survey:
         thresholds = self.state.settings.thresholds_for(wishes)
         return self.state.capacity.most_room_mb(wishes, thresholds, include_loaded=self.is_lax(wishes))
 
-    def has_candidate(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> bool:
-        """Whether there are GPUs to judge for these wishes, enough of them on a node."""
-        if wishes.gpus == 1:
-            return any(key not in avoiding for key in self._candidates(wishes))
-        capacity = self.state.capacity
-        return any(
-            sum(key not in avoiding for key in capacity.open_gpus_of(node, shared=wishes.is_shared)) >= wishes.gpus
-            for node in capacity.nodes_with_room(wishes, include_loaded=self.is_lax(wishes))
-        )
-
     def is_lax(self, wishes: Wishes) -> bool:
         """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
         settings = self.state.settings

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
 from typing import NamedTuple
 
-from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 
 from .order import Order, Place
@@ -46,8 +45,8 @@ class Turns(ABC):
         self._push(turn.line, turn.position + 1)
 
     @abstractmethod
-    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:
-        """Leave out the waiters that cannot be served either. These GPUs are kept or taken from its family."""
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
+        """Leave out the waiters that cannot be served either. `can_serve` tells what else could be, in its place."""
 
     def _turn(self, line: Line, index: int) -> WaiterTurn:
         return WaiterTurn(self._order.place(line, self._state.queue.lines[line][index]), line, index)
@@ -85,7 +84,7 @@ class EveryTurn(Turns):
         queue_key = next(self._firsts, None)
         return None if queue_key is None else self._turn(self._line_of(queue_key), 0)
 
-    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:  # noqa: ARG002 - all lines have their turns
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:  # noqa: ARG002 - all have turns
         """Of the others in the line, only those of a lower priority can have waited for longer; and one of them may have the
         reservation, which it keeps for a while, though no date can be told.
         """
@@ -107,7 +106,6 @@ class HopefulTurns(Turns):
 
     def __init__(self, survey: Survey, order: Order, served: Mapping[Line, int]) -> None:
         super().__init__(survey.state, order)
-        self._survey = survey
         self._families: dict[Line, WishFamily] = {}
         for family in survey.state.queue.families:
             most_mb = survey.most_room_mb(family.lines[0].wishes)
@@ -124,10 +122,12 @@ class HopefulTurns(Turns):
             self._families[line] = family
             self._push(line, served.get(line, 0))
 
-    def was_not_served(self, turn: WaiterTurn, avoiding: AbstractSet[GpuKey]) -> None:
-        """Go on with those of its family that need less. Where owners are not treated alike, they have their own turns."""
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
+        """Go on with those of its family that need less, if the least can be served. Where owners are not treated alike, each line
+        has turns of its own.
+        """
         family, memory_mb = self._families.get(turn.line), turn.line.wishes.memory_mb
         if family is None or memory_mb is None or family.lines[0] == turn.line:
             return
-        if self._survey.has_candidate(family.lines[0].wishes, avoiding):
+        if can_serve(family.lines[0].wishes):
             self._push_first(family, nextafter(memory_mb, -inf), {})
