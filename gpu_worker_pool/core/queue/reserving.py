@@ -51,7 +51,9 @@ class Reserving:
         self._looked_at = 0
         self._looked_again_at = 0
         self._tried: set[Wishes | Line] = set()
-        self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
+        self.undated = dict(state.undated)  # to copy a dict hashes no wishes
+        for wishes in [wishes for wishes, at in state.undated.items() if at <= now]:
+            del self.undated[wishes]
         self.changes_at = just_before(min(self.undated.values(), default=inf))
 
     @property
