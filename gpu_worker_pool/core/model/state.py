@@ -169,11 +169,9 @@ class PoolState:
     def has_due(self, now: float, heard_until: float) -> bool:
         """Whether a `Tick` may bring something about. Bookings do so at times of their own."""
         now = max(now, self.clock)
-        return bool(
-            self.bookings
-            or (self.deadlines.next_due_at() or inf) <= min(now, heard_until)
-            or (self.timetable.next_due_at() or inf) <= now
-        )
+        expiry, warning = self.deadlines.next_due_at(), self.timetable.next_due_at()
+        is_expired = expiry is not None and expiry <= min(now, heard_until)
+        return bool(self.bookings) or is_expired or (warning is not None and warning <= now)
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""

@@ -1,4 +1,9 @@
-"""Whose turn it is in a pass over the queue."""
+"""Whose turn it is in a pass over the queue.
+
+A waiter needs a turn if it may be served, if leases may make room for it, or if GPUs may be reserved for it. While no lease is
+preemptible, and no waiter is due for the reservation or one has it, only the first of these counts: then a pass goes only to
+waiters for whom the indexes have a GPU to propose. A turn of another waiter would change nothing.
+"""
 
 from __future__ import annotations
 
