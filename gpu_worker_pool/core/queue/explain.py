@@ -12,7 +12,12 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import (
+from .eligibility import judge
+from .keeps import why_kept
+from .order import Order, why_later
+from .quotas import obstacle
+from .sub_leases import judge_inside, parent_of
+from .verdicts import (
     Eligible,
     Leased,
     NoRoom,
@@ -23,12 +28,7 @@ from .eligibility import (
     TooSmall,
     Verdict,
     WrongModel,
-    judge,
 )
-from .keeps import why_kept
-from .order import Order, why_later
-from .quotas import obstacle
-from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.

@@ -22,8 +22,9 @@ from gpu_worker_pool.core.model.reservation import Basis
 from gpu_worker_pool.core.model.slot import GpuSlot, Occupants, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, has_opening, is_suitable, judge, stale_at
+from .eligibility import has_opening, is_suitable, judge, stale_at
 from .quotas import time_limit_of
+from .verdicts import Eligible
 
 
 class FreeTime(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuKey, Reading
 from gpu_worker_pool.core.model.slot import GpuSlot
-from gpu_worker_pool.core.queue.eligibility import Verdict
+from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.response import encode
 
