@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.shared.crowded_pool import SHARING, TURNOVER, CrowdedPool
 from benchmarks.shared.fit import exponent, last_exponent
+from benchmarks.shared.processes import high_water_mb
 from benchmarks.shared.results import Cell, Results, duration, parser, show
 from benchmarks.shared.rounds import percentile, spread, spread_s
-from benchmarks.shared.servers import ROOT, high_water_mb
+from benchmarks.shared.servers import ROOT
 
 SIZES = (8, 100, 1_000, 10_000)
 MOST_MS = 1.0

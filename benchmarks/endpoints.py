@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.shared.fleet import GPUS_EACH, lease_servers, poll_round_s, statistics_servers
+from benchmarks.shared.processes import resident_mb
 from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import in_turn, median_ratio, spread_s
-from benchmarks.shared.servers import resident_mb
 from gpu_worker_pool import GPUWorkerPoolClient
 
 LIVE_ONLY, ALL = "live only", "live and dead"

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.shared.processes import resident_mb
 from benchmarks.shared.results import Results, parser
 from benchmarks.shared.rounds import in_turn
 from benchmarks.shared.servers import pool_process
@@ -80,13 +81,7 @@ def measure(readers: int, effort: Effort) -> tuple[float, int]:
         for connection in [stack.enter_context(ask(port)) for _ in range(readers)]:
             assert connection.recv(12).startswith(b"HTTP/1.1 200")
         whole_answer(port)
-        return memory_mb(pid), size
-
-
-def memory_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    (found,) = (line for line in lines if line.startswith("VmRSS:"))
-    return int(found.split()[1]) / 1024
+        return resident_mb(pid), size
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.shared.processes import cpu_s, pss_mb
 from benchmarks.shared.results import Cell, Results, duration, ecdf, parser
 from benchmarks.shared.rounds import percentile
-from benchmarks.shared.servers import resident_mb
 from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 
@@ -35,7 +35,6 @@ from .timed_server import FILE
 KEY = "the key of a benchmark"
 MOST_PERCENT, MOST_TURN_MS = 33.0, 50.0
 TIMED = (sys.executable, "-m", "benchmarks.agents.timed_server")
-TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,11 @@ class Leader:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._longest_turn_s()
-        began, began_cpu = time.monotonic(), self._cpu_s()
+        began, began_cpu = time.monotonic(), cpu_s(self.server.pid)
         yield
-        self.shares[name] = (self._cpu_s() - began_cpu) / (time.monotonic() - began)
-        self.memory_mb[name] = resident_mb(self.server.pid)
+        self.shares[name] = (cpu_s(self.server.pid) - began_cpu) / (time.monotonic() - began)
+        self.memory_mb[name] = pss_mb(self.server.pid)
         self.turns_s[name] = self._longest_turn_s()
-
-    def _cpu_s(self) -> float:
-        parts = Path(f"/proc/{self.server.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / TICK_HZ
 
     def _longest_turn_s(self) -> float:
         if not self.is_timed:

@@ -10,10 +10,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from benchmarks.shared.processes import pss_mb
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -112,7 +114,11 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def memory_mb(pids: Iterable[int]) -> float:
     """Return the memory of these processes and their children. Memory that several share is counted once (PSS)."""
-    return sum(map(_pss_mb, _with_children(set(pids))))
+    found = 0.0
+    for pid in _with_children(set(pids)):
+        with suppress(OSError, IndexError):  # it has ended
+            found += pss_mb(pid)
+    return found
 
 
 def _with_children(pids: set[int]) -> set[int]:
@@ -126,15 +132,6 @@ def _with_children(pids: set[int]) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
-
-
-def _pss_mb(pid: int) -> float:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0  # it has ended
-    lines = (line.split() for line in rollup.splitlines())
-    return next((int(line[1]) / 1024 for line in lines if line[0] == "Pss:"), 0.0)
 
 
 def _is_over(pid: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.leases.locks import PoolLease, who_asks
+from benchmarks.shared.processes import cpu_s, run_queue_s
 from benchmarks.shared.results import Cell, Results, duration, parser
 from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 from benchmarks.shared.servers import ROOT, pool_process
@@ -107,12 +107,6 @@ def fill(port: int, case: Case) -> None:
             response = connection.getresponse()
             assert response.status == (201 if number < case.held else 202), (number, response.read())
             response.read()
-
-
-def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used so far."""
-    used = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> float:
