@@ -42,7 +42,7 @@ PROGRAMS = {
     "... and GPUWorkerPool": "from gpu_worker_pool import GPUWorkerPool; GPUWorkerPool()",
 }
 QUICK = (BARE, ASYNCIO, AIOHTTP, CLIENT, FIRST_USE)
-MOST_MS = 150.0
+MOST_MS = 60.0
 SERVERS_ONLY = ("fastapi", "uvicorn", "pynvml")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.contenders import measures
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
+from benchmarks.contenders.figures import CROWD, crowd_figures, hand_over_figures, reclaim_figures
 from benchmarks.contenders.measures import Clients, Running, running, taking_turns
 from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
 from benchmarks.contenders.processes import memory_mb
@@ -42,17 +43,17 @@ class Effort:
 
 WHOLE = Effort(
     start_rounds=2,
-    rounds=3,
-    alone_s=0.5,
-    round_s=1.0,
-    many=(8, 64),
-    hand_over_rounds=3,
-    hand_overs={"fast": 34, "looks": 5, "slow": 1},
-    kill_rounds=2,
-    kills={"fast": 3, "looks": 3, "slow": 1},
+    rounds=5,
+    alone_s=0.3,
+    round_s=0.7,
+    many=(8, CROWD),
+    hand_over_rounds=5,
+    hand_overs={"fast": 20, "looks": 3, "slow": 1},
+    kill_rounds=4,
+    kills={"fast": 5, "looks": 2, "slow": 1},
     never_s=3.0,
     crowd=64,
-    crowd_s=30.0,
+    crowd_s=10.0,
 )
 QUICK = Effort(
     start_rounds=1,
@@ -148,6 +149,7 @@ class Comparison:
         note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s."
         self._distribution("From a release to the next waiter, in another process, with 1 GPU", found, note)
         self._plot("hand-over", "From a release to the next waiter, in another process", found)
+        hand_over_figures(self._results, found)
 
     def reclaim(self, run: Running, clients: Clients) -> None:
         """Measure the time from the death of a holder to the next waiter."""
@@ -176,6 +178,7 @@ class Comparison:
             "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
         self._plot("reclaim", "From kill -9 of the holder to the next waiter", found)
+        reclaim_figures(self._results, found)
 
     def latency(self, run: Running) -> None:
         """Measure request + release of one client."""
@@ -197,6 +200,7 @@ class Comparison:
         """Show the rates of one client, as `latency` measured them, and measure those of many."""
         effort = self._effort
         found: dict[int, dict[str, list[float]]] = {1: self._alone}
+        crowded: dict[str, list[list[float]]] = {}
         for number in effort.many:
             with measures.racing(run, number) as rate:
                 rounds = taking_turns(
@@ -206,6 +210,8 @@ class Comparison:
                     self._skip(f"{number} clients"),
                 )
             found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
+            crowded = rounds if number == CROWD else crowded
+        crowd_figures(self._results, crowded)
         table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
         points: dict[str, list[tuple[float | str, float]]] = {}
         for number, by_name in found.items():

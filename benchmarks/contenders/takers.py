@@ -7,7 +7,6 @@ Then it pauses as long as the library itself does by default between two tries.
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import importlib
 import json
@@ -53,20 +52,18 @@ class Taker(Protocol):
 
 
 class PoolTaker:
-    """This project's client."""
+    """This project's blocking client. The clients of the others block too."""
 
     def __init__(self, settings: Settings) -> None:
-        client = importlib.import_module("gpu_worker_pool").GPUWorkerPoolClient
-        self._loop = asyncio.new_event_loop()
-        self._client = client(f"http://127.0.0.1:{settings['port']}")
-        self._loop.run_until_complete(self._client.start())
+        self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{settings['port']}")
+        self._pool.start()
 
     def take(self) -> Handle:
-        assignment = self._loop.run_until_complete(self._client.request_gpu(timeout=WAIT_S))
+        assignment = self._pool.request_gpu(timeout=WAIT_S)
         return Handle(assignment.gpu_id, time.monotonic(), os.getpid(), assignment)
 
     def release(self, handle: Handle) -> None:
-        self._loop.run_until_complete(self._client.release_gpu(handle.what))
+        self._pool.release_gpu(handle.what)
 
 
 class RedisLockTaker:

@@ -104,5 +104,5 @@ def middle_half(of_rounds: Sequence[float]) -> str:
     """Format the range of the middle half of the rounds."""
     if len(of_rounds) < 2:
         return "one round"
-    low, _, high = statistics.quantiles(of_rounds, n=4)
+    low, _, high = statistics.quantiles(of_rounds, n=4, method="inclusive")
     return f"middle half of the rounds: {show(low)} to {show(high)} x"
