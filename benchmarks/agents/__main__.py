@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,17 +21,16 @@ from pathlib import Path
 from benchmarks.shared.processes import cpu_s, pss_mb
 from benchmarks.shared.results import Cell, Results, duration, ecdf, parser
 from benchmarks.shared.rounds import percentile
+from benchmarks.shared.timed_server import TIMED, longest_turn_s
 from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 
 from . import hour
 from .boxes import GPUS_A_BOX, Boxes
 from .clients import Waiters, take_all
-from .timed_server import FILE
 
 KEY = "the key of a benchmark"
 MOST_PERCENT, MOST_TURN_MS = 33.0, 50.0
-TIMED = (sys.executable, "-m", "benchmarks.agents.timed_server")
 
 
 @dataclass(frozen=True)
@@ -71,15 +67,7 @@ class Leader:
         self.turns_s[name] = self._longest_turn_s()
 
     def _longest_turn_s(self) -> float:
-        if not self.is_timed:
-            return 0.0
-        told = self.server.folder / FILE
-        told.unlink(missing_ok=True)
-        os.kill(self.server.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 10.0
-        while not told.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return float(told.read_text(encoding="ascii"))
+        return longest_turn_s(self.server) if self.is_timed else 0.0
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 TIMEOUT_S = 60.0
 
@@ -86,7 +87,8 @@ class PoolLease:
 
     def __init__(self, where: int | Path, body: dict[str, object] | None = None) -> None:
         self._body = json.dumps(who_asks() if body is None else body).encode()
-        self._ids = (f"{os.getpid()}-{id(self):x}-{number}" for number in count())
+        run = uuid4().hex
+        self._ids = (f"{run}-{number}" for number in count())
         self._id = ""
         if isinstance(where, Path):
             self._socket = socket.socket(socket.AF_UNIX)
