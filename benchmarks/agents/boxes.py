@@ -25,7 +25,8 @@ from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.version import VERSION
 
-GPUS_A_BOX = 8
+# A thousand boxes have ten thousand GPUs.
+GPUS_A_BOX = 10
 MODEL = "Simulated A100"
 EVERY_S = 1.0
 # The leader takes so many connections at a time that have not proven their key.
