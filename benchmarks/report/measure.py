@@ -36,7 +36,7 @@ BENCHMARKS = (
     Benchmark("contenders", 600),
     Benchmark("serving", 120),
     Benchmark("pages", 120),
-    Benchmark("slow_readers", 60),
+    Benchmark("memory", 90),
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
     Benchmark("decisions", 90),

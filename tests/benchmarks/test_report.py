@@ -23,9 +23,14 @@ from tests.processes import has_ended
 
 # These have tests of their own.
 RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
-# Only a whole run starts the servers for it; the others are of the replay, and have a test of their own.
+# Only a whole run starts the servers for the first; the others are of the contenders and of the replay.
 NOT_HERE = {
     "full_vs_normal_64_gpus",
+    "crowd_vs_redis",
+    "crowd_vs_ray",
+    "hand_over_vs_blpop",
+    "hand_over_vs_ray",
+    "reclaim_vs_postgres",
     "replay_allocated",
     "replay_wait",
     "replay_wait_wide",
