@@ -13,6 +13,8 @@ import statistics
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -29,9 +31,18 @@ from tests.ledger.postgres.server import PostgresServer, programs
 POSTGRES, SQLITE = "PostgreSQL", "SQLite, full"
 AT_LEADER, AT_BOX, ALONE = "fleet, at the leader", "fleet, at a box that does not lead", "one box, SQLite, full"
 SIZES = (1, 100)
-ROUNDS, QUICK_ROUNDS = 30, 3
-APPENDS = 20
 MOST_TIMES = 3.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`number` is how many appends, or leases, one round has."""
+
+    rounds: int
+    number: int
+
+
+QUICK, WHOLE = Effort(1, 2), Effort(30, 20)
 
 
 def grants(number: int) -> list[ev.DurableEvent]:
@@ -49,9 +60,9 @@ class Leader:
         runner.run(self._database.open())
         runner.run(self._database.claim("term", "benchmark", "http://benchmark", 0))
 
-    def append(self, size: int) -> float:
+    def append(self, size: int, number: int) -> float:
         """The seconds that one append takes."""
-        batches = [grants(size) for _ in range(APPENDS)]
+        batches = [grants(size) for _ in range(number)]
         return self._runner.run(self._append(batches))
 
     async def _append(self, batches: list[list[ev.DurableEvent]]) -> float:
@@ -66,15 +77,15 @@ class Leader:
         self._runner.run(self._database.close())
 
 
-def append_to_file(journal: SqliteJournal, size: int) -> float:
-    batches = [grants(size) for _ in range(APPENDS)]
+def append_to_file(journal: SqliteJournal, size: int, number: int) -> float:
+    batches = [grants(size) for _ in range(number)]
     began = time.perf_counter()
     for events in batches:
         journal.append(events, ())
     return (time.perf_counter() - began) / len(batches)
 
 
-def measure(server: PostgresServer, folder: Path, results: Results, rounds: int) -> None:
+def measure(server: PostgresServer, folder: Path, results: Results, effort: Effort) -> None:
     rows: list[list[Cell]] = []
     with (
         asyncio.Runner() as runner,
@@ -83,8 +94,11 @@ def measure(server: PostgresServer, folder: Path, results: Results, rounds: int)
     ):
         for size in SIZES:
             found = in_turn(
-                {POSTGRES: lambda: leader.append(size), SQLITE: lambda: append_to_file(journal, size)},  # noqa: B023
-                rounds,
+                {
+                    POSTGRES: partial(leader.append, size, effort.number),
+                    SQLITE: partial(append_to_file, journal, size, effort.number),
+                },
+                effort.rounds,
             )
             for name, times in found.items():
                 ratio = ratios(times, found[SQLITE])
@@ -114,17 +128,17 @@ class Cycles:
             time.sleep(0.1)
         self._ask("DELETE", name)
 
-    def run(self) -> float:
+    def run(self, number: int) -> float:
         """The seconds that a lease and its release take."""
         # A server ends a connection that was idle for some seconds, and the turns of the others may take longer.
         self._connection.close()
         self._connection.connect()
         began = time.perf_counter()
-        for _ in range(APPENDS):
+        for _ in range(number):
             name = uuid4().hex
             self._ask("PUT", name)
             self._ask("DELETE", name)
-        return (time.perf_counter() - began) / APPENDS
+        return (time.perf_counter() - began) / number
 
     def _ask(self, method: str, name: str) -> None:
         status = self._status(method, name)
@@ -140,22 +154,23 @@ class Cycles:
         self._connection.close()
 
 
-def measure_cycles(server: PostgresServer, folder: Path, results: Results, rounds: int) -> None:
+def measure_cycles(server: PostgresServer, folder: Path, results: Results, effort: Effort) -> None:
     fleet = {"GPU_POOL_FLEET": server.url(), "GPU_POOL_FLEET_POOL": "cycles", "GPU_POOL_NODE": "leader"}
     for name in ("leader", "box", "alone"):
         (folder / name).mkdir()
     with (
-        pool_server(folder / "leader", 64, "full", fleet) as leader,
-        pool_server(folder / "alone", 64, "full") as alone,
+        pool_server(folder / "leader", 8, "full", fleet) as leader,
+        pool_server(folder / "alone", 8, "full") as alone,
     ):
         joins = {"GPU_POOL_FLEET": f"http://127.0.0.1:{leader}", "GPU_POOL_NODE": "box"}
         with (
-            pool_server(folder / "box", 64, "full", joins) as box,
+            pool_server(folder / "box", 8, "full", joins) as box,
             closing(Cycles(leader)) as at_leader,
             closing(Cycles(box)) as at_box,
             closing(Cycles(alone)) as at_one,
         ):
-            found = in_turn({AT_LEADER: at_leader.run, AT_BOX: at_box.run, ALONE: at_one.run}, rounds)
+            cycles = {AT_LEADER: at_leader, AT_BOX: at_box, ALONE: at_one}
+            found = in_turn({name: partial(each.run, effort.number) for name, each in cycles.items()}, effort.rounds)
     rows: list[list[Cell]] = [
         [
             name,
@@ -190,9 +205,9 @@ def main() -> None:
         server = PostgresServer(is_durable=True)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                rounds = QUICK_ROUNDS if options.quick else ROUNDS
-                measure(server, Path(folder), results, rounds)
-                measure_cycles(server, Path(folder), results, rounds)
+                effort = QUICK if options.quick else WHOLE
+                measure(server, Path(folder), results, effort)
+                measure_cycles(server, Path(folder), results, effort)
         finally:
             server.remove()
     results.finish(options)
