@@ -28,7 +28,8 @@ from benchmarks.shared.crowded_pool import CrowdedPool
 from benchmarks.shared.fit import exponent, last_exponent
 from benchmarks.shared.fleet import poll_round_s, statistics_servers
 from benchmarks.shared.past_journal import FEWEST_GPUS, NODE, write_journal
-from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.processes import Busy
+from benchmarks.shared.results import Cell, Results, duration, parser, show
 from benchmarks.shared.rounds import in_turn, spread, spread_s
 from benchmarks.shared.servers import pool_process
 from benchmarks.shared.targets import bounded, ratio
@@ -143,6 +144,7 @@ def servers(effort: Effort, folder: Path, results: Results) -> list[Curve]:
     form = {**who_asks(), "model": "T4", "priority": PRIORITY}
     with ExitStack() as stack:
         ports: dict[str, int] = {}
+        busy: dict[str, Busy] = {}
         for grows, size in cases:
             state = folder / f"server-{_name(grows, size)}"
             write_past(state, grows, size)
@@ -151,16 +153,17 @@ def servers(effort: Effort, folder: Path, results: Results) -> list[Curve]:
             process = pool_process(
                 folder / state.name / "log", gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(state)}
             )
-            ports[_name(grows, size)], _ = stack.enter_context(process)
+            ports[_name(grows, size)], pid = stack.enter_context(process)
+            busy[_name(grows, size)] = Busy(pid)
             starts[grows].costs_s[size].append(time.perf_counter() - began)
 
-        def lease(port: int) -> float:
+        def lease(name: str) -> float:
             # A connection of its own: a server ends one that was idle for some seconds.
-            with closing(PoolLease(port, form)) as lock:
-                return cycle_s(lock, effort.leases)
+            with closing(PoolLease(ports[name], form)) as lock:
+                return busy[name].during(partial(cycle_s, lock, effort.leases), effort.leases)
 
-        found = in_turn({name: partial(lease, port) for name, port in ports.items()}, effort.server_passes)
-    report_leases(results, found, kinds)
+        found = in_turn({name: partial(lease, name) for name in ports}, effort.server_passes)
+    report_leases(results, found, {name: used.cycle_s() for name, used in busy.items()}, kinds)
     grants = []
     for grows, sizes in kinds.items():
         all_sizes = (FEWEST_GPUS, *sizes) if grows == GPUS else sizes
@@ -170,7 +173,9 @@ def servers(effort: Effort, folder: Path, results: Results) -> list[Curve]:
     return [curve for pair in zip(starts.values(), grants, strict=True) for curve in pair]
 
 
-def report_leases(results: Results, found: dict[str, list[float]], kinds: dict[str, tuple[int, ...]]) -> None:
+def report_leases(
+    results: Results, found: dict[str, list[float]], cpu_s: dict[str, float], kinds: dict[str, tuple[int, ...]]
+) -> None:
     """Compare lease + release at the largest size with a server of few GPUs and no waiters, and judge the growth."""
     none = found[_name(GPUS, FEWEST_GPUS)]
     for figure_id, grows, most, why in (
@@ -191,11 +196,13 @@ def report_leases(results: Results, found: dict[str, list[float]], kinds: dict[s
             ours,
             none,
             most=most,
-            spread=f"medians: {duration(statistics.median(ours))} and {duration(statistics.median(none))}",
+            spread=f"medians: {duration(statistics.median(ours))} and {duration(statistics.median(none))}; by the processor time of the "
+            f"server: {show(cpu_s[_name(grows, largest)] / cpu_s[_name(GPUS, FEWEST_GPUS)])} x",
             why=why,
         )
     by_size = {size: found[_name(WAITERS, size)] for size in kinds[WAITERS] if size >= FLAT_FROM}
     has_growth = len(by_size) > 1
+    by_cpu = {size: cpu_s[_name(WAITERS, size)] for size in by_size}
     of_rounds = zip(*by_size.values(), strict=True) if has_growth else ()
     by_round = [exponent(dict(zip(by_size, costs, strict=True))) for costs in of_rounds]
     bounded(
@@ -205,7 +212,9 @@ def report_leases(results: Results, found: dict[str, list[float]], kinds: dict[s
         statistics.median(by_round) if has_growth else None,
         "",
         most=MOST_EXPONENT,
-        spread=f"rounds: {spread(by_round)}" if has_growth else "",
+        spread=f"rounds: {spread(by_round)}; by the processor time of the server: {show(exponent(by_cpu))}"
+        if has_growth
+        else "",
         why="a pass goes through the kinds of wishes in the queue; see the decisions"
         if has_growth
         else "one size only",

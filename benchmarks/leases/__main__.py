@@ -32,7 +32,7 @@ from benchmarks.leases.locks import (
     cycle_s,
     is_installed,
 )
-from benchmarks.shared.processes import cpu_s
+from benchmarks.shared.processes import Busy
 from benchmarks.shared.results import Cell, Results, duration, parser, show
 from benchmarks.shared.rounds import in_turn, median_ratio, ratios, spread, spread_s
 from benchmarks.shared.servers import bare_server, pool_process, pool_server, redis_server
@@ -77,27 +77,6 @@ class Pair:
 
     normal: Server
     full: Server
-
-
-class Busy:
-    """The processor time of a server while one contender uses it."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._used_s = 0.0
-        self._cycles = 0
-
-    def during(self, measure: Callable[[], float], cycles: int) -> float:
-        """Measure this many cycles."""
-        before_s = cpu_s(self._pid)
-        found = measure()
-        self._used_s += cpu_s(self._pid) - before_s
-        self._cycles += cycles
-        return found
-
-    def cycle_s(self) -> float:
-        """Return the processor time of one cycle."""
-        return self._used_s / self._cycles
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), readings=2, reading_s=0.3, has_all=False)
-WHOLE = Effort(rounds=9, seconds=0.2, connections=CONNECTIONS, readings=10)
+WHOLE = Effort(rounds=15, seconds=0.2, connections=CONNECTIONS, readings=10)
 
 
 @dataclass

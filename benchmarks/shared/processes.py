@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,3 +44,24 @@ def _schedstat(task: Path) -> tuple[float, float]:
         used, waited, _ = (task / "schedstat").read_text(encoding="ascii").split()
         return int(used) / 1e9, int(waited) / 1e9
     return 0.0, 0.0
+
+
+class Busy:
+    """The processor time of a server while one contender uses it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used_s = 0.0
+        self._cycles = 0
+
+    def during(self, measure: Callable[[], float], cycles: int) -> float:
+        """Measure this many cycles."""
+        before_s = cpu_s(self._pid)
+        found = measure()
+        self._used_s += cpu_s(self._pid) - before_s
+        self._cycles += cycles
+        return found
+
+    def cycle_s(self) -> float:
+        """Return the processor time of one cycle."""
+        return self._used_s / self._cycles
