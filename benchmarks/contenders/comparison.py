@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.contenders import measures
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
-from benchmarks.contenders.figures import CROWD, crowd_figures, hand_over_figures, reclaim_figures
+from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
 from benchmarks.contenders.measures import Clients, Running, running, taking_turns
 from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
 from benchmarks.contenders.processes import memory_mb
 from benchmarks.contenders.promises import promises
 from benchmarks.contenders.servers import REDIS_TTL_S
 from benchmarks.contenders.takers import FILELOCK_SLEEP_S, LOOK_S, REDIS_SLEEP_S
+from benchmarks.shared.processes import cpu_s
 from benchmarks.shared.results import Cell, Results, duration, ecdf, show
 from benchmarks.shared.rounds import percentile, spread, spread_s
 
@@ -201,17 +204,18 @@ class Comparison:
         effort = self._effort
         found: dict[int, dict[str, list[float]]] = {1: self._alone}
         crowded: dict[str, list[list[float]]] = {}
+        shares: list[float] = []
         for number in effort.many:
             with measures.racing(run, number) as rate:
                 rounds = taking_turns(
                     [each for each in run.contenders if number in each.rates],
-                    lambda each, rate=rate: [rate(each, effort.round_s)],  # type: ignore[misc]
+                    partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
                     effort.rounds,
                     self._skip(f"{number} clients"),
                 )
             found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
             crowded = rounds if number == CROWD else crowded
-        crowd_figures(self._results, crowded)
+        crowd_figures(self._results, crowded, shares)
         table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
         points: dict[str, list[tuple[float | str, float]]] = {}
         for number, by_name in found.items():
@@ -322,6 +326,23 @@ class Comparison:
             if rounds
         }
         self._results.plot(plot_id, title, kind="ecdf", x="ms", y="share", log_x=True, series=series)
+
+
+def _rate_and_share(
+    run: Running,
+    rate: Callable[[Contender, float], float],
+    seconds: float,
+    shares: list[float],
+    contender: Contender,
+) -> list[float]:
+    """Return the rate of a round, and note the share of a core that our server used meanwhile."""
+    if contender.name != OURS:
+        return [rate(contender, seconds)]
+    (pid,) = run.servers[contender.server].pids
+    began, used_s = time.monotonic(), cpu_s(pid)
+    found = rate(contender, seconds)
+    shares.append((cpu_s(pid) - used_s) / (time.monotonic() - began))
+    return [found]
 
 
 def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.shared.results import Results, duration
+from benchmarks.shared.results import Results, duration, show
 from benchmarks.shared.targets import ratio
 
 OURS, REDIS_LOCK, REDIS_LIST, POSTGRES, RAY = (
@@ -15,6 +15,7 @@ OURS, REDIS_LOCK, REDIS_LIST, POSTGRES, RAY = (
     "PostgreSQL",
     "Ray task, max_calls=0",
 )
+OURS_NORMAL = "ours, normal"
 CROWD = 64
 
 Rounds = Sequence[Sequence[float]]
@@ -36,14 +37,18 @@ def reclaim_figures(results: Results, found: Mapping[str, Rounds]) -> None:
     _beside(results, "reclaim_vs_postgres", what, found, POSTGRES, most=1.2, why=_why_late(found))
 
 
-def crowd_figures(results: Results, rates: Mapping[str, Rounds]) -> None:
-    """Compare the cycles a second of many client processes."""
+def crowd_figures(results: Results, rates: Mapping[str, Rounds], shares: Sequence[float]) -> None:
+    """Compare the cycles a second of many client processes. Our server used these shares of a core meanwhile, by round."""
     what = f"{CROWD} client processes on 8 GPUs, full: requests + releases a second, relative to"
     for figure_id, other, named, least in (
         ("crowd_vs_redis", REDIS_LOCK, "the Redis lock", 0.5),
         ("crowd_vs_ray", RAY, "Ray (it uses its processes again)", 1.5),
     ):
-        why = "every release is on the disk, a reading of the GPU follows it, and the next waiter is told; see `leases` and `steps`"
+        why = (
+            f"the server used {show(statistics.median(shares))} of a core meanwhile, and the clients the rest"
+            if shares
+            else ""
+        )
         _beside(results, figure_id, f"{what} {named}", rates, other, least=least, why=why)
 
 
@@ -67,7 +72,9 @@ def _why_late(found: Mapping[str, Rounds]) -> str:
     if OURS not in found:
         return ""
     ours_s = statistics.median(value for values in found[OURS] for value in values)
+    at_normal = [value for values in found.get(OURS_NORMAL, ()) for value in values]
+    without_disk = f", and {duration(statistics.median(at_normal))} at normal" if at_normal else ""
     return (
-        f"of {duration(ours_s)}, the end and the grant are two commits on the disk, with a reading of the GPU between them; the "
-        "others keep nothing"
+        f"it takes {duration(ours_s)}{without_disk}: the end is written, the GPU is read, and the grant is written; the others "
+        "keep nothing"
     )

@@ -32,10 +32,10 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("leases", 240),
-    Benchmark("contenders", 600),
-    Benchmark("serving", 120),
-    Benchmark("pages", 120),
+    Benchmark("leases", 150),
+    Benchmark("contenders", 700),
+    Benchmark("serving", 150),
+    Benchmark("pages", 150),
     Benchmark("memory", 90),
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
@@ -44,7 +44,7 @@ BENCHMARKS = (
     Benchmark("growth", 180),
     Benchmark("journals", 120),
     Benchmark("take_over", 240),
-    Benchmark("agents", 1200),
+    Benchmark("agents", 700),
     Benchmark("balancing", 60),
     Benchmark("replay", 900),
 )

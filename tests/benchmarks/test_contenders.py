@@ -65,7 +65,7 @@ def test_a_figure_compares_us_with_the_contender_that_its_target_names() -> None
 
     figures.hand_over_figures(results, rounds)
     figures.reclaim_figures(results, rounds)
-    figures.crowd_figures(results, {"ours, full": [[10.0]], "Redis lock": [[40.0]]})
+    figures.crowd_figures(results, {"ours, full": [[10.0]], "Redis lock": [[40.0]]}, [0.8])
 
     assert {figure.id: (figure.value, figure.is_met) for figure in results.figures} == {
         "hand_over_vs_blpop": (3.0, True),
