@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.shared.processes import pss_mb
+from gpu_worker_pool.testing import ServerProcess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -29,13 +30,14 @@ class Client:
     def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
-        self._process = subprocess.Popen(
+        # In a group of its own, so that it is ended with all that it has started.
+        self._process = ServerProcess.popen(
             [*python, "-m", "benchmarks.contenders.worker", orders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(),
-            start_new_session=True,
+            process_group=0,
         )
         self.pid = self._process.pid
 
@@ -92,11 +94,11 @@ def running(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process by SIGTERM, then kill what is left of its session, which has only processes that we started."""
+    """End a process by SIGTERM, then kill what is left of its group, which has only processes that we started."""
     if process.poll() is None:
         process.terminate()
         deadline = time.monotonic() + END_S
-        # It is not waited for yet, so that its pid is not used again before the session is killed.
+        # It is not waited for yet, so that its pid is not used again before the group is killed.
         while time.monotonic() < deadline and not _is_over(process.pid):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
