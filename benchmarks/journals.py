@@ -32,6 +32,7 @@ POSTGRES, SQLITE = "PostgreSQL", "SQLite, full"
 AT_LEADER, AT_BOX, ALONE = "fleet, at the leader", "fleet, at a box that does not lead", "one box, SQLite, full"
 SIZES = (1, 100)
 MOST_TIMES = 3.0
+WAITS = b'{"wait_s": 20}'
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Cycles:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         # A box that has just started looks for the leader, and tells it of its GPUs.
         name = uuid4().hex
-        while self._status("PUT", name, b'{"wait_s": 20}') == 503:
+        while self._status("PUT", name, WAITS) == 503:
             time.sleep(0.1)
         self._ask("DELETE", name)
 
@@ -136,12 +137,12 @@ class Cycles:
         began = time.perf_counter()
         for _ in range(number):
             name = uuid4().hex
-            self._ask("PUT", name)
+            self._ask("PUT", name, WAITS)
             self._ask("DELETE", name)
         return (time.perf_counter() - began) / number
 
-    def _ask(self, method: str, name: str) -> None:
-        status = self._status(method, name)
+    def _ask(self, method: str, name: str, body: bytes | None = None) -> None:
+        status = self._status(method, name, body)
         assert status in {200, 201}, f"{method} was answered with {status}"
 
     def _status(self, method: str, name: str, body: bytes | None = None) -> int:
@@ -159,12 +160,12 @@ def measure_cycles(server: PostgresServer, folder: Path, results: Results, effor
     for name in ("leader", "box", "alone"):
         (folder / name).mkdir()
     with (
-        pool_server(folder / "leader", 8, "full", fleet) as leader,
-        pool_server(folder / "alone", 8, "full") as alone,
+        pool_server(folder / "leader", 64, "full", fleet) as leader,
+        pool_server(folder / "alone", 64, "full") as alone,
     ):
         joins = {"GPU_POOL_FLEET": f"http://127.0.0.1:{leader}", "GPU_POOL_NODE": "box"}
         with (
-            pool_server(folder / "box", 8, "full", joins) as box,
+            pool_server(folder / "box", 64, "full", joins) as box,
             closing(Cycles(leader)) as at_leader,
             closing(Cycles(box)) as at_box,
             closing(Cycles(alone)) as at_one,
