@@ -32,8 +32,8 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("leases", 150),
-    Benchmark("contenders", 700),
+    Benchmark("leases", 240),
+    Benchmark("contenders", 600),
     Benchmark("serving", 150),
     Benchmark("pages", 150),
     Benchmark("memory", 90),
