@@ -217,14 +217,9 @@ TAKERS: dict[str, Callable[[Settings], Taker]] = {
     "scheduler": SchedulerTaker,
 }
 
-# The modules that each client loads: imported once, before many clients are forked.
+# The modules that each client loads, and those below them: imported once, before many clients are forked.
 MODULES = {
-    "pool": (
-        "gpu_worker_pool",
-        "gpu_worker_pool.client.acquire.acquisition",
-        "gpu_worker_pool.client.endpoints.known_endpoints",
-        "aiohttp",
-    ),
+    "pool": ("gpu_worker_pool.core", "gpu_worker_pool.wire", "gpu_worker_pool.client"),
     "redis-lock": ("redis",),
     "redis-list": ("redis",),
     "filelock": ("filelock",),
