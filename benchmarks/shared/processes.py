@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -51,17 +52,15 @@ class Busy:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._used_s = 0.0
-        self._cycles = 0
+        self._costs_s: list[float] = []
 
     def during(self, measure: Callable[[], float], cycles: int) -> float:
         """Measure this many cycles."""
         before_s = cpu_s(self._pid)
         found = measure()
-        self._used_s += cpu_s(self._pid) - before_s
-        self._cycles += cycles
+        self._costs_s.append((cpu_s(self._pid) - before_s) / cycles)
         return found
 
     def cycle_s(self) -> float:
-        """Return the processor time of one cycle."""
-        return self._used_s / self._cycles
+        """Return the processor time of one cycle, the median of all rounds."""
+        return statistics.median(self._costs_s)
