@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,14 +31,17 @@ class Client:
     def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
-        # In a group of its own, so that it is ended with all that it has started.
+        # In a group of its own, so that it is ended with all that it has started. Ray's drivers need a session of their own.
+        apart: dict[str, Any] = (
+            {"process_group": 0} if list(python) == [sys.executable] else {"start_new_session": True}
+        )
         self._process = ServerProcess.popen(
             [*python, "-m", "benchmarks.contenders.worker", orders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(),
-            process_group=0,
+            **apart,
         )
         self.pid = self._process.pid
 
