@@ -31,7 +31,7 @@ class Client:
     def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
-        # In a group of its own, so that it is ended with all that it has started. Ray's drivers need a session of their own.
+        # In a group of its own, so that it is ended with all that it has started. Only a fork cannot have a session.
         apart: dict[str, Any] = (
             {"process_group": 0} if list(python) == [sys.executable] else {"start_new_session": True}
         )
