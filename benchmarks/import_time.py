@@ -6,6 +6,7 @@ The client loads asyncio when it is started and not before. So the time until it
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -46,10 +47,18 @@ MOST_MS = 60.0
 SERVERS_ONLY = ("fastapi", "uvicorn", "pynvml")
 
 
-def run(program: str) -> float:
-    began = time.perf_counter()
+def run(program: str, cpu_s: list[float]) -> float:
+    """Return how long a fresh process takes to run a program, and add its processor time to the list."""
+    began, used_s = time.perf_counter(), children_cpu_s()
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    cpu_s.append(children_cpu_s() - used_s)
     return time.perf_counter() - began
+
+
+def children_cpu_s() -> float:
+    """Return the processor time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def what_is_loaded(program: str) -> set[str]:
@@ -67,8 +76,9 @@ def main() -> None:
     loaded_in_use = what_is_loaded(PROGRAMS[FIRST_USE])
     if not options.quick:
         for program in programs.values():
-            run(program)  # compiled, and in the page cache
-    times = in_turn({name: partial(run, program) for name, program in programs.items()}, rounds)
+            run(program, [])  # compiled, and in the page cache
+    cpu_s: dict[str, list[float]] = {name: [] for name in programs}
+    times = in_turn({name: partial(run, program, cpu_s[name]) for name, program in programs.items()}, rounds)
     above = {
         name: [mine - bare for mine, bare in zip(found, times[BARE], strict=True)] for name, found in times.items()
     }
@@ -78,13 +88,14 @@ def main() -> None:
             duration(statistics.median(times[name])),
             spread_s(times[name]),
             duration(statistics.median(above[name])) if name != BARE else None,
+            duration(statistics.median(cpu_s[name])),
             statistics.median(ratios(above[name], above[AIOHTTP])) if name != BARE else None,
         ]
         for name in programs
     ]
     results.table(
         f"A fresh process that does this and ends, medians of {rounds} alternating rounds",
-        ["", "total", "rounds", "above bare python", "relative to import aiohttp"],
+        ["", "total", "rounds", "above bare python", "total processor time", "relative to import aiohttp"],
         rows,
         note=f"{FIRST_USE}: import, make a client, load asyncio and open the transport of calls, as the client's start does; "
         "no call is made.",
