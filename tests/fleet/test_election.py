@@ -359,13 +359,19 @@ def test_of_the_others_one_that_knows_more_than_the_standby_goes_first(known_hea
     assert election._free_at(replace(row(-1.0, head=5), has_moved=True), 100.0) == 100.0 + 6.0 * share
 
 
-def test_after_a_failover_the_last_leader_claims_at_once() -> None:
+def leader_that_reads() -> tuple[Election, ReadLeader]:
+    """A leader whose renewal was refused, so that it reads who leads."""
     election = leader(won_at=100.0)
     (renew,) = election.wake(101.1)
     assert isinstance(renew, RenewLeadership)
     election.answered(renew, None, 101.12)
     (read,) = election.wake(101.12)
     assert isinstance(read, ReadLeader)
+    return election, read
+
+
+def test_after_a_failover_the_last_leader_claims_at_once() -> None:
+    election, read = leader_that_reads()
     election.answered(read, replace(row(-1.0, epoch=4, term="t1"), has_moved=True), 101.13)
 
     (claim,) = election.wake(101.13)
@@ -375,13 +381,8 @@ def test_after_a_failover_the_last_leader_claims_at_once() -> None:
 
 def test_a_leader_whose_epoch_another_one_has_got_was_not_the_last() -> None:
     """The database lost the claim of the first one, so it counted its epoch again."""
-    election = leader(won_at=100.0)
-    (renew,) = election.wake(101.1)
-    assert isinstance(renew, RenewLeadership)
-    election.answered(renew, None, 101.12)
-    (read,) = election.wake(101.12)
-    assert isinstance(read, ReadLeader)
-    election.answered(read, replace(row(2.0, epoch=4, term="of another"), has_moved=True), 101.13)
+    election, first = leader_that_reads()
+    election.answered(first, replace(row(2.0, epoch=4, term="of another"), has_moved=True), 101.13)
     (read,) = election.wake(election.wake_at)
     assert isinstance(read, ReadLeader)
     election.answered(read, replace(row(-1.0, epoch=3, term="before"), has_moved=True), 102.0)
