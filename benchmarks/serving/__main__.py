@@ -230,8 +230,8 @@ def compare_rates(results: Results, effort: Effort, servers: dict[str, tuple[int
                 (f"rounds: {spread(pair.percents)}", f"by processor time: {pair.by_cpu or 'not known'}", *others)
             ),
             why=f"a request takes {duration(pair.found[pair.ours].request_s)} of this server's processor time and "
-            f"{duration(pair.found[pair.bare].request_s)} of the bare handler's; this server looks up the path and counts "
-            f"the request before it sends the ready bytes{', and writes a line of its log' * (pair is ours_only)}",
+            f"{duration(pair.found[pair.bare].request_s)} of the bare handler's; this server looks up the request "
+            f"before it sends the ready bytes{', and writes a line of its log' * (pair is ours_only)}",
         )
 
 

@@ -189,6 +189,7 @@ class PoolApp:
             page_headers=PAGE_HEADERS,
             fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
+        self.polls = self._router.polls
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -106,7 +106,7 @@ def configuration(app: PoolApp) -> uvicorn.Config:
 
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt)}
+    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt), "polls": app.polls}
     return type("PoolProtocol", (BoundedProtocol,), own)
 
 
@@ -143,6 +143,9 @@ class _Server(uvicorn.Server):
         if self._unix is not None:
             self._unix.remove()
         await super().shutdown(sockets=sockets)
+        # uvicorn ends the process by that signal, without an end of the log.
+        for handler in logging.getLogger("uvicorn").handlers:
+            handler.flush()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

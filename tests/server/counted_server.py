@@ -8,6 +8,7 @@ arrives.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import signal
@@ -29,6 +30,7 @@ COUNTED = {
     "steps of the core": "ledger.driver:step",
     "answers in one write": "server.http.exchange:Exchange.answer",
     "bodies that had to be waited for": "server.http.bodies:_collect",
+    "heads of requests read": "server.http.protocol:BoundedProtocol.on_headers_complete",
 }
 
 _calls: list[tuple[str, Counter[str]]] = [("", Counter())]
@@ -86,6 +88,7 @@ if __name__ == "__main__":
     wrap("server.http.protocol:BoundedProtocol.data_received", lambda function: before(arrived, function))
     for name, what in (("stat", "files looked at"), ("pwrite", "files written, without SQLite")):
         setattr(os, name, counting(what)(getattr(os, name)))
+    setattr(logging.Logger, "makeRecord", counting("records of the log")(logging.Logger.makeRecord))  # noqa: B010 - as below
     setattr(RequestResponseCycle, "send", counting("messages by uvicorn")(RequestResponseCycle.send))  # noqa: B010 - as below
     sys.addaudithook(opened)
     setattr(uvloop, "new_event_loop", CountingLoop)  # noqa: B010 - it is not the type that mypy knows

@@ -16,6 +16,8 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
+from gpu_worker_pool.server.access_log import LogCall
+
 from .response import Headers
 
 # The key under which `BoundedProtocol` puts the exchange into the scope of each call.
@@ -25,8 +27,9 @@ ENDED: Final = object()
 
 
 class Exchange:
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, log_call: LogCall) -> None:
         self._cycle = cycle
+        self._log_call = log_call
         self._gone: asyncio.Future[None] | None = None
 
     @property
@@ -66,7 +69,7 @@ class Exchange:
             return False
         if cycle.access_log:
             asked = get_client_addr(cycle.scope), cycle.scope["method"], get_path_with_query_string(cycle.scope)
-            cycle.access_logger.info('%s - "%s %s HTTP/%s" %d', *asked, cycle.scope["http_version"], status)
+            self._log_call(*asked, cycle.scope["http_version"], status)
         lines = [STATUS_LINE[status]]
         for name, value in (*cycle.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")

@@ -11,9 +11,12 @@ from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gpu_worker_pool.server.access_log import call_logger
+
 from .connection import KEY, Connection
 from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
 from .head import CLOSE
+from .polls import PolledAnswer, PolledRequests
 from .problems import Refused, problem_of
 
 # No honest client sends a larger head, or takes longer.
@@ -32,9 +35,12 @@ class BoundedProtocol(HttpToolsProtocol):
     stalled_s = STALLED_S
     # The only path at which a WebSocket may be opened; None: nowhere.
     websocket_path: bytes | None = None
+    # Requests that are known by their bytes.
+    polls = PolledRequests({}, (), 0)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._log_call = call_logger(self.access_logger)
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -49,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = Connection.of_transport(transport)
+        self._shown_client = ":".join(map(str, self.client or ()))
         self._head_timer = self.loop.call_later(HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -63,11 +70,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 exchange.note_disconnect()
 
     def data_received(self, data: bytes) -> None:
+        is_between = self._is_between_requests
+        if is_between and (poll := self.polls.find(data)) is not None and self._answer_poll(poll):
+            return
         self._is_reading = True
         super().data_received(data)
         self._is_reading = False
         if self._due is not None:
             due, self._due = self._due, None
+            if is_between:
+                self.polls.learn(data, due[0].scope)  # type: ignore[arg-type]
             self._begin(*due)
         if self._is_in_head:
             if self._head_timer is None:
@@ -76,6 +88,24 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._why_invalid = TOO_LARGE
                 self.send_400_response(TOO_LARGE)
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether all requests before are answered, and the next byte begins another one."""
+        last: RequestResponseCycle | None = self.cycle
+        return not self._head_bytes and (last is None or (last.response_complete and not last.more_body))
+
+    def _answer_poll(self, poll: PolledAnswer) -> bool:
+        """Answer a polled request that is known by its bytes; False if it must be read."""
+        if self.flow.write_paused or (whole := poll.whole(self.server_state.default_headers)) is None:
+            return False
+        if self._head_timer is not None:
+            self._stop_timer()
+        if self.access_log:
+            self._log_call(self._shown_client, "GET", poll.path, "1.1", 200)
+        self.transport.write(whole)
+        super().on_response_complete()
+        return True
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours
         """Answer with a problem, and close the connection."""
@@ -116,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cycle.scope[EXCHANGE] = Exchange(cycle)  # type: ignore[literal-required]
+        cycle.scope[EXCHANGE] = Exchange(cycle, self._log_call)  # type: ignore[literal-required]
         if self._is_reading:
             self._due = cycle, app
         else:

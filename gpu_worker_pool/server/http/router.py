@@ -22,6 +22,7 @@ from .call import Call, Handlers
 from .exchange import EXCHANGE, Exchange
 from .fleet_routing import FleetRouting
 from .head import check_head
+from .polls import PolledRequests
 from .problems import Refused, problem_of
 from .response import JSON, Headers, Response
 from .route_index import RouteIndex, RouteMatch
@@ -68,6 +69,7 @@ class Router:
             CORSMiddleware(_unused_app, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
         )
         self._readable: Headers = (READABLE,) if enable_cors else ()
+        self.polls = PolledRequests(self._polled, (*JSON, *self._readable), PIECE_BYTES)
 
     def is_prompt(self, method: str, path: str) -> bool:
         """Whether a call may begin without a task: until it waits, nothing in it needs one. See exchange.py."""
