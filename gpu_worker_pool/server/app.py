@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.applications import Starlette
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
@@ -190,7 +190,6 @@ class PoolApp:
             fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
         self.polls = self._router.polls
-        self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -201,7 +200,7 @@ class PoolApp:
             else:
                 await self._endpoint(scope, receive, send)
         else:
-            await self._lifespan(scope, receive, self._with_start_error(send))
+            await self._live(receive, send)
 
     def is_prompt(self, method: str, path: str) -> bool:
         """Whether a call may begin without a task. A box of a fleet may have to pass it on, which needs one."""
@@ -327,15 +326,21 @@ class PoolApp:
         self._forwarding.stop()
         self._router.stop()
 
-    def _with_start_error(self, send: Send) -> Send:
-        """Replace the traceback of a failed start by `why_not_started`."""
-
-        async def send_with_reason(message: Message) -> None:
-            if message["type"] == "lifespan.startup.failed" and self.why_not_started is not None:
-                message = {**message, "message": f"The server cannot start: {self.why_not_started}"}
-            await send(message)
-
-        return send_with_reason
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and stop as the server says. A start that failed is told by `why_not_started`, else by its traceback."""
+        now = "startup"
+        await receive()
+        try:
+            async with self.running():
+                await send({"type": "lifespan.startup.complete"})
+                now = "shutdown"
+                await receive()
+        except BaseException:
+            why = self.why_not_started
+            message = traceback.format_exc() if why is None else f"The server cannot start: {why}"
+            await send({"type": f"lifespan.{now}.failed", "message": message})
+            raise
+        await send({"type": "lifespan.shutdown.complete"})
 
     def _log_gpus(self) -> None:
         snapshot = self._sampler.snapshot

@@ -12,10 +12,7 @@ from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, HTMLResponse
+from typing import TYPE_CHECKING, Any
 
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import Resource, Route
@@ -23,6 +20,9 @@ from gpu_worker_pool.wire.routes import Resource, Route
 from .call import Call, Handlers
 from .problems import Refused
 from .response import Headers, Response, encode, secure_headers
+
+if TYPE_CHECKING:
+    from starlette.responses import HTMLResponse
 
 # The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE = "fastapi_offline"
@@ -122,7 +122,9 @@ class Docs:
         return Response(200, body, (*HTML, *secure_headers(policy)))
 
     async def asset(self, call: Call) -> Response:
-        from starlette.staticfiles import StaticFiles  # noqa: PLC0415 - few servers are asked for these
+        from starlette.exceptions import HTTPException  # noqa: PLC0415 - few servers are asked for these
+        from starlette.responses import FileResponse  # noqa: PLC0415
+        from starlette.staticfiles import StaticFiles  # noqa: PLC0415
 
         try:
             static = StaticFiles(directory=self._assets)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
-from functools import partial
 from urllib.parse import quote
 
-from starlette.datastructures import Headers as RequestHeaders
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.host.users import Users
@@ -64,10 +61,7 @@ class Router:
         self.stop = self._limits.stop
         self._page_headers = page_headers
         self._fleet = fleet or FleetRouting()
-        # GET only, and never with credentials: a page of any origin may read, none may write.
-        self._cors = (
-            CORSMiddleware(_unused_app, allow_origins=["*"], allow_methods=sorted(READING)) if enable_cors else None
-        )
+        self._enable_cors = enable_cors
         self._readable: Headers = (READABLE,) if enable_cors else ()
         self.polls = PolledRequests(self._polled, (*JSON, *self._readable), PIECE_BYTES)
 
@@ -96,13 +90,12 @@ class Router:
         if redirected is not None and method in READING:
             await _write(redirected, (), send)
             return
-        resource, plain_send = matches[0].resource if matches else None, send
-        if self._cors is not None and (resource is None or resource.cors != "never"):
-            if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
-                await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
-                return
-            if resource is None or resource.cors == "asks":
-                send = partial(self._cors.send, send=send, request_headers=RequestHeaders(scope=scope))
+        resource = matches[0].resource if matches else None
+        cors = ("asks" if resource is None else resource.cors) if self._enable_cors else "never"
+        is_preflight = method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys()
+        if is_preflight and cors != "never":
+            await _answer_preflight(scope, receive, send)
+            return
         try:
             response = await self._answer("GET" if method == "HEAD" else method, matches, call)
         except ClientGone:
@@ -110,8 +103,9 @@ class Router:
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
         added = self._added(resource, method)
-        may_be_whole = method != "HEAD" and plain_send is send
-        if not may_be_whole or not _write_at_once(response, added, scope):
+        if cors == "asks":
+            response, added = _readable_if_asked(response, added, is_asked="origin" in call.headers)
+        if method == "HEAD" or not _write_at_once(response, added, scope):
             await _write(response, added, send, is_head=method == "HEAD", limits=self._limits)
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
@@ -189,6 +183,24 @@ async def _write(
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _readable_if_asked(response: Response, added: Headers, *, is_asked: bool) -> tuple[Response, Headers]:
+    """Let a page of any origin read the answer if its browser asks. Caches are told that this makes a difference."""
+    varies = [value for name, value in response.headers if name == b"vary"]
+    if varies:
+        response = response._replace(headers=tuple(item for item in response.headers if item[0] != b"vary"))
+    return response, (*added, *((READABLE,) if is_asked else ()), (b"vary", b", ".join((*varies, b"Origin"))))
+
+
+async def _answer_preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer the question of a browser whether a page of another origin may call."""
+    from starlette.datastructures import Headers as RequestHeaders  # noqa: PLC0415 - few servers are asked this
+    from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415 - as above
+
+    # GET only, and never with credentials: a page of any origin may read, none may write.
+    rules = CORSMiddleware(_unused_app, allow_origins=["*"], allow_methods=sorted(READING))
+    await rules.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
 
 
 async def _unused_app(*_: object) -> None:
