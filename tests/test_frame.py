@@ -80,17 +80,12 @@ def test_a_core_that_talks_to_the_world_by_a_builtin_is_found(copy_of_the_packag
     assert "step.py" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("gpu_worker_pool", {"fastapi", "uvicorn", "pynvml", "pydantic", "typer", "rich"}),
-        # Only a server of a fleet needs these two.
-        ("gpu_worker_pool.gpu_server", {"aiohttp", "asyncpg", "fastapi", "pynvml", "typer", "rich"}),
-    ],
-    ids=["the client", "the server of one box"],
-)
-def test_what_is_heavy_is_loaded_only_where_it_is_needed(module: str, heavy: set[str]) -> None:
-    program = f"import sys, {module}; loaded = {heavy} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+def test_the_client_loads_nothing_heavy() -> None:
+    """tests/server/test_counts.py has the same for the server."""
+    heavy = {"fastapi", "uvicorn", "pynvml", "pydantic", "typer", "rich"}
+    program = (
+        f"import sys, gpu_worker_pool; loaded = {heavy} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+    )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr

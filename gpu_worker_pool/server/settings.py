@@ -7,23 +7,12 @@ import os
 import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dotenv import dotenv_values
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-)
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
@@ -32,15 +21,27 @@ from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 
 from .http.access import Tokens
+from .setting_rules import (
+    FALSE_WORDS,
+    PLAIN,
+    RULE,
+    TRUE_WORDS,
+    Rule,
+    Secret,
+    like,
+    number,
+    one_of,
+    optional,
+    setting,
+    text,
+    whole,
+    words,
+)
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
-# What the settings that are being made have found invalid.
-_INVALID: ContextVar[set[str]] = ContextVar("_INVALID")
 NumberT = TypeVar("NumberT", int, float)
-TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
-FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 
 # Names that many programs use.
@@ -81,134 +82,148 @@ def _without_host_of_tcsh(environ: MutableMapping[str, str]) -> Iterator[None]:
             environ["HOST"] = host
 
 
-def _known_models(spec: str | None) -> str | None:
-    if spec:
-        parse_spec(spec)
-    return spec or None
+_path = like(r"(/[\w./-]*)?", "a path that begins with a slash, of letters, digits and . _ - /")
 
 
-def _printable(text: str | None) -> str | None:
-    if text is not None and not is_printable(text):
+def _prefix(value: Any) -> str:
+    return str(_path(value)).rstrip("/")
+
+
+def _host(value: Any) -> str:
+    """Without the brackets of an IPv6 address in a URL."""
+    return str(words()(value)).strip("[]")
+
+
+def _node(value: Any) -> str:
+    name = str(words(253)(value))
+    if not is_printable(name):
         raise ValueError("it has characters that cannot be printed")
-    return text
+    return name
 
 
-Path_ = Annotated[str, Field(pattern=r"^(/[\w./-]*)?$")]
-Prefix = Annotated[Path_, AfterValidator(lambda path: path.rstrip("/"))]
-# Without the brackets of an IPv6 address in a URL.
-Host = Annotated[str, Field(min_length=1), AfterValidator(lambda host: host.strip("[]"))]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error", "critical"],
-    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
-]
-# The text None means unset.
-Devices = Annotated[str | None, AfterValidator(lambda text: None if (text or "").strip() == "None" else text)]
-# Seconds, or a text such as 2h; without a value there is no limit.
-Span = Annotated[
-    float | None,
-    Field(ge=1.0, le=MAX_TIME_LIMIT_S, allow_inf_nan=False),
-    BeforeValidator(lambda value: parse_span(value) if isinstance(value, str) and value else value or None),
-]
-Models = Annotated[str | None, AfterValidator(_known_models)]
+def _devices(value: Any) -> str | None:
+    """The text None means unset."""
+    return None if value is None or text(value).strip() == "None" else text(value)
 
 
-class ServerSettings(BaseSettings):
-    """All settings of the server. An invalid value is logged with its name, and the default is used."""
+def _models(value: Any) -> str | None:
+    """GPUs to simulate, of models that are known."""
+    if value:
+        parse_spec(text(value))
+    return value or None
 
-    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
 
-    host: Host = "0.0.0.0"  # noqa: S104 - the documented default: other machines ask for statistics
-    port: int = Field(8000, ge=0, le=65535)
+def _span(value: Any) -> float | None:
+    """Seconds, or a text such as 2h; without a value there is no limit."""
+    found = parse_span(value) if isinstance(value, str) and value else value or None
+    return None if found is None else number(1.0, MAX_TIME_LIMIT_S)(found)
+
+
+@dataclass(frozen=True, init=False)
+class ServerSettings:
+    """All settings of the server: the given values, else the environment, else the file. An invalid value is logged with its
+    name, and the default is used.
+    """
+
+    host: str = setting("0.0.0.0", _host)  # noqa: S104 - the documented default: other machines ask for statistics
+    port: int = setting(8000, whole(0, 65535))
     # The only documented default that is not kept: a server with leases must not restart because a file changed.
     reload: bool = False
-    log_level: LogLevel = "info"
+    log_level: str = setting("info", one_of("debug", "info", "warning", "error", "critical"))
     access_log: bool = True
-    workers: int = Field(1, ge=1, le=1024)
+    workers: int = setting(1, whole(1, 1024))
 
-    title: str = Field("GPU Statistics Server", min_length=1)
+    title: str = setting("GPU Statistics Server", words())
     description: str = "A server that provides GPU statistics including memory usage and utilization"
-    version: str = Field("1.0.0", min_length=1)
-    docs_url: Path_ = "/docs"
-    redoc_url: Path_ = "/redoc"
+    version: str = setting("1.0.0", words())
+    docs_url: str = setting("/docs", _path)
+    redoc_url: str = setting("/redoc", _path)
     enable_cors: bool = True
-    api_prefix: Prefix = ""
+    api_prefix: str = setting("", _prefix)
 
-    cuda_visible_devices: Devices = None
-    refresh_interval: float = Field(1.0, ge=0.05, le=3600.0, allow_inf_nan=False)
-    max_history: int = Field(100, ge=1, le=100_000)
-    log_format: str = Field(DEFAULT_LOG_FORMAT, min_length=1)
+    cuda_visible_devices: str | None = setting(None, _devices)
+    refresh_interval: float = setting(1.0, number(0.05, 3600.0))
+    max_history: int = setting(100, whole(1, 100_000))
+    log_format: str = setting(DEFAULT_LOG_FORMAT, words())
 
-    simulated_gpus: Models = None
+    simulated_gpus: str | None = setting(None, _models)
     simulated_outsiders: str | None = None
-    gpu_pool_node: Annotated[str, AfterValidator(_printable)] = Field(
-        default_factory=socket.gethostname, min_length=1, max_length=253
-    )
+    gpu_pool_node: str = setting(socket.gethostname, _node)
     gpu_pool_dcgm_metrics: bool = False
     gpu_pool_peers: str | None = None
 
     # The database of the fleet; its URL may hold a password. A server that cannot use it does not start without it.
-    gpu_pool_fleet: SecretStr | None = None
+    gpu_pool_fleet: Secret | None = None
     # Not checked here: with the default in its place, the server would join another pool.
     gpu_pool_fleet_pool: str | None = None
     # The URL at which the other boxes reach this server; by default its own address.
     gpu_pool_fleet_address: str | None = None
     # The secret that all boxes of a fleet share, itself or in a file. It is checked in fleet.py, where none is logged.
-    gpu_pool_fleet_key: SecretStr | None = None
+    gpu_pool_fleet_key: Secret | None = None
     gpu_pool_fleet_key_file: str | None = None
     gpu_pool_state_dir: str | None = None
     # "full": a grant is on the disk before it is answered. "normal": a crash of the machine may lose the last grants; a
     # crash of the server loses none.
-    gpu_pool_durability: Literal["full", "normal"] = "full"
-    gpu_pool_tokens: SecretStr | None = None
+    gpu_pool_durability: Literal["full", "normal"] = setting("full", one_of("full", "normal"))
+    gpu_pool_tokens: Secret | None = None
     gpu_pool_tokens_file: str | None = None
     gpu_pool_socket: str | None = None
     # "socket": a forwarder of TCP connections, as ssh -L, makes callers from elsewhere look local.
-    gpu_pool_local: Literal["loopback", "socket"] = "loopback"
+    gpu_pool_local: Literal["loopback", "socket"] = setting("loopback", one_of("loopback", "socket"))
     gpu_pool_admin_group: str | None = None
-    gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = None
-    gpu_pool_workers_per_gpu: int = Field(1, ge=1, le=1024)
-    gpu_pool_drain_limit: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
-    gpu_pool_max_queued: int = Field(10_000, ge=1, le=100_000)
-    gpu_pool_max_queued_per_owner: int = Field(1_000, ge=1, le=100_000)
-    gpu_pool_max_leases_per_owner: int = Field(1_000, ge=1, le=100_000)
-    gpu_pool_max_sharers: int = Field(64, ge=1, le=1_024)
-    gpu_pool_default_time_limit: Span = None
-    gpu_pool_max_time_limit: Span = None
-    gpu_pool_reserve_after: float = Field(600.0, ge=0.0, le=1e9, allow_inf_nan=False)
-    gpu_pool_book_ahead: Span = 604_800.0
-    gpu_pool_preempt_grace: float = Field(60.0, ge=0.0, le=86_400.0, allow_inf_nan=False)
+    gpu_memory_threshold_percent: float = setting(80.0, number(0.0, 100.0))
+    gpu_utilization_threshold_percent: float = setting(90.0, number(0.0, 100.0))
+    gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = setting(None, optional(one_of("avoid", "thresholds")))
+    gpu_pool_workers_per_gpu: int = setting(1, whole(1, 1024))
+    gpu_pool_drain_limit: float = setting(60.0, number(0.0, 86_400.0))
+    gpu_pool_max_queued: int = setting(10_000, whole(1, 100_000))
+    gpu_pool_max_queued_per_owner: int = setting(1_000, whole(1, 100_000))
+    gpu_pool_max_leases_per_owner: int = setting(1_000, whole(1, 100_000))
+    gpu_pool_max_sharers: int = setting(64, whole(1, 1_024))
+    gpu_pool_default_time_limit: float | None = setting(None, _span)
+    gpu_pool_max_time_limit: float | None = setting(None, _span)
+    gpu_pool_reserve_after: float = setting(600.0, number(0.0, 1e9))
+    gpu_pool_book_ahead: float | None = setting(604_800.0, _span)
+    gpu_pool_preempt_grace: float = setting(60.0, number(0.0, 86_400.0))
     gpu_pool_fair_share: bool = False
-    gpu_pool_idle_after: float = Field(1800.0, ge=1.0, le=1e9, allow_inf_nan=False)
+    gpu_pool_idle_after: float = setting(1800.0, number(1.0, 1e9))
     gpu_pool_idle_reclaim: bool = False
-    gpu_pool_max_waiting: int = Field(4_000, ge=1, le=60_000)
+    gpu_pool_max_waiting: int = setting(4_000, whole(1, 60_000))
 
+    # The names of settings that have usable values.
+    _given: frozenset[str] = frozenset()
     # A file that cannot be read may contain tokens.
-    _is_env_file_unreadable: bool = PrivateAttr(default=False)
-    # The names of settings whose values were not usable.
-    _invalid: frozenset[str] = PrivateAttr(default=frozenset())
+    _is_env_file_unreadable: bool = False
 
-    def __init__(self, **given: Any) -> None:
-        token = _INVALID.set(set())
-        try:
-            super().__init__(**given)
-            self._invalid = frozenset(_INVALID.get())
-        finally:
-            _INVALID.reset(token)
+    def __init__(self, _env_file: str | None = ".env", **given: Any) -> None:
+        in_file = {} if _env_file is None else dotenv_values(_env_file, encoding="utf-8")
+        found = {name.lower(): value for name, value in (*in_file.items(), *os.environ.items()) if value is not None}
+        usable = set()
+        for name, default in self.defaults().items():
+            value = given.get(name, found.get(name, MISSING))
+            if value is not MISSING:
+                try:
+                    value = self.read(name, value)
+                    usable.add(name)
+                except ValueError as why:
+                    logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, why, default)  # noqa: TRY400
+                    value = MISSING
+            vars(self)[name] = default if value is MISSING else value
+        vars(self)["_given"] = frozenset(usable)
 
-    @field_validator("*", mode="wrap")
     @classmethod
-    def _default_if_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        try:
-            return handler(value.strip() if isinstance(value, str) else value)
-        except ValidationError as error:
-            name = info.field_name or ""
-            default = cls.model_fields[name].get_default(call_default_factory=True)
-            reason = error.errors()[0]["msg"]
-            _INVALID.get().add(name)
-            logger.error("%s=%r is not usable (%s); using the default %r", name.upper(), value, reason, default)  # noqa: TRY400
-            return default
+    def defaults(cls) -> dict[str, Any]:
+        """The names of all settings, and their defaults."""
+        return {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for each in fields(cls)
+            if not each.name.startswith("_")
+        }
+
+    @classmethod
+    def read(cls, name: str, value: Any) -> Any:
+        """The value of a setting that is given as a text, or as a program gives it; ValueError says what it must be."""
+        return _rules()[name](value.strip() if isinstance(value, str) else value)
 
     @classmethod
     def load(cls, **given: Any) -> ServerSettings:
@@ -218,7 +233,7 @@ class ServerSettings(BaseSettings):
         except (UnicodeDecodeError, OSError) as error:
             logger.error(".env cannot be read (%s); it is left out", error)  # noqa: TRY400
             settings = cls(**given, _env_file=None)
-            settings._is_env_file_unreadable = True
+            vars(settings)["_is_env_file_unreadable"] = True
             return settings
 
     @classmethod
@@ -232,7 +247,7 @@ class ServerSettings(BaseSettings):
     def _is_foreign(cls, file: Path) -> bool:
         """Whether a `.env` is another project's: it has settings unknown here, and none that only this server has."""
         names = {name.upper() for name in dotenv_values(file)}
-        ours = {name.upper() for name in cls.model_fields}
+        ours = {name.upper() for name in cls.defaults()}
         is_ours = any(name in ours - GENERIC_NAMES or name.startswith(OWN_PREFIXES) for name in names)
         if is_ours or names <= ours:
             return False
@@ -268,7 +283,7 @@ class ServerSettings(BaseSettings):
     @property
     def _has_thresholds(self) -> bool:
         names = {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"}
-        return bool(names & self.model_fields_set - self._invalid)
+        return bool(names & self._given)
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""
@@ -290,6 +305,13 @@ class ServerSettings(BaseSettings):
     @property
     def stale_after_s(self) -> float:
         return max(5.0, 3 * self.refresh_interval)
+
+
+@cache
+def _rules() -> dict[str, Rule]:
+    """The rule of each setting; those without one of their own have that of their type."""
+    own = {each.name: each for each in fields(ServerSettings)}
+    return {name: own[name].metadata.get(RULE) or PLAIN[str(own[name].type)] for name in ServerSettings.defaults()}
 
 
 def get_bool_env(key: str, default: bool) -> bool:  # noqa: FBT001 - the documented signature

@@ -9,10 +9,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,6 +49,27 @@ BOTH = {
 }
 # By whom a lease was ended. Lines of the access log are no records.
 RELEASED = {"records of the log": 1}
+# Only a server of a fleet, or the page of the documents, or a command needs these.
+NEVER_LOADED = {
+    "aiohttp",
+    "asyncpg",
+    "fastapi",
+    "gpu_worker_pool.client",
+    "gpu_worker_pool.server.agent.agent",
+    "pydantic",
+    "pynvml",
+    "rich",
+    "starlette.responses",
+    "typer",
+    "websockets",
+}
+# The server, which writes at SIGUSR1 what it has loaded.
+WRITES_MODULES = """
+import pathlib, runpy, signal, sys
+file = pathlib.Path("{file}")
+signal.signal(signal.SIGUSR1, lambda *_: (file.with_suffix(".new").write_text(" ".join(sys.modules)), file.with_suffix(".new").rename(file)))
+runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)
+"""
 AT_MOST: dict[str, dict[str, int]] = {
     "PUT alone": {**BOTH, "decisions: RequestLease": 1, "decisions: ServeQueue": 2},
     "DELETE alone": {**BOTH, **RELEASED, "decisions: Release": 1, "decisions: ServeQueue": 1},
@@ -76,6 +99,12 @@ AT_MOST: dict[str, dict[str, int]] = {
         "decisions: ServeQueue": 3,
     },
 }
+
+
+class FreshServer(ServerProcess):
+    """Not forked from a process that has loaded all of the server already, as those of other tests."""
+
+    popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
 
 
 class Client:
@@ -135,6 +164,12 @@ def each_waits_for_the_one_before(server: ServerProcess) -> None:
             holder, waiter = waiter, holder
 
 
+def what_is_written(server: ServerProcess, file: Path) -> str:
+    """What a server writes to this file at SIGUSR1."""
+    os.kill(server.pid, signal.SIGUSR1)
+    return eventually(lambda: file.read_text(encoding="utf-8") if file.exists() else None, "the file")
+
+
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
     """The least counts of each kind of call: a reading of the GPUs, or a pause of the machine, may come in between."""
@@ -145,10 +180,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
         one_after_the_other(server)
         a_poll_after_the_other(server)
         each_waits_for_the_one_before(server)
-        os.kill(server.pid, signal.SIGUSR1)
-        calls = json.loads(
-            eventually(lambda: file.read_text(encoding="utf-8") if file.exists() else None, "the counts")
-        )
+        calls = json.loads(what_is_written(server, file))
     least: dict[str, Counter[str]] = {}
     for kind in AT_MOST:
         found = [Counter(counted) for made, counted in calls if made == kind]
@@ -161,3 +193,15 @@ def test_a_call_costs_no_more_than_this(counts: dict[str, Counter[str]], kind: s
     known = AT_MOST[kind]
     more = {what: (number, known.get(what, 0)) for what, number in counts[kind].items() if number > known.get(what, 0)}
     assert more == {}, "what has become more, with what it was"
+
+
+def test_a_server_of_one_box_does_not_load_what_others_need(tmp_path: Path) -> None:
+    """What is loaded takes memory for as long as the server runs."""
+    file = tmp_path / "modules"
+    command = (sys.executable, "-c", WRITES_MODULES.format(file=file))
+    with FreshServer({"SIMULATED_GPUS": str(CYCLES)}, command=command) as server:
+        one_after_the_other(server)
+        a_poll_after_the_other(server)
+        loaded = set(what_is_written(server, file).split())
+    assert "gpu_worker_pool.server.app" in loaded
+    assert loaded & NEVER_LOADED == set()

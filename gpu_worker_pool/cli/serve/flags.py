@@ -6,31 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.server.http.access import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
-
-
-class _Typed(ServerSettings):
-    """The rules of ServerSettings, for typed values only. An invalid value is an error, and not replaced."""
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _default_if_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler, _: ValidationInfo) -> Any:
-        return handler(value.strip() if isinstance(value, str) else value)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature
-        init_settings: PydanticBaseSettingsSource,
-        *_: PydanticBaseSettingsSource,
-        **others: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
 
 def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
@@ -39,13 +17,11 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
     Failure for an invalid flag, and for a .env that cannot be read: there may be tokens in it. An invalid value in the
     environment is logged, and the default is used.
     """
-    try:
-        _Typed(**typed, _env_file=None)  # pydantic reads the file even where its values are not used
-    except ValidationError as error:
-        fault = error.errors()[0]
-        name = str(fault["loc"][0]) if fault["loc"] else ""
-        reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        raise Failure(f"{flags.get(name, name)} is {typed.get(name)!r}: {reason}", USAGE) from None
+    for name, value in typed.items():
+        try:
+            ServerSettings.read(name, value)
+        except ValueError as why:
+            raise Failure(f"{flags.get(name, name)} is {value!r}: {why}", USAGE) from None
     if tokens_file := typed.get("gpu_pool_tokens_file"):
         _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
     try:

@@ -137,7 +137,7 @@ class Statistics:
 
     async def config(self, _: Call) -> Response:
         settings, visibility, snapshot = self.settings, self.sampler.visibility, self.sampler.snapshot
-        shown = {**settings.model_dump(), "socket": self._rules.socket}
+        shown = {**vars(settings), "socket": self._rules.socket}
         body = service.Configuration(
             server=service.ServerPart(**{item.name: shown[item.name] for item in fields(service.ServerPart)}),
             api=service.ApiPart(**{item.name: shown[item.name] for item in fields(service.ApiPart)}),

@@ -148,7 +148,7 @@ def test_what_is_not_provably_a_dead_demos_stays(tmp_path: Path, monkeypatch: py
 
 
 def test_no_setting_of_another_pool_reaches_its_processes() -> None:
-    settings = [name.upper() for name in ServerSettings.model_fields]
+    settings = [name.upper() for name in ServerSettings.defaults()]
     client = ["GPU_SERVICE_ENDPOINT", "GPU_POOL_TOKEN", "GPU_POOL_TTL", "GPU_POLLING_INTERVAL"]
     given = dict.fromkeys([*settings, *client], "0") | {"PATH": "/bin"}
 

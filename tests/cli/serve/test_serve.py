@@ -166,7 +166,7 @@ def test_a_bad_flag_is_one_clear_line_and_nothing_is_started(tmp_path: Path) -> 
     done = gpu_pool("serve", "--port", "99999", "--state-dir", str(tmp_path / "state"), cwd=tmp_path)
 
     assert (done.code, done.out) == (2, "")
-    assert done.err == "gpu-pool: --port is 99999: it should be less than or equal to 65535\n"
+    assert done.err == "gpu-pool: --port is 99999: it must be a whole number from 0 to 65535\n"
     assert not (tmp_path / "state").exists()
 
 
@@ -174,10 +174,10 @@ def test_a_bad_flag_is_one_clear_line_and_nothing_is_started(tmp_path: Path) -> 
     ("name", "value", "words"),
     [
         ("simulated_gpus", "3xZX81", "not a known model"),
-        ("gpu_pool_durability", "most", "'full' or 'normal'"),
-        ("gpu_memory_threshold_percent", 101.0, "less than or equal to 100"),
-        ("refresh_interval", 0.0, "greater than or equal to 0.05"),
-        ("log_level", "loud", "'debug'"),
+        ("gpu_pool_durability", "most", "one of full, normal"),
+        ("gpu_memory_threshold_percent", 101.0, "a number from 0 to 100"),
+        ("refresh_interval", 0.0, "a number from 0.05 to 3600"),
+        ("log_level", "loud", "one of debug, info"),
         ("gpu_pool_tokens_file", "/nonexistent/tokens", "No such file"),
     ],
 )

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import uvicorn
-from pydantic import SecretStr
 
 from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.model import commands as cmd
@@ -146,7 +145,7 @@ async def _served(
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    usual = {"simulated_gpus": "2", "gpu_pool_tokens": SecretStr(TOKENS), "refresh_interval": 5.0}
+    usual = {"simulated_gpus": "2", "gpu_pool_tokens": TOKENS, "refresh_interval": 5.0}
     app = create_app(
         ServerSettings(_env_file=None, gpu_pool_state_dir=str(folder), gpu_pool_node=node, **{**usual, **settings})
     )
