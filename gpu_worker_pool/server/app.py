@@ -36,7 +36,6 @@ from .agent.custody_store import CustodyStore
 from .agent.membership import Membership
 from .agent.message_codec import PATH as AGENT_PATH
 from .authority.authority import Authority, JournalSource
-from .authority.candidate import Candidate
 from .authority.led_elsewhere import LedElsewhereSource
 from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
@@ -69,8 +68,6 @@ from .http.docs import Docs, assets_folder
 from .http.fleet_routing import FleetRouting
 from .http.forwarding import Forwarding
 from .http.router import Router
-from .leader.candidate_leadership import CandidateLeadership
-from .leader.endpoint import AgentEndpoint
 from .logs import configure_logging_if_unset
 from .settings import ServerSettings
 from .streams.streams import Streams
@@ -81,6 +78,8 @@ if TYPE_CHECKING:
     from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
     from .agent.agent import Agent
+    from .authority.candidate import Candidate
+    from .leader.endpoint import AgentEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -263,6 +262,8 @@ class PoolApp:
     async def _make_agent(self, least_fence: int) -> None:
         """Open what this box keeps of its fleet. JournalInUse if another server does."""
         from .agent.agent import Agent  # noqa: PLC0415 - it loads aiohttp, which a server without a fleet does not need
+        from .leader.candidate_leadership import CandidateLeadership  # noqa: PLC0415 - as above
+        from .leader.endpoint import AgentEndpoint  # noqa: PLC0415
 
         settings, leader = self.settings, self._authority.leader
         assert leader is not None  # noqa: S101 - it is in a fleet
@@ -306,6 +307,8 @@ class PoolApp:
             return LedElsewhereSource(self._agent)
         if self._database is None:
             return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability))
+        from .authority.candidate import Candidate  # noqa: PLC0415 - only candidates of a fleet need it
+
         node, url = settings.gpu_pool_node, own_address(settings, self.port)
         self.candidate = Candidate(self._database, boot_time, node=node, url=url, spread_s=spread_s(node, url))
         return self.candidate

@@ -55,6 +55,7 @@ NEVER_LOADED = {
     "asyncpg",
     "fastapi",
     "gpu_worker_pool.client",
+    "gpu_worker_pool.core.fleet.election",
     "gpu_worker_pool.server.agent.agent",
     "pydantic",
     "pynvml",
