@@ -11,7 +11,8 @@ from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import STRATEGIES, Balancer, EndpointView
+from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
 
 # The parameters of GPUWorkerPoolClient(...), by pattern.
 PATTERNS: dict[str, dict[str, Any]] = {

@@ -57,18 +57,20 @@ __all__ = [
 ]
 
 
-# Where the names are, the lightest first. They are loaded on first use: the server needs none of them, and importing
+# Where the names are; all others are models. They are loaded on first use: the server needs none of them, and importing
 # the package must be cheap.
-_MODULES = (".errors", ".models", ".client", ".client.blocking")
+_MODULES = {
+    ".client": ("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"),
+    ".client.blocking": ("GPUWorkerPool", "gpu"),
+    ".errors": tuple(name for name in __all__ if name.endswith("Error")),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for path in _MODULES:
-            module = importlib.import_module(path, __name__)
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    path = next((path for path, names in _MODULES.items() if name in names), ".models")
+    return getattr(importlib.import_module(path, __name__), name)
 
 
 def __dir__() -> list[str]:

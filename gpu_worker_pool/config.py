@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .core.endpoints.balancing import STRATEGIES
+from .core.endpoints.strategies import STRATEGIES
 from .core.model.checks import check_number, check_whole
-from .core.model.request import DEFAULT_TTL_S, MAX_TTL_S
-from .core.model.settings import DEFAULT_THRESHOLDS
+from .core.model.thresholds import DEFAULT_THRESHOLDS
+from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 
 MAX_URL = 2048
@@ -146,10 +145,10 @@ def _host(text: str, host: str) -> str:
     if is_ipv6 and "%" in host:
         raise _bad(text, "an IPv6 address with a zone (%) is not supported; use another address or a name")
     try:
-        if is_ipv6:
-            return IPv6Address(host[1:-1]).compressed
-        if host.removesuffix(".").rpartition(".")[2].isdecimal():
-            return str(IPv4Address(host))
+        if is_ipv6 or host.removesuffix(".").rpartition(".")[2].isdecimal():
+            import ipaddress  # noqa: PLC0415 - it takes longer to load than all the rest of this file, and few hosts need it
+
+            return ipaddress.IPv6Address(host[1:-1]).compressed if is_ipv6 else str(ipaddress.IPv4Address(host))
     except ValueError:
         ipv4_fault = "the host ends in a number but is not an IPv4 address, such as 192.168.0.7"
         raise _bad(text, "the text in brackets is not an IPv6 address" if is_ipv6 else ipv4_fault) from None

@@ -9,10 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig, Scope
-from gpu_worker_pool.core.model.gpu_names import as_gpu_names
-from gpu_worker_pool.core.model.memory import asked_mb
-from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.core.model.span import parse_span
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .acquire.tally import Tally
@@ -23,6 +19,7 @@ from .inherited_lease import config_inside
 if TYPE_CHECKING:
     from .reports import Reports
     from .started_client import StartedClient
+
 
 Assignment = GPUAssignment | GlobalGPUAssignment
 _RetriedT = TypeVar("_RetriedT")
@@ -153,7 +150,12 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
-        from .backends.server_leases import holder  # noqa: PLC0415 - see above
+        from gpu_worker_pool.core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
+        from gpu_worker_pool.core.model.memory import asked_mb  # noqa: PLC0415
+        from gpu_worker_pool.core.model.request import Request, Wishes  # noqa: PLC0415
+        from gpu_worker_pool.core.model.span import parse_span  # noqa: PLC0415
+
+        from .backends.server_leases import holder  # noqa: PLC0415
         from .own_program import with_own_label  # noqa: PLC0415
 
         worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"

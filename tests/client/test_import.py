@@ -47,6 +47,12 @@ def test_nothing_heavy_is_loaded_before_the_start(program: str) -> None:
     assert loaded_after(program).isdisjoint(HEAVY)
 
 
+def test_a_client_that_is_not_started_loads_little_of_the_package() -> None:
+    loaded = loaded_after("from gpu_worker_pool import GPUWorkerPoolClient; GPUWorkerPoolClient()")
+    later = {"asyncio", "gpu_worker_pool.core.model.request", "gpu_worker_pool.core.model.settings", "ipaddress"}
+    assert loaded & later == set()
+
+
 def test_the_package_alone_loads_nothing_of_itself() -> None:
     ours = {name for name in loaded_after("import gpu_worker_pool") if name.startswith("gpu_worker_pool.")}
     assert ours == set()

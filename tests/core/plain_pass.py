@@ -11,8 +11,8 @@ from typing import Any
 
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.thresholds import Thresholds
 from gpu_worker_pool.core.queue.assignment import QueuePass
 from gpu_worker_pool.core.queue.capacity import ROUNDING_MB, Capacity
 from gpu_worker_pool.core.queue.keeps import Keeps

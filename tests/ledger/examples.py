@@ -16,11 +16,11 @@ from gpu_worker_pool.core.model.request import (
     MAX_GPUS,
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
-    MAX_TTL_S,
     Holder,
     Request,
     Wishes,
 )
+from gpu_worker_pool.core.model.ttl import MAX_TTL_S
 
 GPU = GpuKey("box", "GPU-0")
 OTHER = GpuKey("box", "GPU-1")

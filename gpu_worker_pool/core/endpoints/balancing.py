@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from .strategies import STRATEGIES
+
 FIRST_RAMP_SHARE = 0.1
 """The share of its full weight that a just recovered endpoint gets."""
 
@@ -53,7 +55,6 @@ _STANDINGS: dict[str, Callable[[EndpointView], _Standing]] = {
     "round_robin": _by_turns,
     "weighted": _by_capacity,
 }
-STRATEGIES = tuple(_STANDINGS)
 
 
 class _Rotation:

@@ -6,25 +6,14 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
+from .process_id import ProcessId as ProcessId  # noqa: PLC0414 - those who know GPUs know their processes
+
 
 class GpuKey(NamedTuple):
     """Identifies a GPU by its node and UUID. The index is for people and may change with a reboot."""
 
     node: str
     uuid: str
-
-
-class ProcessId(NamedTuple):
-    """A process, told from a later one with the same pid by its start time, if that is known."""
-
-    pid: int
-    started: float | None = None
-
-    def is_same(self, other: ProcessId) -> bool:
-        """Whether both are the same process. An unknown start time matches any."""
-        if self.pid != other.pid:
-            return False
-        return self.started is None or other.started is None or self.started == other.started
 
 
 @dataclass(frozen=True, slots=True)

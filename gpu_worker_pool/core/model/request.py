@@ -9,14 +9,13 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from .checks import check_number, check_whole
-from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
 from .memory import show_mb
+from .process_id import ProcessId
+from .ttl import DEFAULT_TTL_S, MAX_TTL_S
 
-DEFAULT_TTL_S = 60.0
 MAX_GPUS = 1024
 MAX_NODES = 1024
-MAX_TTL_S = 7 * 24 * 3600.0
 MAX_TIME_LIMIT_S = 366 * 24 * 3600.0
 MAX_PRIORITY = 1_000_000
 # The labels in which a request says what it is for; the first that is there counts.

@@ -21,8 +21,9 @@ from math import inf
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GpuNames
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.thresholds import Thresholds
 
 from .node_index import (
     Entry,

@@ -7,9 +7,9 @@ from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.thresholds import Thresholds
 
 from .verdicts import (
     Draining,

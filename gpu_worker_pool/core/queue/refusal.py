@@ -10,8 +10,8 @@ from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.memory import show_mb
 from gpu_worker_pool.core.model.node import Node
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.thresholds import Thresholds
 
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
