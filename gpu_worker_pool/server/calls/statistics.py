@@ -74,9 +74,12 @@ class Statistics:
 
     async def metrics(self, loop_share: LoopShare | None = None) -> bytes:
         loop_share = loop_share or LoopShare()
-        gpus = await self._gpu_metrics.text(loop_share)
+        parts = await self._gpu_metrics.parts(loop_share)
         await self._lease_metrics.look(loop_share)
-        return gpus + generate_latest(self._registry)
+        parts.append(generate_latest(self._registry))
+        await loop_share.yield_if_due()
+        # Once: a thousand GPUs have megabytes, and each copy of them takes long.
+        return b"".join(parts)
 
     def handlers(self) -> Handlers:
         return {

@@ -19,6 +19,7 @@ from .call import Call, Handlers
 from .exchange import EXCHANGE, Exchange
 from .fleet_routing import FleetRouting
 from .head import check_head
+from .loop_share import LoopShare
 from .polls import PolledRequests
 from .problems import Refused, problem_of
 from .response import JSON, Headers, Response
@@ -170,7 +171,10 @@ async def _write(
         # not a copy of the answer.
         with suppress(TimeoutError):
             async with (limits or TimeLimits()).within(ANSWER_S):
+                share = LoopShare()
                 for start in range(0, len(body), PIECE_BYTES):
+                    # A caller on this machine takes megabytes as fast as they are sent, and would hold the event loop.
+                    await share.yield_if_due()
                     end = start + PIECE_BYTES
                     await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
                 return

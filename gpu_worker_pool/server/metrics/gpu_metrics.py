@@ -70,8 +70,9 @@ class GpuMetrics:
         self._pool = pool
         self._gauges = OWN + (DCGM if with_dcgm_names else ())
 
-    async def text(self, loop_share: LoopShare) -> bytes:
-        return b"".join([*await self._readings(loop_share), *await self._slots(loop_share)])
+    async def parts(self, loop_share: LoopShare) -> list[bytes]:
+        """The text, a part for each metric."""
+        return [*await self._readings(loop_share), *await self._slots(loop_share)]
 
     async def _readings(self, loop_share: LoopShare) -> list[bytes]:
         snapshot = self._sampler.snapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -280,3 +281,30 @@ async def test_a_large_answer_arrives_whole_in_pieces() -> None:
     resource = Resource("/tale", "A tale", (Route("GET", "tale", "A tale", Alive),))
     answer = await ask(make_router(resource, handlers={"tale": tale}), "GET", "/tale")
     assert (answer.body, answer.headers["content-length"]) == (body, str(len(body)))
+
+
+async def test_others_have_turns_while_a_caller_takes_a_large_answer_at_once() -> None:
+    turns, seen = 0, []
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class QuickReader(SlowReader):
+        async def send(self, _: Message) -> None:
+            """Take a piece without waiting, in the time that the kernel takes for one."""
+            seen.append(turns)
+            until = time.thread_time() + 0.001
+            while time.thread_time() < until:
+                pass
+
+    async def tale(_: Call) -> Response:
+        return Response(200, b"x" * (10 * PIECE_BYTES))
+
+    reader, task = QuickReader(0), asyncio.create_task(others())
+    head: dict[str, Any] = {"type": "http", "method": "GET", "path": "/one", "query_string": b"", "headers": []}
+    await one(tale)(head, reader.receive, reader.send)
+    task.cancel()
+    assert seen[-1] > seen[1]
