@@ -189,6 +189,7 @@ class PoolApp:
             fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
         self.polls = self._router.polls
+        self._page_path = f"{settings.api_prefix}/ui"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -204,6 +205,10 @@ class PoolApp:
     def is_prompt(self, method: str, path: str) -> bool:
         """Whether a call may begin without a task. A box of a fleet may have to pass it on, which needs one."""
         return not self._is_in_fleet and self._router.is_prompt(method, path)
+
+    def is_for_page(self, path: str) -> bool:
+        """Whether only pages make this call."""
+        return path.startswith(self._page_path)
 
     @property
     def membership(self) -> Membership | None:

@@ -20,6 +20,7 @@ from gpu_worker_pool.wire.transport import IDLE_S
 from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
 from .garbage import GarbageCollection
+from .http.loop_share import TurnQueue
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
 
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
 BACKLOG: Final = 2048
+# Calls of pages that begin in one turn of the event loop.
+MOST_PAGE_CALLS: Final = 4
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -106,7 +109,13 @@ def configuration(app: PoolApp) -> uvicorn.Config:
 
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt), "polls": app.polls}
+    own = {
+        "websocket_path": path and path.encode(),
+        "is_prompt": staticmethod(app.is_prompt),
+        "is_for_page": staticmethod(app.is_for_page),
+        "page_calls": TurnQueue(MOST_PAGE_CALLS),
+        "polls": app.polls,
+    }
     return type("PoolProtocol", (BoundedProtocol,), own)
 
 

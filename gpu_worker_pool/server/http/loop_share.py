@@ -13,7 +13,7 @@ from typing import TypeVar
 # not split and shows one moment.
 LOOP_SLICE_S = 0.0005
 # The same while the loop is busy, so that the work does not take for ever.
-BUSY_SLICE_S = 0.002
+BUSY_SLICE_S = 0.001
 # Others have so many turns of the loop between two pieces, or so many times as long as a piece. A lease call takes about
 # ten turns: it must not wait for a piece in each.
 OTHERS_SHARE = 4
@@ -55,6 +55,32 @@ def in_turns(most: int, call: Callable[[ItemT], object], items: Iterable[ItemT])
             asyncio.get_running_loop().call_soon(call_some)
 
     call_some()
+
+
+class TurnQueue:
+    """Calls functions in order, so many in each turn of the event loop, from the next turn on."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left: deque[Callable[[], object]] = deque()
+        self._is_waiting = False
+
+    def add(self, call: Callable[[], object]) -> None:
+        self._left.append(call)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._left and not self._is_waiting:
+            self._is_waiting = True
+            asyncio.get_running_loop().call_soon(self._call_some)
+
+    def _call_some(self) -> None:
+        self._is_waiting = False
+        try:
+            for _ in range(min(self._most, len(self._left))):
+                self._left.popleft()()
+        finally:
+            self._go_on()
 
 
 class TurnShare:

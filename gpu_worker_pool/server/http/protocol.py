@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -16,6 +17,7 @@ from gpu_worker_pool.server.access_log import call_logger
 from .connection import KEY, Connection
 from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
 from .head import CLOSE
+from .loop_share import TurnQueue
 from .polls import PolledAnswer, PolledRequests
 from .problems import Refused, problem_of
 
@@ -37,6 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
     websocket_path: bytes | None = None
     # Requests that are known by their bytes.
     polls = PolledRequests({}, (), 0)
+    # Calls of pages, which begin a few at a time: a hundred of them must not hold up a lease.
+    page_calls: TurnQueue | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -145,6 +149,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a call may begin without a task."""
         return False
 
+    def is_for_page(self, path: str) -> bool:  # noqa: ARG002 - for the application to say
+        """Whether only pages make this call."""
+        return False
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[EXCHANGE] = Exchange(cycle, self._log_call)  # type: ignore[literal-required]
         if self._is_reading:
@@ -155,8 +163,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin to answer a call."""
         exchange: Exchange = cycle.scope[EXCHANGE]  # type: ignore[literal-required]
-        if not exchange.has_arrived or not self.is_prompt(cycle.scope["method"], cycle.scope["path"]):
-            super()._start_asgi_task(cycle, app)
+        method, path = cycle.scope["method"], cycle.scope["path"]
+        if not exchange.has_arrived or not self.is_prompt(method, path):
+            if self.page_calls is not None and self.is_for_page(path):
+                self.page_calls.add(partial(super()._start_asgi_task, cycle, app))
+            else:
+                super()._start_asgi_task(cycle, app)
             return
         call = cycle.run_asgi(app)
         waited_for = next_wait(call)

@@ -18,7 +18,7 @@ COMPRESSION = 1
 # Making answers takes at most one part in so many of the process's time. Other calls have turns in between.
 REST_FACTOR = 4
 # Fifty pages wait for one answer. So many of them are sent it in one turn of the event loop.
-MOST_ANSWERED = 4
+MOST_ANSWERED = 2
 STOPPING = "The server is stopping; ask again when it is back."
 
 

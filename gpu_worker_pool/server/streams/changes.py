@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 
-from .listener import HEARTBEAT_S, Listener, event_number, wake_all
+from .listener import HEARTBEAT_S, Listener, Rest, event_number, wake_all
 
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
@@ -31,6 +31,7 @@ class ChangeStream:
         self._count = 0
         self._shown: Snapshot | None = None
         self._waiting: set[Listener] = set()
+        self._rest = Rest()
         pool.follow(self.follow)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
@@ -59,7 +60,7 @@ class ChangeStream:
             if seen != self._count:
                 seen = self._count
                 yield b"%bevent: changed\ndata: {}\n\n" % self._id()
-                await listener.wait(pace_s)  # only `end` wakes it here
+                await self._rest.take(listener, pace_s)  # only `end` wakes it before
             elif not await self._next(listener):
                 yield STILL_HERE
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.http.loop_share import LOOP_SLICE_S, OTHERS_SHARE, LoopShare, TurnShare, in_turns
+from gpu_worker_pool.server.http.loop_share import LOOP_SLICE_S, OTHERS_SHARE, LoopShare, TurnQueue, TurnShare, in_turns
 
 
 async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_the_same_order() -> None:
@@ -36,7 +38,7 @@ async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_th
         (0.0, OTHERS_SHARE, 8),
         # One turn is as long as four pieces already; then a piece may be longer.
         (4 * LOOP_SLICE_S, 1, 8),
-        (16 * LOOP_SLICE_S, 1, 3),
+        (16 * LOOP_SLICE_S, 1, 5),
     ],
 )
 async def test_others_have_turns_between_the_pieces_of_long_work_and_a_busy_loop_does_not_hold_it_up(
@@ -67,3 +69,32 @@ async def test_many_calls_are_made_some_in_each_turn_and_in_order() -> None:
     for turn[0] in range(1, 5):
         await asyncio.sleep(0)
     assert called == [(0, "a"), (0, "b"), (1, "c"), (1, "d"), (2, "e")]
+
+
+async def test_a_queue_calls_so_many_in_each_turn_and_in_order() -> None:
+    queue = TurnQueue(2)
+    called: list[int] = []
+    turns: list[list[int]] = []
+    for number in range(5):
+        queue.add(partial(called.append, number))
+    for _ in range(4):
+        await asyncio.sleep(0)
+        turns.append(list(called))
+    assert turns == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+async def test_a_queue_goes_on_after_an_error_and_with_what_is_added_meanwhile() -> None:
+    queue = TurnQueue(2)
+    called: list[Any] = []
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+
+    def fail() -> None:
+        queue.add(partial(called.append, "added"))
+        raise ValueError("broken")
+
+    queue.add(fail)
+    queue.add(partial(called.append, "after"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (called, told) == (["after", "added"], ["broken"])

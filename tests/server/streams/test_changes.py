@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.streams.changes import STILL_HERE, ChangeStream
-from gpu_worker_pool.server.streams.listener import Listener
+from gpu_worker_pool.server.streams.listener import MOST_WOKEN, Listener, Rest
 from tests.server.settling import settled
 
 NEVER_S = 1000.0
@@ -74,6 +75,21 @@ async def test_the_first_change_is_told_at_once_and_all_later_ones_together_when
     page.listener.end()
     with pytest.raises(StopAsyncIteration):
         await hears[0]
+
+
+async def test_pauses_that_end_together_do_not_all_go_on_in_one_turn() -> None:
+    rest, turn = Rest(), 0
+    went_on: Counter[int] = Counter()
+
+    async def pause() -> None:
+        await rest.take(Listener(), 0.0)
+        went_on[turn] += 1
+
+    pauses = asyncio.gather(*(pause() for _ in range(3 * MOST_WOKEN)))
+    while not pauses.done():
+        turn += 1
+        await asyncio.sleep(0)
+    assert (len(went_on), max(went_on.values())) == (3, MOST_WOKEN)
 
 
 async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
