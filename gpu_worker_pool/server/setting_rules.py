@@ -12,8 +12,8 @@ from typing import Any
 
 Rule = Callable[[Any], Any]
 RULE = "rule"
-TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
-FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+TRUE_WORDS = frozenset({"true", "1", "yes", "on", "t", "y"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off", "f", "n"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)

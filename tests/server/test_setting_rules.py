@@ -32,6 +32,7 @@ from gpu_worker_pool.server.settings import ServerSettings
         (number(0, 1000), "1e2", 100.0),
         (truth, "Yes", True),
         (truth, "0", False),
+        (truth, "n", False),
         (truth, False, False),
         (one_of("one", "two"), "TWO", "two"),
         (words(3), "abc", "abc"),
