@@ -45,6 +45,7 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
         waiting = state.queued(lease_id)
         events.append(ev.LeaseQueued(at, waiting.id, waiting.request, waiting.seq, waiting.requested_at))
     events += [ev.QuotaChanged(at, owner, quota) for owner, quota in sorted(state.quotas.items())]
+    events += [ev.TokenAdded(at, token) for token in state.tokens.values()]
     events += [ev.UseCounted(at, owner, use.used, use.as_of, use.recent) for owner, use in state.owners.items()]
     events += [ev.GpusBooked(at, booking) for booking in state.bookings.values()]
     events += [ev.GpuExcluded(at, key, reason) for key, reason in state.excluded.items()]
