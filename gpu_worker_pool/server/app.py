@@ -51,6 +51,7 @@ from .calls.peers import PeerCalls, parse_peers
 from .calls.quotas import QuotaCalls
 from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
+from .calls.tokens import TokenCalls
 from .fleet import (
     FleetUnusable,
     address_for_itself,
@@ -98,13 +99,14 @@ class PoolApp:
     ) -> None:
         self.settings = settings
         self.tokens = settings.load_tokens()
-        users = Users(settings.gpu_pool_admin_group)
-        if why := users.why_no_admins():
+        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group)
+        for why in users.why_no_members():
             logger.error("%s", why)
         self.access = AccessRules(
             self.tokens,
             takes_loopback=settings.gpu_pool_local == "loopback",
             administrators=users.administrators(),
+            operators=users.operators(),
         )
         self.why_not_started: str | None = None
         # The port that it listens on, once that is known.
@@ -141,12 +143,12 @@ class PoolApp:
         )
         self._simulated = simulated_probe
         self.pool: Pool = self._authority.pool
+        self.tokens.added = lambda: self.pool.state.tokens
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, self._open_accounts)
         timeline = TimelineCalls(self.pool, self._open_accounts)
-        has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
         self._page_data = PageData(
             settings,
@@ -156,7 +158,7 @@ class PoolApp:
             timeline=timeline,
             peers=self._peers,
             quotas=quotas,
-            has_tokens=has_tokens,
+            tokens=self.tokens,
         )
         self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
@@ -167,6 +169,7 @@ class PoolApp:
             self._leases,
             AdminCalls(self.pool),
             quotas,
+            TokenCalls(self.pool, self.tokens),
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,

@@ -18,7 +18,7 @@ from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe
 from gpu_worker_pool.ledger.state_dir import check_is_private
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.authority.deaths import open_pidfd
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 

@@ -252,7 +252,7 @@ class Pool:
         return self._starts
 
     async def command(
-        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode
+        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode | cmd.AddToken | cmd.RevokeToken
     ) -> list[ev.Event]:
         return await self._driver.do(command)
 

@@ -59,7 +59,11 @@ async def test_calls_come_back_as_the_leader_answers_them(tmp_path: Path) -> Non
         assert (await other.ask("/leases/d", "DELETE", headers=ADA))[0] == 200
         assert (await other.ask("/leases/a", "HEAD"))[0] == 200
         assert int(other.answered["content-length"]) > 0
-        assert (await other.ask("/ui/data/me", headers=ADMIN))[1] == {"name": "admin", "is_admin": True}
+        assert (await other.ask("/ui/data/me", headers=ADMIN))[1] == {
+            "name": "admin",
+            "is_admin": True,
+            "role": "administrator",
+        }
         # These the box answers itself.
         assert (await other.ask("/gpu/count"))[1]["gpu_count"] == 2
         assert (await other.ask("/livez"))[0] == 200
