@@ -226,7 +226,7 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
         return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "no tokens are set: only programs on this machine may ask for its GPUs"
-        how = "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE"
+        how = "for other machines: `gpu-pool token add NAME` once the server runs, or GPU_POOL_TOKENS_FILE"
         return [Finding(name, "ok", text, how)]
     if open_file is not None:
         text = f"every user of this machine can read the tokens in {open_file}, and use them"
