@@ -6,8 +6,10 @@ import hashlib
 import secrets
 import shlex
 import socket
+from collections.abc import Sequence
+from dataclasses import asdict
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -47,16 +49,18 @@ def add_token(
     The token is shown only now: the server keeps its digest. For administrators.
     """
     token = secrets.token_urlsafe(24)
-    servers = _one(endpoint)
     form = {"name": name, "role": role.value, "note": note}
-    answer = servers.run(lambda opened: opened.ask(opened.ids[0], f"/admin/tokens/{_digest(token)}", "PUT", form))
+
+    async def add(servers: Servers) -> tuple[ServerAnswer, str, str | None]:
+        answer = await servers.ask(servers.ids[0], f"/admin/tokens/{_digest(token)}", "PUT", form)
+        return answer, *(await _address(servers) if answer.is_ok else ("", None))
+
+    answer, url, remark = _one(endpoint).run(add)
     if not answer.is_ok:
         raise _failure(answer, f"no token was made for {name}: {plain(answer.error)}")
-    url, remark = servers.run(_address)
     if json:
-        print_json(
-            "token-add", {"name": name, "role": role.value, "url": url, "token": token, "id": _digest(token)[:_ID]}
-        )
+        added = read(TokenView, answer.data, clean=plain)
+        _print_json([added] if added else [], url, token)
         return 0
     complain(f"{name} pastes these two lines (or types the token at `gpu-pool login {url}`); it is shown only now")
     if remark:
@@ -70,7 +74,7 @@ def list_tokens(endpoint: Endpoints = None, *, json: Json = False) -> int:
     servers = _one(endpoint)
     listed = _listed(servers.run(_ask))
     if json:
-        print_json("tokens", {"tokens": [_as_json(token) for token in listed.tokens]})
+        _print_json(listed.tokens)
         return 0
     if not listed.tokens:
         complain("there are no tokens; `gpu-pool token add NAME` makes one")
@@ -166,12 +170,6 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _as_json(token: TokenView) -> dict[str, Any]:
-    return {
-        "id": None if token.digest is None else token.digest[:_ID],
-        "name": token.name,
-        "role": token.role,
-        "added_at": token.added_at,
-        "added_by": token.added_by,
-        "note": token.note,
-    }
+def _print_json(tokens: Sequence[TokenView], url: str | None = None, secret: str | None = None) -> None:
+    shown = [{"id": (token.digest or "")[:_ID] or None, **asdict(token)} for token in tokens]
+    print_json("token", {"url": url, "token": secret, "tokens": shown})
