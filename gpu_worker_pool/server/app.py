@@ -64,6 +64,7 @@ from .fleet import (
     own_address,
     spread_s,
 )
+from .hooks import Hooks, load_rules
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
 from .http.fleet_routing import FleetRouting
@@ -146,6 +147,9 @@ class PoolApp:
         self.tokens.added = lambda: self.pool.state.tokens
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
+        self._hooks = Hooks(
+            self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
+        )
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, self._open_accounts)
         timeline = TimelineCalls(self.pool, self._open_accounts)
@@ -240,6 +244,7 @@ class PoolApp:
             self._agent.start()
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self._watch_readings())
+            self._hooks.start()
             notify("READY=1")
             yield
             notify("STOPPING=1")
@@ -254,6 +259,7 @@ class PoolApp:
         if self._agent is not None:
             await self._agent.stop()
         await self._authority.stop()
+        await self._hooks.stop()
         self._sampler.stop()
         self.locks.close()
 

@@ -166,6 +166,7 @@ class ServerSettings(BaseSettings):
     gpu_pool_local: Literal["loopback", "socket"] = "loopback"
     gpu_pool_admin_group: str | None = None
     gpu_pool_operator_group: str | None = None
+    gpu_pool_hooks_file: str | None = None
     gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = None

@@ -97,6 +97,11 @@ class Pool:
         return self._driver.is_open
 
     @property
+    def leads(self) -> bool:
+        """Whether this server decides."""
+        return self._driver.is_in_charge
+
+    @property
     def trouble(self) -> str | None:
         """Why nothing can be granted at present; None if GPUs can be."""
         return self._driver.trouble
