@@ -113,8 +113,9 @@ class Courier:
 
     @staticmethod
     async def _run(arguments: tuple[str, ...], sent: bytes, env: Mapping[str, str], limit_s: float) -> Failed | None:
-        try:
-            process = await asyncio.create_subprocess_exec(
+        # Not cancelled half-way: what the program has started by then would stay.
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -123,22 +124,33 @@ class Courier:
                 cwd="/",
                 start_new_session=True,
             )
+        )
+        try:
+            process = await asyncio.shield(starting)
         except OSError as error:
             is_final = isinstance(error, FileNotFoundError | PermissionError)
             return Failed(f"{arguments[0]} cannot be started: {error.strerror}", is_final=is_final)
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                await _kill(await starting)
+            raise
         try:
             await asyncio.wait_for(process.communicate(sent), limit_s)
         except TimeoutError:
             return Failed(f"{arguments[0]} has not ended within {limit_s:g} s")
         finally:
-            # Also what it has started, and also if this is cancelled.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if process.returncode is None:
-                await process.wait()
+            await _kill(process)
         if process.returncode:
             return Failed(f"{arguments[0]} ended with {process.returncode}")
         return None
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """End a program, with all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        await process.wait()
 
 
 def sign(secret: str, body: bytes, at: int) -> str:
