@@ -120,6 +120,11 @@ _PLACES: Final = {
     "quota": _CommandModule(
         ".commands.quota", "Operate", {"set": "set_quota", "list": "list_quotas", "remove": "remove_quota"}
     ),
+    "token": _CommandModule(
+        ".commands.token", "Operate", {"add": "add_token", "list": "list_tokens", "revoke": "revoke_token"}
+    ),
+    "login": _CommandModule(".commands.login", "Look"),
+    "logout": _CommandModule(".commands.login", "Look"),
     "fleet": _CommandModule(".commands.fleet", "Operate", {"forget": "forget_node"}),
 }
 
@@ -144,7 +149,7 @@ def commands(*names: str) -> typer.Typer:
             settings = {"allow_interspersed_args": False} if name == "run" else None
             app.command(cls=_Command, rich_help_panel=panel, context_settings=settings)(getattr(loaded, name))
             continue
-        group = _fleet(loaded.show_fleet) if name == "fleet" else _quota()
+        group = _fleet(loaded.show_fleet) if name == "fleet" else _group(_GROUPS[name])
         for part, function in of_group.items():
             group.command(part, cls=_Command)(getattr(loaded, function))
         app.add_typer(group, name=name, rich_help_panel=panel)
@@ -159,8 +164,14 @@ def _root(
     pass
 
 
-def _quota() -> typer.Typer:
-    return typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
+_GROUPS: Final = {
+    "quota": "Show and set who may use how much.",
+    "token": "Show and set who may use the server from other machines.",
+}
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(cls=_Commands, no_args_is_help=True, help=help_text)
 
 
 def _fleet(show_fleet: Callable[..., None]) -> typer.Typer:

@@ -40,6 +40,11 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
         "GPU_POOL_BATCH_LINE",
+        # What a hook's program is told.
+        "GPU_POOL_EVENT",
+        "GPU_POOL_EVENT_NODE",
+        "GPU_POOL_OWNER",
+        "GPU_POOL_REASON",
     }
 )
 
