@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         StaleAssignmentError,
         WorkerTimeoutError,
     )
+    from .executor import ExecutorBrokenError, GPUExecutor, RemoteTaskError, WorkerLostError
     from .models import (
         EndpointInfo,
         GlobalGPUAssignment,
@@ -35,8 +36,10 @@ __all__ = [
     "ClientEvent",
     "EndpointError",
     "EndpointInfo",
+    "ExecutorBrokenError",
     "GPUAssignment",
     "GPUContextManager",
+    "GPUExecutor",
     "GPUInfo",
     "GPUStats",
     "GPUWorkerPool",
@@ -47,10 +50,12 @@ __all__ = [
     "NoEndpointAnsweredError",
     "PoolError",
     "PoolStatus",
+    "RemoteTaskError",
     "RequestRefusedError",
     "ServiceUnavailableError",
     "StaleAssignmentError",
     "WorkerInfo",
+    "WorkerLostError",
     "WorkerTimeoutError",
     "gpu",
     "gpu_worker_pool_client",
@@ -59,7 +64,7 @@ __all__ = [
 
 # Where the names are, the lightest first. They are loaded on first use: the server needs none of them, and importing
 # the package must be cheap.
-_MODULES = (".errors", ".models", ".client", ".client.blocking")
+_MODULES = (".errors", ".models", ".client", ".client.blocking", ".executor")
 
 
 def __getattr__(name: str) -> Any:

@@ -75,6 +75,16 @@ class FailTask:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatTask:
+    """Say that this task will be sent to a worker again, and why. Nothing else is to be done."""
+
+    task: int
+    worker: int
+    cause: FailureCause
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelTask:
     task: int
 
@@ -93,5 +103,14 @@ class StopCrew:
 
 
 CrewAction = (
-    LeaseWorker | StartWorker | SendTask | EndWorker | ReleaseWorker | FailTask | CancelTask | BreakCrew | StopCrew
+    LeaseWorker
+    | StartWorker
+    | SendTask
+    | EndWorker
+    | ReleaseWorker
+    | FailTask
+    | RepeatTask
+    | CancelTask
+    | BreakCrew
+    | StopCrew
 )

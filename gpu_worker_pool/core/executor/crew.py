@@ -122,6 +122,8 @@ class Crew:
                 self.waiting.pop(task, None)
             case facts.TaskNotSent(worker, task) | facts.TaskSettled(worker, task):
                 self._settled(worker, task, now, out, counts=isinstance(fact, facts.TaskSettled))
+            case facts.TaskUndelivered(worker, task):
+                self._undelivered(worker, task, out)
             case facts.ShutDown(cancels_tasks):
                 self._shut_down(out, cancels_tasks=cancels_tasks)
             case facts.CrewInterrupted():
@@ -144,6 +146,8 @@ class Crew:
                     self.members[worker].state = Idle(now)
             case facts.WorkerUnfit():
                 self._break(worker, FailureCause.WORKER_UNFIT, out)
+                self._end(worker, EndingWay.QUIETLY, out)
+            case facts.WorkerHungUp():
                 self._end(worker, EndingWay.QUIETLY, out)
             case facts.WorkerGone():
                 self._gone(worker, out)
@@ -204,8 +208,26 @@ class Crew:
         if self._attempts[task] > self.rules.retries or self.is_interrupted or self._broken_by is not None:
             out.append(do.FailTask(task, worker, cause, self._attempts.pop(task)))
             return
-        self.repeated[task] = None
-        self.repeated = dict.fromkeys(sorted(self.repeated))
+        out.append(do.RepeatTask(task, worker, cause, self._attempts[task]))
+        self._put_back(task)
+
+    def _put_back(self, task: int) -> None:
+        self.repeated = dict.fromkeys(sorted((*self.repeated, task)))
+
+    def _undelivered(self, worker: int, task: int, out: list[CrewAction]) -> None:
+        """Send a task that has not begun to another worker; that is not a repetition."""
+        self._attempts[task] -= 1
+        member = self.members[worker]
+        if isinstance(member.state, Busy):
+            member.state = Leaving(EndingWay.QUIETLY)
+            out.append(do.EndWorker(worker, EndingWay.QUIETLY))
+        elif isinstance(member.state, Leaving):
+            member.state = Leaving(member.state.way)
+        if self.is_interrupted or self._broken_by is not None:
+            cause = FailureCause.INTERRUPTED if self._broken_by is None else self._broken_by[1]
+            out.append(do.FailTask(task, worker, cause, self._attempts.pop(task)))
+        else:
+            self._put_back(task)
 
     def _break(self, worker: int, cause: FailureCause, out: list[CrewAction]) -> None:
         if self._broken_by is None:

@@ -26,6 +26,14 @@ class TaskNotSent:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskUndelivered:
+    """The worker had ended before the task reached it, so the task has certainly not begun."""
+
+    worker: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSettled:
     """The worker has answered, with a result or an exception, and the future has it."""
 
@@ -57,6 +65,13 @@ class WorkerReady:
 @dataclass(frozen=True, slots=True)
 class WorkerUnfit:
     """Its process could not load the program, or its initializer raised an exception. Others would do the same."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHungUp:
+    """It answers no more: it has just ended, or a task has closed its line."""
 
     worker: int
 
@@ -110,9 +125,20 @@ WorkerFact = (
     | WorkerRefused
     | WorkerReady
     | WorkerUnfit
+    | WorkerHungUp
     | WorkerGone
     | WorkerReleased
     | WorkerLeaseLost
     | WorkerWarned
 )
-Fact = TaskSubmitted | TaskCancelled | TaskNotSent | TaskSettled | ShutDown | CrewInterrupted | TimePassed | WorkerFact
+Fact = (
+    TaskSubmitted
+    | TaskCancelled
+    | TaskNotSent
+    | TaskUndelivered
+    | TaskSettled
+    | ShutDown
+    | CrewInterrupted
+    | TimePassed
+    | WorkerFact
+)

@@ -89,8 +89,10 @@ class CrewSimulation:
             case do.FailTask(task, number, cause, attempts):
                 require(attempts == self.sent.get(task, 0), "it says how often the task was tried")
                 self._settle(task, cause.name)
+            case do.RepeatTask(task, number, cause, attempts):
+                require(attempts == self.sent[task] and task not in self.outcome, "it says what is repeated")
             case do.CancelTask(task):
-                require(task not in self.sent, "only a task that never ran is cancelled")
+                require(not self.sent.get(task), "only a task that never ran is cancelled")
                 self._settle(task, "cancelled")
             case do.BreakCrew():
                 require(not self.is_broken, "it breaks once")
@@ -134,6 +136,13 @@ class CrewSimulation:
         self._settle(task, "cancelled")
         self.happen(facts.TaskNotSent(number, task))
 
+    def _undeliver(self, number: int) -> None:
+        worker = self.workers[number]
+        task, worker.task = worker.task, None
+        assert task is not None
+        self.sent[task] -= 1
+        self.happen(facts.TaskUndelivered(number, task))
+
     def _die(self, number: int) -> None:
         self.workers[number].is_gone = True
         self.workers[number].task = None
@@ -154,6 +163,7 @@ class CrewSimulation:
         found: list[Happening] = []
         if worker.task is not None:
             found += [("answered", lambda: self._answer(number)), ("not sent", lambda: self._fail_to_send(number))]
+            found.append(("undelivered", lambda: self._undeliver(number)))
         if worker.is_ending:
             found.append(("ended", lambda: self._die(number)))
         if not worker.is_leased:
@@ -163,6 +173,7 @@ class CrewSimulation:
             found.append(("ready", lambda: self._ready(number)))
             found.append(("unfit", lambda: self.happen(facts.WorkerUnfit(number))))
         if worker.is_leased:
+            found.append(("hung up", lambda: self.happen(facts.WorkerHungUp(number))))
             found.append(("lost", lambda: self.happen(facts.WorkerLeaseLost(number))))
             found.append(("warned", lambda: self.happen(facts.WorkerWarned(number, True))))
             found.append(("goes on", lambda: self.happen(facts.WorkerWarned(number, False))))

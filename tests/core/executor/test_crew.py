@@ -138,7 +138,8 @@ def test_the_task_of_a_dead_worker_fails() -> None:
 
 def test_with_retries_it_is_repeated_before_all_others_and_fails_when_they_are_used_up() -> None:
     crew = working(CrewRules(max_workers=1, retries=1), (0, 1))
-    assert told(crew, facts.WorkerGone(1)) == [do.ReleaseWorker(1)]
+    again = do.RepeatTask(0, 1, FailureCause.WORKER_DIED, attempts=1)
+    assert told(crew, facts.WorkerGone(1)) == [again, do.ReleaseWorker(1)]
     assert told(crew, facts.WorkerReleased(1)) == [do.LeaseWorker(2)]
     assert told(crew, facts.WorkerLeased(2), facts.WorkerReady(2)) == [do.SendTask(2, 0)]
 
@@ -150,7 +151,26 @@ def test_a_task_is_not_repeated_while_its_first_process_may_still_run() -> None:
     crew = working(CrewRules(max_workers=2, retries=1))
 
     assert told(crew, facts.WorkerLeaseLost(1)) == [do.EndWorker(1, EndingWay.TERMINATE)]
-    assert told(crew, facts.WorkerGone(1)) == [do.ReleaseWorker(1), do.LeaseWorker(2)]
+    assert told(crew, facts.WorkerGone(1)) == [
+        do.RepeatTask(0, 1, FailureCause.LEASE_LOST, attempts=1),
+        do.ReleaseWorker(1),
+        do.LeaseWorker(2),
+    ]
+
+
+def test_a_task_that_did_not_reach_its_worker_goes_to_another_one_without_a_retry() -> None:
+    crew = working(CrewRules(max_workers=2))
+
+    assert told(crew, facts.TaskUndelivered(1, 0)) == [do.EndWorker(1, EndingWay.QUIETLY), do.LeaseWorker(2)]
+    assert told(crew, facts.WorkerLeased(2), facts.WorkerReady(2)) == [do.SendTask(2, 0)]
+
+
+def test_a_worker_that_hung_up_gets_no_task() -> None:
+    crew = working(CrewRules(max_workers=1))
+    told(crew, facts.TaskSettled(1, 0))
+
+    assert told(crew, facts.WorkerHungUp(1)) == [do.EndWorker(1, EndingWay.QUIETLY)]
+    assert told(crew, facts.TaskSubmitted(1)) == []
 
 
 def test_a_result_that_arrives_after_the_loss_counts() -> None:

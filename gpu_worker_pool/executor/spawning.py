@@ -1,0 +1,67 @@
+"""What a new worker is sent: what `multiprocessing` would tell a process that it spawns, and the initializer.
+
+Queues, locks and connections of `multiprocessing` may be among the initializer's arguments, as in ProcessPoolExecutor.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing import context, resource_tracker, spawn
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
+
+from .worker import MOST_DESCRIPTORS
+
+
+class _PassedDescriptor:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _NewWorker:
+    """Stands for the process that is about to be spawned, and gathers the descriptors that go with it."""
+
+    DupFd = _PassedDescriptor
+
+    def __init__(self) -> None:
+        # The worker unlinks nothing that belongs to others if it has the tracker of this process.
+        resource_tracker.ensure_running()
+        tracker = resource_tracker.getfd()
+        assert tracker is not None  # noqa: S101 - it runs now
+        self.descriptors = [tracker]
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+
+class _Pickler(ForkingPickler):
+    def persistent_id(self, thing: object) -> int | None:
+        return thing.number if isinstance(thing, _PassedDescriptor) else None
+
+
+def check_can_spawn() -> None:
+    """Raise RuntimeError in a process whose main module is only being loaded: it must not start others."""
+    spawn.get_preparation_data("")
+
+
+def start_message(
+    name: str, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> tuple[bytes, list[int]]:
+    """The message, and the descriptors that go with it."""
+    setup = spawn.get_preparation_data(name)
+    setup["authkey"] = bytes(setup["authkey"])
+    spawned, pickled = _NewWorker(), io.BytesIO()
+    context.set_spawning_popen(cast("Any", spawned))
+    try:
+        _Pickler(pickled, pickle.HIGHEST_PROTOCOL).dump((initializer, initargs))
+    finally:
+        context.set_spawning_popen(None)
+    if len(spawned.descriptors) > MOST_DESCRIPTORS:
+        raise ValueError(
+            f"initargs have {len(spawned.descriptors) - 1} open files or connections in them; at most "
+            f"{MOST_DESCRIPTORS - 1} can be passed to a worker"
+        )
+    return pickle.dumps((setup, pickled.getvalue())), spawned.descriptors
