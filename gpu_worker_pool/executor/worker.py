@@ -16,7 +16,6 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the folder of this file, whose modules are not for the user's programs
 
 import io
-import logging
 import os
 import pickle
 import socket
@@ -24,7 +23,6 @@ import struct
 from multiprocessing import process, resource_tracker, spawn
 from multiprocessing.popen_spawn_posix import _DupFd
 from multiprocessing.reduction import ForkingPickler
-from traceback import format_exception, format_exception_only
 from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!Q")
@@ -83,6 +81,8 @@ def _start(line: socket.socket) -> bool:
         if initializer is not None:
             initializer(*initargs)
     except BaseException as error:
+        import logging  # noqa: PLC0415 - seldom needed, and it loads slowly
+
         # As ProcessPoolExecutor does, where a handler of the initializer's may see it.
         logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
         _send(line, UNFIT, 0, _pickled_error(error))
@@ -105,6 +105,8 @@ def _run(line: socket.socket, message: bytearray) -> None:
 
 def _pickled_error(error: BaseException) -> bytes:
     """The traceback as text, the exception as it prints, and the exception pickled; None where that is impossible."""
+    from traceback import format_exception, format_exception_only  # noqa: PLC0415 - the same
+
     text = "".join(format_exception(error))
     error.__traceback__ = None  # its frames have references to everything
     try:
