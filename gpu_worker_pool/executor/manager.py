@@ -28,7 +28,7 @@ from gpu_worker_pool.core.executor.crew import Busy, Crew, CrewRules, Requesting
 from . import lease_desk as desk
 from . import worker as wire
 from .errors import ExecutorBrokenError
-from .spawning import check_can_spawn, start_message
+from .spawning import main_module, start_message
 from .task_book import TaskBook, travelled
 from .worker_process import WorkerAnswer, WorkerLease, WorkerProcess
 from .worker_troubles import WorkerTroubles
@@ -144,7 +144,7 @@ class Manager:
 
     def _start(self) -> None:
         if self._thread is None:
-            check_can_spawn()
+            self._main = main_module()
             self._awake, self._wake = socket.socketpair()
             for end in (self._awake, self._wake):
                 end.setblocking(False)  # noqa: FBT003 - its only parameter
@@ -301,7 +301,7 @@ class Manager:
         worker, options = self._workers[number], self._options
         try:
             name = f"{self._name}-worker-{number}"
-            message, descriptors = start_message(name, options.initializer, options.initargs)
+            message, descriptors = start_message(name, self._main, options.initializer, options.initargs)
         except Exception as error:  # noqa: BLE001 - the initializer's own __reduce__
             self._troubles.unfit[number] = error
             return facts.WorkerUnfit(number)

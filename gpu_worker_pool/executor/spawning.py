@@ -42,16 +42,19 @@ class _Pickler(ForkingPickler):
         return thing.number if isinstance(thing, _PassedDescriptor) else None
 
 
-def check_can_spawn() -> None:
-    """Raise RuntimeError in a process whose main module is only being loaded: it must not start others."""
-    spawn.get_preparation_data("")
+def main_module() -> dict[str, Any]:
+    """How to load the main module in a worker. It is asked for while the program runs: at its end, Python forgets it.
+
+    RuntimeError in a process whose main module is only being loaded: it must not start others.
+    """
+    return {name: value for name, value in spawn.get_preparation_data("").items() if name.startswith("init_main_")}
 
 
 def start_message(
-    name: str, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    name: str, main: dict[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
 ) -> tuple[bytes, list[int]]:
     """The message, and the descriptors that go with it."""
-    setup = spawn.get_preparation_data(name)
+    setup = {**spawn.get_preparation_data(name), **main}
     setup["authkey"] = bytes(setup["authkey"])
     spawned, pickled = _NewWorker(), io.BytesIO()
     context.set_spawning_popen(cast("Any", spawned))

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
@@ -27,6 +28,7 @@ class Gate:
         self._socket.bind(self.path)
         self._socket.listen(64)
         self._socket.settimeout(MOST_S)
+        self._visitors: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         return self
@@ -34,13 +36,16 @@ class Gate:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        for end in (self._socket, *self._visitors):
+            end.close()
 
     def wait(self) -> Visitor:
         """The next task that reports."""
         connection, _ = self._socket.accept()
         connection.settimeout(MOST_S)
-        told = json.loads(connection.makefile("r").readline())
+        self._visitors.append(connection)
+        with connection.makefile("r") as lines:
+            told = json.loads(lines.readline())
         return Visitor(connection, **told)
 
 
@@ -178,3 +183,8 @@ def attach(name: str) -> int:
 
 def twice(data: bytes) -> bytes:
     return data * 2
+
+
+def leave_thread() -> int:
+    threading.Thread(target=threading.Event().wait).start()
+    return os.getpid()
