@@ -188,3 +188,13 @@ def twice(data: bytes) -> bytes:
 def leave_thread() -> int:
     threading.Thread(target=threading.Event().wait).start()
     return os.getpid()
+
+
+def note_and_square(path: str, number: int) -> int:
+    """Note that it has begun, in a way that survives whatever becomes of this process."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(file, f"{number}\n".encode())
+    finally:
+        os.close(file)
+    return number * number
