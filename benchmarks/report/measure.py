@@ -39,6 +39,7 @@ BENCHMARKS = (
     Benchmark("slow_readers", 60),
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
+    Benchmark("executors", 180),
     Benchmark("decisions", 90),
     Benchmark("turns", 90),
     Benchmark("growth", 180),
