@@ -31,7 +31,7 @@ TASK: Final = struct.Struct("!Q")
 ANSWER: Final = struct.Struct("!cQ")
 READY, UNFIT, RESULT, EXCEPTION = b"y", b"u", b"r", b"e"
 MOST_DESCRIPTORS: Final = 250
-# What is no larger is copied, to be sent in one call.
+# A body up to this size is copied, to be sent in one call.
 _COPIED: Final = 65536
 
 
