@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 from typing import Any, assert_never
 
@@ -28,6 +27,7 @@ from gpu_worker_pool.core.executor.crew import Busy, Crew, CrewRules, Requesting
 from . import lease_desk as desk
 from . import worker as wire
 from .errors import ExecutorBrokenError
+from .pickling import pickled_call
 from .spawning import main_module, start_message
 from .task_book import TaskBook, travelled
 from .worker_process import WorkerAnswer, WorkerLease, WorkerProcess
@@ -87,7 +87,7 @@ class Manager:
     def submit(self, future: Future[Any], function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Have it called by a worker. The call is pickled now: later changes of its arguments do not reach it."""
         try:
-            call = bytes(ForkingPickler.dumps((function, args, kwargs)))
+            call = pickled_call(function, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the user's own __reduce__
             self.check_open()
             future.set_running_or_notify_cancel()

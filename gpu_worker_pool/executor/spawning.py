@@ -6,13 +6,17 @@ Queues, locks and connections of `multiprocessing` may be among the initializer'
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import sys
 from collections.abc import Callable
 from multiprocessing import context, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from .worker import MOST_DESCRIPTORS
+
+_MAIN: Final = "init_main_"
 
 
 class _PassedDescriptor:
@@ -43,18 +47,28 @@ class _Pickler(ForkingPickler):
 
 
 def main_module() -> dict[str, Any]:
-    """How to load the main module in a worker. It is asked for while the program runs: at its end, Python forgets it.
+    """How to load the main module in a worker; nothing, where it was typed in. It is asked for while the program runs: at
+    its end, Python forgets it.
 
     RuntimeError in a process whose main module is only being loaded: it must not start others.
     """
-    return {name: value for name, value in spawn.get_preparation_data("").items() if name.startswith("init_main_")}
+    found = {name: value for name, value in spawn.get_preparation_data("").items() if name.startswith(_MAIN)}
+    return {} if is_typed_in() else found
+
+
+def is_typed_in() -> bool:
+    """Whether the main module is that of a notebook or a shell, or comes from -c or standard input: it has no file."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    return getattr(main, "__spec__", None) is None and (path is None or not os.path.exists(path))  # noqa: PTH110
 
 
 def start_message(
     name: str, main: dict[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
 ) -> tuple[bytes, list[int]]:
     """The message, and the descriptors that go with it."""
-    setup = {**spawn.get_preparation_data(name), **main}
+    told = spawn.get_preparation_data(name)
+    setup = {**{name: value for name, value in told.items() if not name.startswith(_MAIN)}, **main}
     setup["authkey"] = bytes(setup["authkey"])
     spawned, pickled = _NewWorker(), io.BytesIO()
     context.set_spawning_popen(cast("Any", spawned))

@@ -97,7 +97,7 @@ def _run(line: socket.socket, message: bytearray) -> None:
     try:
         function, args, kwargs = pickle.loads(memoryview(message)[TASK.size :])  # noqa: S301 - it is our own parent's
         # No reference is kept: what the task was given and returns may be large.
-        answer = ForkingPickler.dumps(function(*args, **kwargs))
+        answer = _pickler().dumps(function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - all of them travel, as those of ProcessPoolExecutor do
         kind, answer = EXCEPTION, memoryview(_pickled_error(error))
     _send(line, kind, task, answer)
@@ -115,10 +115,15 @@ def _pickled_error(error: BaseException) -> bytes:
         shown = type(error).__name__
     pickled: bytes | None = None
     try:
-        pickled = bytes(ForkingPickler.dumps(error))
+        pickled = bytes(_pickler().dumps(error))
     except BaseException as problem:  # noqa: BLE001 - the user's own __reduce__
         shown = f"{shown}, which cannot be pickled ({problem!r})"
     return pickle.dumps((text, shown, pickled))
+
+
+def _pickler() -> Any:
+    """What can pickle answers: where cloudpickle brought the task, classes may be those of a notebook."""
+    return sys.modules.get("cloudpickle", ForkingPickler)
 
 
 def _send(line: socket.socket, kind: bytes, task: int, body: bytes | memoryview) -> None:

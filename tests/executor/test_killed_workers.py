@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,7 @@ def kill_one(chance: random.Random) -> bool:
 
 @pytest.mark.parametrize("retries", [0, 5])
 def test_every_task_has_its_result_once_or_an_exception_and_no_lease_is_left(
-    tmp_path: Path, retries: int, record_property: pytest.RecordProperty
+    tmp_path: Path, retries: int, record_property: Callable[[str, object], None]
 ) -> None:
     chance, begun = random.Random(retries), tmp_path / "begun"
     outcomes: Counter[str] = Counter()

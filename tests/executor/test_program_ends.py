@@ -178,6 +178,37 @@ def test_a_program_without_a_guard_for_its_main_module_is_told_so(
     assert active(server) == []
 
 
+TYPED_IN = """
+from gpu_worker_pool import GPUExecutor
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+def square(number):
+    return Number(number.value ** 2)
+
+with GPUExecutor(1) as ex:
+    print([number.value for number in ex.map(square, map(Number, range(3)))])
+"""
+
+
+def typed_in(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-"], env=env, input=TYPED_IN, capture_output=True, text=True, check=False)
+
+
+def test_functions_that_were_typed_in_are_tasks_with_cloudpickle(server: ServerProcess, env: dict[str, str]) -> None:
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    done = typed_in(env)
+    assert (done.stdout, done.stderr) == ("[0, 1, 4]\n", "")
+
+
+def test_without_cloudpickle_it_is_said_what_to_do(server: ServerProcess, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError", encoding="ascii")
+    done = typed_in({**env, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert "square was defined in a notebook or an interactive session" in done.stderr.splitlines()[-1]
+
+
 def test_a_function_of_the_main_module_is_found_by_the_workers(
     server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
 ) -> None:
