@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import ClientEvent, GPUContextManager, GPUWorkerPoolClient, gpu_worker_pool_client
-    from .client.blocking import GPUWorkerPool, gpu
+    from .client.blocking import GPUWorkerPool
+    from .client.process_lease import gpu, lease_for_process, release_for_process
     from .errors import (
         EndpointError,
         NoEndpointAnsweredError,
@@ -59,12 +60,14 @@ __all__ = [
     "WorkerTimeoutError",
     "gpu",
     "gpu_worker_pool_client",
+    "lease_for_process",
+    "release_for_process",
 ]
 
 
 # Where the names are, the lightest first. They are loaded on first use: the server needs none of them, and importing
 # the package must be cheap.
-_MODULES = (".errors", ".models", ".client", ".client.blocking", ".executor")
+_MODULES = (".errors", ".models", ".client", ".client.blocking", ".client.process_lease", ".executor")
 
 
 def __getattr__(name: str) -> Any:
