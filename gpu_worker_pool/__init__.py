@@ -79,5 +79,19 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Load the magic `%gpu`, for `%load_ext gpu_worker_pool`."""
+    from .adapters.jupyter import load  # noqa: PLC0415 - only in a notebook
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Release the notebook's GPUs, for `%unload_ext gpu_worker_pool`."""
+    from .adapters.jupyter import unload  # noqa: PLC0415 - only in a notebook
+
+    unload(shell)
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
