@@ -59,10 +59,13 @@ class LeaseLoss:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNotice:
-    """The server will end the lease at this time, on the clock of leases; None: it has withdrawn that."""
+    """The server will end the lease at this time, on the clock of leases; None: it has withdrawn that. `reason` is a code
+    of the server's, such as time_limit.
+    """
 
     worker: int
     ends_at: float | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,10 @@ class LeaseDesk:
                 known = notice.ending
                 is_seen = getattr(assignment.lost, "is_local", False)
                 ahead_s = 0.0 if is_seen else _KILL_AHEAD_S
-                self._post(LeaseNotice(worker, None if known is None else on_lease_clock(known.ends_at) - ahead_s))
+                if known is None:
+                    self._post(LeaseNotice(worker, None))
+                else:
+                    self._post(LeaseNotice(worker, on_lease_clock(known.ends_at) - ahead_s, known.reason))
             await notice.changed()
 
     async def _watch_safety(self, worker: int, assignment: Assignment) -> None:

@@ -231,8 +231,9 @@ class Manager:
             case desk.LeaseLoss(number, reason):
                 self._troubles.losses[number] = reason
                 self._happen(facts.WorkerLeaseLost(number))
-            case desk.LeaseNotice(number, ends_at):
+            case desk.LeaseNotice(number, ends_at, reason):
                 if number in self._workers:
+                    self._troubles.notices[number] = reason
                     self._workers[number].tell_limit(self._leases[number].limit if ends_at is None else ends_at)
                     self._happen(facts.WorkerWarned(number, is_warned=ends_at is not None))
             case desk.LeaseSafety(number, until):

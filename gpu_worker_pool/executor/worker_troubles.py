@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpu_worker_pool.core.executor.actions import FailureCause
+from gpu_worker_pool.wire.endings import after_warning
 
 from .errors import ExecutorBrokenError, WorkerLostError
 from .worker_process import WorkerProcess
@@ -15,6 +16,8 @@ class WorkerTroubles:
     """By the numbers of the workers: why a lease was lost or refused, and why a worker could not start."""
 
     losses: dict[int, str] = field(default_factory=dict)
+    # Why the server was about to end a lease; empty where it has withdrawn that.
+    notices: dict[int, str] = field(default_factory=dict)
     refusals: dict[int, Exception] = field(default_factory=dict)
     unfit: dict[int, BaseException] = field(default_factory=dict)
 
@@ -32,7 +35,9 @@ class WorkerTroubles:
         if cause is FailureCause.LEASE_LOST:
             on = f" on GPU {', '.join(map(str, worker.gpu_ids))}" if worker is not None and worker.gpu_ids else ""
             return f"the worker's lease{on} was lost: {self.losses.get(number, 'the server did not say why')}"
-        return "the worker is gone" if worker is None else worker.ending
+        ending = "the worker is gone" if worker is None else worker.ending
+        notice = self.notices.get(number)
+        return f"{ending} {after_warning(notice)}" if notice else ending
 
     def breakage(self, number: int, worker: WorkerProcess | None, cause: FailureCause) -> ExecutorBrokenError:
         """The error of an executor none of whose workers can start."""
@@ -50,5 +55,5 @@ class WorkerTroubles:
 
     def forget(self, number: int) -> None:
         """Forget a worker whose task was told."""
-        for known in (self.losses, self.refusals, self.unfit):
+        for known in (self.losses, self.notices, self.refusals, self.unfit):
             known.pop(number, None)
