@@ -26,5 +26,5 @@ def test_every_worker_has_a_gpu_of_its_own_until_it_ends(server: ServerProcess) 
         gpus = {pid: gpu for _, pid, gpu in found}
         assert None not in gpus.values()
         assert len(set(gpus.values())) == len(gpus)
-        assert len(active(server)) == 2
+        eventually(lambda: len(active(server)) == 2, "both have one")
     eventually(lambda: active(server) == set(), "the leases have ended with the workers")

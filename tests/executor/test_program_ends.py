@@ -119,7 +119,7 @@ def test_ctrl_c_cancels_what_waits_interrupts_what_runs_and_ends_the_program(
         interrupted.let_go()  # it may save its work
         terminal.wait()
 
-    shown = terminal.all_output.decode()
+    shown = terminal.text
     assert "['KeyboardInterrupt', 'cancelled', 'cancelled']" in shown
     assert shown.rstrip().endswith("KeyboardInterrupt")
     assert shown.count("Traceback") == 1  # that of the program, and none of a worker

@@ -15,8 +15,11 @@ from . import actions as do
 from . import facts
 from .actions import CrewAction, EndingWay, FailureCause
 
-# So many workers in a row that die before they are ready show that none will ever be.
+# So many workers in a row that die before they are ready, while no other is, show that none will ever be.
 MOST_FAILED_STARTS: Final = 3
+# How soon to request a lease again after such a death; each time twice as long, up to about half a minute.
+FIRST_PAUSE_S: Final = 0.05
+MOST_DOUBLINGS: Final = 9
 # How soon to request more leases after a refusal, while there are workers to go on with.
 ASK_AGAIN_S: Final = 30.0
 
@@ -150,7 +153,7 @@ class Crew:
             case facts.WorkerHungUp():
                 self._end(worker, EndingWay.QUIETLY, out)
             case facts.WorkerGone():
-                self._gone(worker, out)
+                self._gone(worker, now, out)
             case facts.WorkerReleased():
                 self.members.pop(worker, None)
             case facts.WorkerLeaseLost():
@@ -165,6 +168,7 @@ class Crew:
         self._attempts.pop(task, None)
         member = self.members[worker]
         member.tasks_done += counts
+        self._failed_starts = 0  # it has begun, so others can
         match member.state:
             case Leaving(way, task=had, cause=cause) if had == task:
                 member.state = Leaving(way, None, cause)
@@ -180,17 +184,19 @@ class Crew:
 
     def _refused(self, worker: int, now: float, out: list[CrewAction]) -> None:
         self._end(worker, EndingWay.QUIETLY, out)
-        if any(isinstance(member.state, Starting | Idle | Busy) for member in self.members.values()):
+        if self._is_any(Starting, Idle, Busy):
             self._ask_after = now + ASK_AGAIN_S
         else:
             self._fail_all_waiting(worker, FailureCause.NO_LEASE, out)
 
-    def _gone(self, worker: int, out: list[CrewAction]) -> None:
+    def _gone(self, worker: int, now: float, out: list[CrewAction]) -> None:
         member = self.members[worker]
         match member.state:
             case Requesting() | Starting():
                 self._failed_starts += 1
-                if self._failed_starts >= MOST_FAILED_STARTS:
+                pause_s = FIRST_PAUSE_S * 2 ** min(self._failed_starts, MOST_DOUBLINGS)
+                self._ask_after = max(self._ask_after, now + pause_s)
+                if self._failed_starts >= MOST_FAILED_STARTS and not self._is_any(Idle, Busy):
                     self._break(worker, FailureCause.STARTS_FAILED, out)
             case Busy(task):
                 self._lose(task, worker, FailureCause.WORKER_DIED, out)
@@ -315,6 +321,9 @@ class Crew:
         """How many leases there are too few for the tasks that wait; below 0: how many are requested too many."""
         coming = sum(isinstance(member.state, Requesting | Starting) for member in self.members.values())
         return min(self._unserved() - coming, self.rules.max_workers - len(self.members))
+
+    def _is_any(self, *states: type) -> bool:
+        return any(isinstance(member.state, states) for member in self.members.values())
 
     def _unserved(self) -> int:
         return len(self.waiting) + len(self.repeated)

@@ -148,7 +148,7 @@ class TestPoolsOfProcesses:
         initializer = partial(lease_for_process, service_endpoint=server.url)
         with multiprocessing.get_context("spawn").Pool(2, initializer) as pool:
             seen = dict(pool.map(seen_by_pool_worker, range(20), chunksize=1))
-            assert len(active(server)) == 2
+            eventually(lambda: len(active(server)) == 2, "both have one")  # one may do all tasks before the other is up
         assert len(set(seen.values())) == len(seen)
         eventually(lambda: active(server) == set(), "the leases have ended with the processes")
 

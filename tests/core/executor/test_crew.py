@@ -241,9 +241,25 @@ def test_workers_that_keep_dying_before_they_are_ready_break_the_crew() -> None:
     for worker in range(1, MOST_FAILED_STARTS + 1):
         assert not any(isinstance(action, do.BreakCrew) for action in out)
         out = told(crew, facts.WorkerLeased(worker), facts.WorkerGone(worker))
-        told(crew, facts.WorkerReleased(worker))
+        assert told(crew, facts.WorkerReleased(worker)) == []  # not at once
+        told(crew, facts.TimePassed(), now=crew.next_deadline or 0.0)
 
     assert do.BreakCrew(MOST_FAILED_STARTS, FailureCause.STARTS_FAILED) in out
+
+
+def test_while_another_worker_works_they_do_not() -> None:
+    crew = working(CrewRules(max_workers=2), (0, 1))
+    now, pauses = 0.0, []
+    for worker in range(2, 20):
+        out = told(crew, facts.WorkerLeased(worker), facts.WorkerGone(worker), now=now)
+        assert not any(isinstance(action, do.BreakCrew) for action in out)
+        told(crew, facts.WorkerReleased(worker), now=now)
+        pauses.append((crew.next_deadline or 0.0) - now)
+        now += pauses[-1]
+        assert told(crew, facts.TimePassed(), now=now) == [do.LeaseWorker(worker + 1)]
+
+    assert pauses[0] == pytest.approx(0.1)
+    assert pauses[-1] == pytest.approx(25.6)
 
 
 def test_an_interrupt_cancels_what_waits_and_ends_what_runs_and_a_second_one_at_once() -> None:
