@@ -20,7 +20,7 @@ import os
 import pickle
 import socket
 import struct
-from multiprocessing import process, resource_tracker, spawn
+from multiprocessing import process, resource_tracker, spawn, util
 from multiprocessing.popen_spawn_posix import _DupFd
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
@@ -85,6 +85,8 @@ def _start(line: socket.socket) -> bool:
 
         # As ProcessPoolExecutor does, where a handler of the initializer's may see it.
         logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
+        # What the initializer has put into queues arrives before the executor is broken.
+        util._exit_function()  # type: ignore[attr-defined] # noqa: SLF001 - as a process of multiprocessing ends
         _send(line, UNFIT, 0, _pickled_error(error))
         return False
     _send(line, READY, 0, str(os.getpid()).encode())
