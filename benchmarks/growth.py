@@ -1,7 +1,7 @@
 """How costs grow with GPUs, waiters, endpoints and history, in steps of ten, and with which exponent.
 
-A decision is measured in the core. A lease + release over HTTP and the start are those of a server that starts with a
-journal of that size. A poll round is that of a client with that many endpoints. Every other pass over the sizes goes
+A decision is measured in the core. The start is that of a server with a journal of that size. All these servers run side
+by side, and a client leases and releases at one after the other. A poll round is that of a client with that many endpoints. Every other pass over the sizes goes
 backwards. There are two exponents: that of the last step of ten, because most costs are a constant plus a part that
 grows, and the slope of the least-squares line through the logarithms of all sizes. 0 is flat, 1 is in proportion.
 """
@@ -12,12 +12,12 @@ import asyncio
 import gc
 import logging
 import random
-import shutil
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -27,13 +27,17 @@ from benchmarks.leases.locks import PoolLease, cycle_s, who_asks
 from benchmarks.shared.crowded_pool import CrowdedPool
 from benchmarks.shared.fit import exponent, last_exponent
 from benchmarks.shared.fleet import poll_round_s, statistics_servers
-from benchmarks.shared.past_journal import GPUS_WAITED_FOR, NODE, write_journal
-from benchmarks.shared.results import Cell, Results, duration, parser
-from benchmarks.shared.rounds import in_turn, spread_s
+from benchmarks.shared.past_journal import FEWEST_GPUS, NODE, write_journal
+from benchmarks.shared.processes import Busy
+from benchmarks.shared.results import Cell, Results, duration, parser, show
+from benchmarks.shared.rounds import in_turn, spread, spread_s
 from benchmarks.shared.servers import pool_process
+from benchmarks.shared.targets import bounded, ratio
 
 SEED = 1
 FEW = 100
+GPUS, WAITERS = "GPUs", "waiters"
+FLAT_FROM, MOST_EXPONENT = 100, 0.25
 # How long a pool is in use before a decision is measured, in ended leases for each GPU.
 TURNOVER = 0.1
 # More urgent than all waiters.
@@ -66,9 +70,9 @@ class Effort:
 QUICK = Effort(
     decision_sizes=(10, 100),
     decisions=4,
-    server_gpus=(),
-    waiters=(10, 100),
-    ended=(10, 100),
+    server_gpus=(100,),
+    waiters=(100,),
+    ended=(),
     leases=5,
     endpoints=(1, 10),
     short_polls=(0.1, 2),
@@ -79,15 +83,15 @@ QUICK = Effort(
 WHOLE = Effort(
     decision_sizes=(10, 100, 1_000, 10_000),
     decisions=20,
-    server_gpus=(10, 100, 1_000),
+    server_gpus=(100, 1_000),
     waiters=(100, 1_000, 10_000),
-    ended=(1_000, 10_000, 100_000),
-    leases=30,
+    ended=(1_000, 100_000),
+    leases=10,
     endpoints=(10, 100, 1_000),
     short_polls=(0.15, 4),
     long_polls=(1.3, 1),
     passes=3,
-    server_passes=2,
+    server_passes=20,
 )
 
 
@@ -132,35 +136,99 @@ def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -
     )
 
 
-def servers(effort: Effort, folder: Path) -> list[Curve]:
-    """Start a server for each size. Measure the time until it is ready, and that of a lease + release then."""
-    curves: list[Curve] = []
-    numbers = iter(range(1_000_000))
-    for grows, sizes in (("GPUs", effort.server_gpus), ("waiters", effort.waiters), ("ended leases", effort.ended)):
-        start, grant = Curve("start of a server", grows), Curve("lease + release over HTTP", grows)
-
-        def one(size: int, grows: str = grows, start: Curve = start) -> float:
-            state = folder / f"server-{next(numbers)}"
-            past = folder / f"past-{state.name}"
-            shutil.copytree(_past(folder, grows, size), past)
-            gpus = f"{size if grows == 'GPUs' else GPUS_WAITED_FOR if grows == 'waiters' else 8}xT4"
+def servers(effort: Effort, folder: Path, results: Results) -> list[Curve]:
+    """Start a server for each size, and measure that. Then let a client lease and release at all of them in turn."""
+    kinds = {"GPUs": effort.server_gpus, "waiters": effort.waiters, "ended leases": effort.ended}
+    cases = [(GPUS, FEWEST_GPUS), *((grows, size) for grows, sizes in kinds.items() for size in sizes)]
+    starts = {grows: Curve("start of a server", grows) for grows in kinds}
+    form = {**who_asks(), "model": "T4", "priority": PRIORITY}
+    with ExitStack() as stack:
+        ports: dict[str, int] = {}
+        busy: dict[str, Busy] = {}
+        for grows, size in cases:
+            state = folder / f"server-{_name(grows, size)}"
+            write_past(state, grows, size)
+            gpus = f"{size if grows == GPUS else FEWEST_GPUS}xT4"
             began = time.perf_counter()
-            with pool_process(state, gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(past)}) as (port, _):
-                start.costs_s[size].append(time.perf_counter() - began)
-                return cycle_s(PoolLease(port, {**who_asks(), "model": "T4", "priority": PRIORITY}), effort.leases)
+            process = pool_process(
+                folder / state.name / "log", gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(state)}
+            )
+            ports[_name(grows, size)], pid = stack.enter_context(process)
+            busy[_name(grows, size)] = Busy(pid)
+            starts[grows].costs_s[size].append(time.perf_counter() - began)
 
-        grant.costs_s.update(_by_size(in_turn({str(size): partial(one, size) for size in sizes}, effort.server_passes)))
-        curves += [start, grant]
-    return curves
+        def lease(name: str) -> float:
+            # A connection of its own: a server ends one that was idle for some seconds.
+            with closing(PoolLease(ports[name], form)) as lock:
+                return busy[name].during(partial(cycle_s, lock, effort.leases), effort.leases)
+
+        found = in_turn({name: partial(lease, name) for name in ports}, effort.server_passes)
+    report_leases(results, found, {name: used.cycle_s() for name, used in busy.items()}, kinds)
+    grants = []
+    for grows, sizes in kinds.items():
+        all_sizes = (FEWEST_GPUS, *sizes) if grows == GPUS else sizes
+        grants.append(
+            Curve("lease + release over HTTP", grows, {size: found[_name(grows, size)] for size in all_sizes})
+        )
+    return [curve for pair in zip(starts.values(), grants, strict=True) for curve in pair]
 
 
-def _past(folder: Path, grows: str, size: int) -> Path:
-    """Return the journal that each pass gets a copy of, because writing a long one takes longer than starting with it."""
-    past = folder / f"past-{grows}-{size}"
-    if not past.exists():
-        past.mkdir()
-        write_journal(past, size if grows == "waiters" else 0, size if grows == "ended leases" else 0)
-    return past
+def report_leases(
+    results: Results, found: dict[str, list[float]], cpu_s: dict[str, float], kinds: dict[str, tuple[int, ...]]
+) -> None:
+    """Compare lease + release at the largest size with a server of few GPUs and no waiters, and judge the growth."""
+    none = found[_name(GPUS, FEWEST_GPUS)]
+    for figure_id, grows, most, why in (
+        ("lease_1000_gpus", GPUS, 1.5, "its passes and its readings of all GPUs, once a second, grow with the GPUs"),
+        (
+            "lease_10000_waiters",
+            WAITERS,
+            2.0,
+            "a pass goes through the kinds of wishes in the queue; see the decisions",
+        ),
+    ):
+        largest = max(kinds[grows])
+        ours = found[_name(grows, largest)]
+        ratio(
+            results,
+            figure_id,
+            f"lease + release over HTTP, normal, with {largest:,} {grows}, relative to {FEWEST_GPUS} GPUs and no waiters",
+            ours,
+            none,
+            most=most,
+            spread=f"medians: {duration(statistics.median(ours))} and {duration(statistics.median(none))}; by the processor time of the "
+            f"server: {show(cpu_s[_name(grows, largest)] / cpu_s[_name(GPUS, FEWEST_GPUS)])} x",
+            why=why,
+        )
+    by_size = {size: found[_name(WAITERS, size)] for size in kinds[WAITERS] if size >= FLAT_FROM}
+    has_growth = len(by_size) > 1
+    by_cpu = {size: cpu_s[_name(WAITERS, size)] for size in by_size}
+    of_rounds = zip(*by_size.values(), strict=True) if has_growth else ()
+    by_round = [exponent(dict(zip(by_size, costs, strict=True))) for costs in of_rounds]
+    bounded(
+        results,
+        "lease_growth_waiters",
+        f"growth of a lease + release over HTTP with the waiters, from {min(by_size):,} to {max(by_size):,}: the exponent",
+        statistics.median(by_round) if has_growth else None,
+        "",
+        most=MOST_EXPONENT,
+        spread=f"rounds: {spread(by_round)}; by the processor time of the server: {show(exponent(by_cpu))}"
+        if has_growth
+        else "",
+        why="a pass goes through the kinds of wishes in the queue; see the decisions"
+        if has_growth
+        else "one size only",
+    )
+
+
+def _name(grows: str, size: int) -> str:
+    return f"{size} {grows}"
+
+
+def write_past(folder: Path, grows: str, size: int) -> None:
+    """Write the journal that a server of this case starts with."""
+    folder.mkdir()
+    write_journal(folder, size if grows == WAITERS else 0, size if grows == "ended leases" else 0)
 
 
 def polls(effort: Effort) -> Curve:
@@ -181,7 +249,7 @@ def _by_size(found: dict[str, list[float]]) -> dict[int, list[float]]:
 
 
 def report(results: Results, curves: list[Curve]) -> None:
-    curves = [curve for curve in curves if curve.costs_s]
+    curves = [curve for curve in curves if len(curve.costs_s) > 1]
     sizes = sorted({size for curve in curves for size in curve.costs_s})
     rows: list[list[Cell]] = []
     for curve in curves:
@@ -199,7 +267,7 @@ def report(results: Results, curves: list[Curve]) -> None:
             ]
         )
     results.table(
-        "What grows, by size: medians of the passes",
+        "What grows, by size: medians of the passes, of which the start of a server has one",
         [
             "",
             "passes",
@@ -211,7 +279,7 @@ def report(results: Results, curves: list[Curve]) -> None:
         rows,
         note="Exponent: 0 is flat, 1 is in proportion. The start of a server includes that of Python and loading the program. "
         "A decision: all kinds together, in a queue where each waiter that shares a GPU asks for its own number of MB. Over "
-        f"HTTP, the waiters want all {GPUS_WAITED_FOR} GPUs: half of the GPUs are leased to the first waiter, and the other half "
+        f"HTTP, the waiters want all {FEWEST_GPUS} GPUs: half of the GPUs are leased to the first waiter, and the other half "
         "is held for the next. The measured request is more urgent and takes one of the held GPUs.",
     )
     results.plot(
@@ -237,7 +305,7 @@ def main() -> None:
     effort = QUICK if options.quick else WHOLE
     results = Results("growth", "How costs grow with GPUs, waiters, endpoints and history.")
     with tempfile.TemporaryDirectory(prefix="growth-benchmark-") as name:
-        curves = [*decisions(effort), *servers(effort, Path(name)), polls(effort)]
+        curves = [*decisions(effort), *servers(effort, Path(name), results), polls(effort)]
     report(results, curves)
     results.finish(options)
 

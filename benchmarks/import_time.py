@@ -1,11 +1,12 @@
 """How long a fresh process takes to import the client, compared with `import aiohttp` and a bare python, in turn in one run.
 
-The client loads aiohttp when it is started and not before. So the time until it is ready to call has a row of its own.
+The client loads asyncio when it is started and not before. So the time until it is ready to call has a row of its own.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,14 +43,22 @@ PROGRAMS = {
     "... and GPUWorkerPool": "from gpu_worker_pool import GPUWorkerPool; GPUWorkerPool()",
 }
 QUICK = (BARE, ASYNCIO, AIOHTTP, CLIENT, FIRST_USE)
-MOST_MS = 150.0
+MOST_MS = 60.0
 SERVERS_ONLY = ("fastapi", "uvicorn", "pynvml")
 
 
-def run(program: str) -> float:
-    began = time.perf_counter()
+def run(program: str, cpu_s: list[float]) -> float:
+    """Return how long a fresh process takes to run a program, and add its processor time to the list."""
+    began, used_s = time.perf_counter(), children_cpu_s()
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    cpu_s.append(children_cpu_s() - used_s)
     return time.perf_counter() - began
+
+
+def children_cpu_s() -> float:
+    """Return the processor time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def what_is_loaded(program: str) -> set[str]:
@@ -65,11 +74,11 @@ def main() -> None:
     rounds = 1 if options.quick else 12
     loaded = what_is_loaded(PROGRAMS[CLIENT])
     loaded_in_use = what_is_loaded(PROGRAMS[FIRST_USE])
-    assert "aiohttp" in loaded_in_use
     if not options.quick:
         for program in programs.values():
-            run(program)  # compiled, and in the page cache
-    times = in_turn({name: partial(run, program) for name, program in programs.items()}, rounds)
+            run(program, [])  # compiled, and in the page cache
+    cpu_s: dict[str, list[float]] = {name: [] for name in programs}
+    times = in_turn({name: partial(run, program, cpu_s[name]) for name, program in programs.items()}, rounds)
     above = {
         name: [mine - bare for mine, bare in zip(found, times[BARE], strict=True)] for name, found in times.items()
     }
@@ -79,15 +88,16 @@ def main() -> None:
             duration(statistics.median(times[name])),
             spread_s(times[name]),
             duration(statistics.median(above[name])) if name != BARE else None,
+            duration(statistics.median(cpu_s[name])),
             statistics.median(ratios(above[name], above[AIOHTTP])) if name != BARE else None,
         ]
         for name in programs
     ]
     results.table(
         f"A fresh process that does this and ends, medians of {rounds} alternating rounds",
-        ["", "total", "rounds", "above bare python", "relative to import aiohttp"],
+        ["", "total", "rounds", "above bare python", "total processor time", "relative to import aiohttp"],
         rows,
-        note=f"{FIRST_USE}: import, make a client, load aiohttp and open the transport of calls, as the client's start does; "
+        note=f"{FIRST_USE}: import, make a client, load asyncio and open the transport of calls, as the client's start does; "
         "no call is made.",
     )
     first_use_ms = [1000 * found for found in above[FIRST_USE]]
@@ -95,14 +105,14 @@ def main() -> None:
     results.figure(
         "import_time",
         "import of the client, and making one, above a bare python"
-        f"{'' if 'aiohttp' in loaded else '; without aiohttp, which it loads when it is started'}",
+        f"{'' if 'asyncio' in loaded else '; without asyncio, which it loads when it is started'}",
         value=statistics.median(above_ms),
         unit="ms",
         target=f"<= {MOST_MS:.0f} ms",
         is_met=statistics.median(above_ms) <= MOST_MS,
-        spread=f"rounds: {spread(above_ms)}; with aiohttp, ready for the first call: "
+        spread=f"rounds: {spread(above_ms)}; with asyncio, ready for the first call: "
         f"{statistics.median(first_use_ms):.0f} ms, rounds: {spread(first_use_ms)}",
-        why=f"the import of asyncio alone is {100 * median_ratio(above[ASYNCIO], above[CLIENT]):.0f} % of it",
+        why=f"the import of asyncio alone would take {median_ratio(above[ASYNCIO], above[CLIENT]):.1f} times as long",
     )
     heavy = sorted((loaded | loaded_in_use).intersection(SERVERS_ONLY))
     results.figure(

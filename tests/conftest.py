@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import settings
 
 from gpu_worker_pool.host.holder_record import FOLDER, prefix
 from gpu_worker_pool.testing import ServerProcess
-from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
+from tests.preloaded import NO_CERTIFICATES, ROOT, PreloadedPopen
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
@@ -87,14 +88,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     """What is loaded stays: no garbage collection looks through it, neither now nor later."""
     gc.disable()
+    _compile_part(session.config)
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _compile_part(config: pytest.Config) -> None:
+    """Of what is not compiled yet, as in a fresh clone, each worker compiles a part. Else each would compile all of it, in
+    the same order as the others.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    number, workers = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]
+    sources = [*sorted(ROOT.glob("tests/**/test_*.py")), *sorted(ROOT.glob("gpu_worker_pool/**/*.py"))]
+    for source in sources[number::workers]:
+        folder = rewrite.get_cache_dir(source)
+        compiled = folder / f"{source.stem}{rewrite.PYC_TAIL}"
+        if not compiled.exists() and rewrite.try_makedirs(folder):
+            source_hash, code = rewrite._rewrite_test(source, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
 
 
 @pytest.hookimpl(trylast=True)

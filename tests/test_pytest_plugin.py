@@ -22,6 +22,7 @@ from gpu_worker_pool import pytest_plugin
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, statistics
+from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 from tests.server.leasing import get, release, take, wait_until_free
 from tests.server.running import ROOT
 
@@ -55,6 +56,7 @@ class Start(Protocol):
         plugins: str = "",
         visible: str | None = None,
         lease_id: str | None = None,
+        popen: type[subprocess.Popen[str]] = PreloadedPopen,
     ) -> Run: ...
 
 
@@ -70,17 +72,24 @@ def start(tmp_path: Path) -> Iterator[Start]:
         plugins: str = "",
         visible: str | None = None,
         lease_id: str | None = None,
+        popen: type[subprocess.Popen[str]] = PreloadedPopen,
     ) -> Run:
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
         (folder / "test_inner.py").write_text(textwrap.dedent(program), encoding="utf-8")
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-        env = {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
+        env = {
+            **kept,
+            **NO_CERTIFICATES,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "COLUMNS": "400",
+        }
         env |= {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
         env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         env |= {} if lease_id is None else {"GPU_POOL_LEASE_ID": lease_id}
-        process = subprocess.Popen(
+        process = popen(
             [*PYTEST, *OPTIONS, *(("-p", plugins) if plugins else ()), *options],
             cwd=folder,
             env=env,
@@ -221,7 +230,8 @@ ONE_PROCESS = """
 
 def test_in_one_process(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
-    code, out = start(ONE_PROCESS, endpoint=server.url).end()
+    # One of its tests looks at what is loaded.
+    code, out = start(ONE_PROCESS, endpoint=server.url, popen=subprocess.Popen).end()
 
     found = outcomes(out)
     assert code == 1

@@ -4,7 +4,7 @@ The leader is a real server on a real PostgreSQL. The boxes are in one process, 
 speak the protocol of agents, and report every second that nothing has changed. The clients are in this process, each with
 a connection of its own. All of them share this machine. A hand-over is the time from before a release until the next
 client is told: the box has read the GPU, the grant is written, and the box has it. The turns of the event loop are
-those of a second leader, on asyncio's own loop.
+those of a second leader, on asyncio's own loop; in a quick run that one is the only leader.
 """
 
 from __future__ import annotations
@@ -12,43 +12,51 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from benchmarks.shared.results import Cell, Results, duration, ecdf, parser
-from benchmarks.shared.rounds import percentile
-from benchmarks.shared.servers import resident_mb
+from benchmarks.shared.fit import exponent
+from benchmarks.shared.processes import cpu_s, pss_mb
+from benchmarks.shared.results import Cell, Results, duration, ecdf, parser, show
+from benchmarks.shared.rounds import in_turn, percentile, spread
+from benchmarks.shared.targets import bounded
+from benchmarks.shared.timed_server import TIMED, longest_turn_s
 from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 
 from . import hour
 from .boxes import GPUS_A_BOX, Boxes
-from .clients import Waiters, take_all
-from .timed_server import FILE
+from .clients import Waiters, cycle_s, take_all
 
 KEY = "the key of a benchmark"
-MOST_PERCENT, MOST_TURN_MS = 33.0, 50.0
-TIMED = (sys.executable, "-m", "benchmarks.agents.timed_server")
-TICK_HZ = os.sysconf("SC_CLK_TCK")
+MOST_PERCENT, MOST_BUSY_PERCENT, MOST_TURN_MS = 33.0, 100.0, 50.0
+MOST_EXPONENT, MOST_P99_MS, MOST_MB = 0.25, 100.0, 400.0
+CYCLES = 5
+ALL_WAIT = "nothing happens, and all clients wait"
+FEW, MANY = "few boxes", "many boxes"
 
 
 @dataclass(frozen=True)
 class Effort:
+    """How much is measured. A second fleet has `few_boxes`, to compare a lease + release with."""
+
+    few_boxes: int
     boxes: int
     waiters: int
     seconds: float
     hand_overs: int
     every_s: float
+    rounds: int
 
 
-QUICK = Effort(boxes=10, waiters=100, seconds=0.5, hand_overs=5, every_s=0.05)
-WHOLE = Effort(boxes=1_000, waiters=10_000, seconds=20.0, hand_overs=400, every_s=0.05)
+QUICK = Effort(few_boxes=2, boxes=5, waiters=50, seconds=0.5, hand_overs=5, every_s=0.05, rounds=1)
+WHOLE = Effort(few_boxes=10, boxes=1_000, waiters=10_000, seconds=10.0, hand_overs=400, every_s=0.05, rounds=20)
 
 
 @dataclass
@@ -61,39 +69,30 @@ class Leader:
     memory_mb: dict[str, float] = field(default_factory=dict)
     turns_s: dict[str, float] = field(default_factory=dict)
     losses: int = 0
+    # A lease + release here, and at the leader of a fleet with few boxes.
+    cycles_s: dict[str, list[float]] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._longest_turn_s()
-        began, began_cpu = time.monotonic(), self._cpu_s()
+        began, began_cpu = time.monotonic(), cpu_s(self.server.pid)
         yield
-        self.shares[name] = (self._cpu_s() - began_cpu) / (time.monotonic() - began)
-        self.memory_mb[name] = resident_mb(self.server.pid)
+        self.shares[name] = (cpu_s(self.server.pid) - began_cpu) / (time.monotonic() - began)
+        self.memory_mb[name] = pss_mb(self.server.pid)
         self.turns_s[name] = self._longest_turn_s()
 
-    def _cpu_s(self) -> float:
-        parts = Path(f"/proc/{self.server.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / TICK_HZ
-
     def _longest_turn_s(self) -> float:
-        if not self.is_timed:
-            return 0.0
-        told = self.server.folder / FILE
-        told.unlink(missing_ok=True)
-        os.kill(self.server.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 10.0
-        while not told.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return float(told.read_text(encoding="ascii"))
+        return longest_turn_s(self.server) if self.is_timed else 0.0
 
 
 @contextmanager
-def leader(url: str, folder: Path, *, is_timed: bool) -> Iterator[Leader]:
+def leader(url: str, folder: Path, *, is_timed: bool, pool: str = "many") -> Iterator[Leader]:
     settings = {
         "SIMULATED_GPUS": "1xT4",
         "GPU_POOL_NODE": "leader",
         "GPU_POOL_FLEET": url,
         "GPU_POOL_FLEET_KEY": KEY,
+        "GPU_POOL_FLEET_POOL": pool,
         "REFRESH_INTERVAL": "1",
         "GPU_POOL_MAX_QUEUED": "100000",
         "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000",
@@ -117,7 +116,7 @@ async def _with_clients(found: Leader, effort: Effort) -> dict[str, list[float]]
     waiters = Waiters(port)
     with found.phase("clients come to wait"):
         await waiters.start(effort.waiters)
-    with found.phase("nothing happens, and all clients wait"):
+    with found.phase(ALL_WAIT):
         await asyncio.sleep(effort.seconds)
     gpus, number = list(held), effort.hand_overs
     gc.collect()
@@ -140,9 +139,29 @@ def measure(url: str, effort: Effort, folder: Path, *, is_timed: bool) -> tuple[
             time.sleep(min(effort.seconds, 3.0))
             with found.phase("nothing happens"):
                 time.sleep(effort.seconds)
+            if effort is QUICK or not is_timed:
+                found.cycles_s = beside_few(url, effort, folder, found)
             times = asyncio.run(_with_clients(found, effort))
             found.losses = boxes.losses()
         return found, times
+
+
+def beside_few(url: str, effort: Effort, folder: Path, many: Leader) -> dict[str, list[float]]:
+    """Lease and release at the leader of a fleet with few boxes, and at the other one, in turn."""
+    with (
+        leader(url, folder / "few", is_timed=False, pool="few") as few,
+        closing(Boxes(effort.few_boxes, few.server.url, KEY)) as boxes,
+    ):
+        boxes.wait_until_joined()
+        ports = {FEW: few.server.port, MANY: many.server.port}
+        contenders = {name: partial(_cycle_s, port) for name, port in ports.items()}
+        for measure_one in contenders.values():
+            measure_one()
+        return in_turn(contenders, effort.rounds)
+
+
+def _cycle_s(port: int) -> float:
+    return asyncio.run(cycle_s(port, CYCLES))
 
 
 def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times: dict[str, list[float]]) -> None:
@@ -151,7 +170,7 @@ def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times
     ]
     results.table(
         f"The leader of {effort.boxes:,} boxes with {GPUS_A_BOX} GPUs each, and {effort.waiters:,} clients that wait",
-        ["", "% of a core", "longest turn, ms of CPU", "memory, MB"],
+        ["", "% of a core", "longest turn, ms of CPU", "memory (PSS), MB"],
         rows,
         f"A box lost its leader {plain.losses:,} times.",
     )
@@ -168,25 +187,80 @@ def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times
         y="share",
         series={name: ecdf(1000 * each for each in found) for name, found in times.items()},
     )
-    idle_percent = 100 * plain.shares["nothing happens"]
-    results.figure(
+    figures(results, effort, plain, timed, times)
+
+
+def figures(results: Results, effort: Effort, plain: Leader, timed: Leader, times: dict[str, list[float]]) -> None:
+    gpus, boxes = effort.boxes * GPUS_A_BOX, f"{effort.boxes:,} boxes"
+    busiest = max((name for name in plain.shares if "hand-over" in name), key=lambda name: plain.shares[name])
+    bounded(
+        results,
+        "busy_leader",
+        f"processor share of a leader of {boxes} with {gpus:,} GPUs while GPUs change hands",
+        100 * plain.shares[busiest],
+        "% of a core",
+        most=MOST_BUSY_PERCENT,
+        spread=f"the highest was: {busiest}",
+        why="it does nothing but decide, write, and talk with its boxes and clients",
+    )
+    bounded(
+        results,
         "idle_leader",
-        f"processor share of a leader of {effort.boxes:,} boxes while nothing happens",
-        value=idle_percent,
-        unit="% of a core",
-        target=f"<= {MOST_PERCENT:.0f} % of a core",
-        is_met=idle_percent <= MOST_PERCENT,
+        f"processor share of a leader of {boxes} while nothing happens",
+        100 * plain.shares["nothing happens"],
+        "% of a core",
+        most=MOST_PERCENT,
         why="every box reports once a second, and hears of the leader as often",
     )
+    slowest = max(times, key=lambda name: percentile(times[name], 99))
+    bounded(
+        results,
+        "fleet_hand_over_p99",
+        f"release to the next of {effort.waiters:,} waiters in a fleet of {boxes}, {slowest}, p99",
+        1000 * percentile(times[slowest], 99),
+        "ms",
+        most=MOST_P99_MS,
+        spread="; ".join(
+            f"{name}: p50 {duration(percentile(found, 50))}, p99 {duration(percentile(found, 99))}"
+            for name, found in times.items()
+        ),
+        why=f"all boxes and clients share {os.cpu_count()} processors with the leader; its longest turn was "
+        f"{duration(max(timed.turns_s.values()))}",
+    )
+    few = effort.few_boxes * GPUS_A_BOX
+    by_round = [
+        exponent(dict(zip((few, gpus), pair, strict=True))) for pair in zip(*plain.cycles_s.values(), strict=True)
+    ]
+    few_s, many_s = (statistics.median(found) for found in plain.cycles_s.values())
+    bounded(
+        results,
+        "lease_growth_gpus",
+        f"growth of a lease + release over HTTP with the GPUs of a fleet, from {few:,} to {gpus:,}: the exponent",
+        statistics.median(by_round),
+        "",
+        most=MOST_EXPONENT,
+        spread=f"rounds: {spread(by_round)}; medians: {duration(few_s)} and {duration(many_s)}",
+        why=f"from {effort.few_boxes} to {boxes} a lease + release grows {show(many_s / few_s)} x; the boxes share this machine",
+    )
+    bounded(
+        results,
+        "memory_leader",
+        f"memory (PSS) of a leader with {gpus:,} GPUs, {gpus:,} leases and {effort.waiters:,} waiters, each with a connection",
+        plain.memory_mb[ALL_WAIT],
+        "MB",
+        most=MOST_MB,
+        spread=f"before the waiters came: {show(plain.memory_mb['all GPUs are taken'])} MB; without leases: "
+        f"{show(plain.memory_mb['nothing happens'])} MB",
+        why="the connections of the waiters take most of it",
+    )
     longest = max(timed.turns_s, key=lambda name: timed.turns_s[name])
-    longest_ms = 1000 * timed.turns_s[longest]
-    results.figure(
+    bounded(
+        results,
         "leader_turn",
-        f"the longest turn of the leader's event loop with {effort.boxes:,} boxes and {effort.waiters:,} waiting clients",
-        value=longest_ms,
-        unit="ms",
-        target=f"<= {MOST_TURN_MS:.0f} ms",
-        is_met=longest_ms <= MOST_TURN_MS,
+        f"the longest turn of the leader's event loop with {boxes} and {effort.waiters:,} waiting clients",
+        1000 * timed.turns_s[longest],
+        "ms",
+        most=MOST_TURN_MS,
         why=f"the longest was in: {longest}",
     )
 
@@ -203,13 +277,12 @@ def main() -> None:
         postgres = PostgresServer()
         try:
             with tempfile.TemporaryDirectory(prefix="agents-") as folder:
-                runs = []
-                for name in ("plain", "timed"):
-                    postgres.create_database(name)
-                    runs.append(measure(postgres.url(name), effort, Path(folder) / name, is_timed=name == "timed"))
+                plain, times = timed, _ = measure(postgres.url(), effort, Path(folder), is_timed=options.quick)
+                if not options.quick:
+                    postgres.create_database("timed")
+                    timed, _ = measure(postgres.url("timed"), effort, Path(folder) / "timed", is_timed=True)
         finally:
             postgres.remove()
-        (plain, times), (timed, _) = runs
         report(results, effort, plain, timed, times)
     hour.report(results, hour.QUICK if options.quick else hour.WHOLE)
     results.finish(options)

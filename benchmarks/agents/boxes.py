@@ -6,15 +6,13 @@ They keep nothing on a disk, so a hand-over lacks one write to the disk of its b
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any
 
 import aiohttp
 
+from benchmarks.shared.children import Child, arguments, say, until_told_to_end
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CloseLink, CustodyAction, LookNow, Send
 from gpu_worker_pool.core.fleet.messages import LeaderMessage, Welcome
@@ -25,7 +23,8 @@ from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.version import VERSION
 
-GPUS_A_BOX = 8
+# A thousand boxes have ten thousand GPUs.
+GPUS_A_BOX = 10
 MODEL = "Simulated A100"
 EVERY_S = 1.0
 # The leader takes so many connections at a time that have not proven their key.
@@ -106,7 +105,7 @@ class Box:
                     self._link.close(why)
 
 
-async def _be_boxes(number: int, url: str, key: str, parent: Connection) -> None:
+async def _be_boxes(number: int, url: str, key: str) -> None:
     room = asyncio.Semaphore(AT_ONCE)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         boxes = [Box(each, url, FleetKey(key)) for each in range(number)]
@@ -115,40 +114,31 @@ async def _be_boxes(number: int, url: str, key: str, parent: Connection) -> None
         ]
         for box in boxes:
             await box.is_welcome.wait()
-        parent.send("all boxes have joined")
-        await asyncio.to_thread(parent.recv)
-        parent.send(sum(box.losses for box in boxes))
+        say("all boxes have joined")
+        await until_told_to_end()
+        say(sum(box.losses for box in boxes))
         for task in staying:
             task.cancel()
-
-
-def _run(number: int, url: str, key: str, parent: Connection) -> None:
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_be_boxes(number, url, key, parent))
 
 
 class Boxes:
     """So many boxes, in a process of their own."""
 
     def __init__(self, number: int, url: str, key: str) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_run, args=(number, url, key, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._child = Child("benchmarks.agents.boxes", (number, url, key))
 
     def wait_until_joined(self) -> None:
-        self._receive()
+        self._child.receive(LIMIT_S)
 
     def losses(self) -> int:
         """End the boxes; return how often a box lost its leader."""
-        self._pipe.send(None)
-        return int(self._receive())
-
-    def _receive(self) -> Any:
-        assert self._pipe.poll(LIMIT_S), "the boxes do not answer"
-        return self._pipe.recv()
+        self._child.tell_to_end()
+        return int(self._child.receive(LIMIT_S))
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.join()
+        self._child.close()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_be_boxes(*arguments()))

@@ -1,4 +1,4 @@
-"""An hour of a fleet in virtual time: the machines of the leader and of all boxes, with no I/O between them.
+"""Some time of a fleet, in virtual time: the machines of the leader and of all boxes, with no I/O between them.
 
 Clients request and release all the time, boxes lose their connection, and half-way the leader is replaced. Every box
 checks that no GPU is granted twice. Only the processor time of the leader's part is counted; a real leader also has its
@@ -53,7 +53,7 @@ class Effort:
 
 
 QUICK = Effort(gpus=80, waiters=40, seconds=120)
-WHOLE = Effort(gpus=10_000, waiters=10_000, seconds=3600)
+WHOLE = Effort(gpus=10_000, waiters=10_000, seconds=600)
 
 
 class VirtualBox:
@@ -245,7 +245,7 @@ class VirtualFleet:
 
 
 def report(results: Results, effort: Effort) -> None:
-    """Measure an hour, and add it to the results."""
+    """Measure it, and add it to the results."""
     GarbageCollection().start()
     began = time.monotonic()
     fleet = VirtualFleet(effort)

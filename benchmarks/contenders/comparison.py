@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.contenders import measures
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
+from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
 from benchmarks.contenders.measures import Clients, Running, running, taking_turns
 from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
 from benchmarks.contenders.processes import memory_mb
 from benchmarks.contenders.promises import promises
 from benchmarks.contenders.servers import REDIS_TTL_S
 from benchmarks.contenders.takers import FILELOCK_SLEEP_S, LOOK_S, REDIS_SLEEP_S
+from benchmarks.shared.processes import cpu_s
 from benchmarks.shared.results import Cell, Results, duration, ecdf, show
 from benchmarks.shared.rounds import percentile, spread, spread_s
 
@@ -42,17 +46,17 @@ class Effort:
 
 WHOLE = Effort(
     start_rounds=2,
-    rounds=3,
-    alone_s=0.5,
-    round_s=1.0,
-    many=(8, 64),
-    hand_over_rounds=3,
-    hand_overs={"fast": 34, "looks": 5, "slow": 1},
-    kill_rounds=2,
-    kills={"fast": 3, "looks": 3, "slow": 1},
+    rounds=5,
+    alone_s=0.3,
+    round_s=0.7,
+    many=(8, CROWD),
+    hand_over_rounds=5,
+    hand_overs={"fast": 20, "looks": 3, "slow": 1},
+    kill_rounds=4,
+    kills={"fast": 5, "looks": 2, "slow": 1},
     never_s=3.0,
     crowd=64,
-    crowd_s=30.0,
+    crowd_s=10.0,
 )
 QUICK = Effort(
     start_rounds=1,
@@ -148,6 +152,7 @@ class Comparison:
         note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s."
         self._distribution("From a release to the next waiter, in another process, with 1 GPU", found, note)
         self._plot("hand-over", "From a release to the next waiter, in another process", found)
+        hand_over_figures(self._results, found)
 
     def reclaim(self, run: Running, clients: Clients) -> None:
         """Measure the time from the death of a holder to the next waiter."""
@@ -176,6 +181,7 @@ class Comparison:
             "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
         self._plot("reclaim", "From kill -9 of the holder to the next waiter", found)
+        reclaim_figures(self._results, found)
 
     def latency(self, run: Running) -> None:
         """Measure request + release of one client."""
@@ -197,15 +203,19 @@ class Comparison:
         """Show the rates of one client, as `latency` measured them, and measure those of many."""
         effort = self._effort
         found: dict[int, dict[str, list[float]]] = {1: self._alone}
+        crowded: dict[str, list[list[float]]] = {}
+        shares: list[float] = []
         for number in effort.many:
             with measures.racing(run, number) as rate:
                 rounds = taking_turns(
                     [each for each in run.contenders if number in each.rates],
-                    lambda each, rate=rate: [rate(each, effort.round_s)],  # type: ignore[misc]
+                    partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
                     effort.rounds,
                     self._skip(f"{number} clients"),
                 )
             found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
+            crowded = rounds if number == CROWD else crowded
+        crowd_figures(self._results, crowded, shares)
         table: dict[str, list[Cell]] = {each.name: [each.name] for each in run.contenders if each.rates}
         points: dict[str, list[tuple[float | str, float]]] = {}
         for number, by_name in found.items():
@@ -316,6 +326,23 @@ class Comparison:
             if rounds
         }
         self._results.plot(plot_id, title, kind="ecdf", x="ms", y="share", log_x=True, series=series)
+
+
+def _rate_and_share(
+    run: Running,
+    rate: Callable[[Contender, float], float],
+    seconds: float,
+    shares: list[float],
+    contender: Contender,
+) -> list[float]:
+    """Return the rate of a round, and note the share of a core that our server used meanwhile."""
+    if contender.name != OURS:
+        return [rate(contender, seconds)]
+    (pid,) = run.servers[contender.server].pids
+    began, used_s = time.monotonic(), cpu_s(pid)
+    found = rate(contender, seconds)
+    shares.append((cpu_s(pid) - used_s) / (time.monotonic() - began))
+    return [found]
 
 
 def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:

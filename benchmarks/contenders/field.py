@@ -101,7 +101,7 @@ FIELD = (
 IN_TURN = "The client tries each GPU's lock in turn, from a random one on"
 HOW = {
     "ours": (
-        "This project's Python client, over HTTP to a server in a process of its own with simulated GPUs. At full, a grant "
+        "This project's blocking Python client, over HTTP to a server in a process of its own with simulated GPUs. At full, a grant "
         "is on the disk before it is answered; at normal, it may reach the disk soon after."
     ),
     "Ray": (

@@ -7,13 +7,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from benchmarks.shared.processes import pss_mb
+from gpu_worker_pool.testing import ServerProcess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -27,13 +31,17 @@ class Client:
     def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
-        self._process = subprocess.Popen(
+        # In a group of its own, so that it is ended with all that it has started. Only a fork cannot have a session.
+        apart: dict[str, Any] = (
+            {"process_group": 0} if list(python) == [sys.executable] else {"start_new_session": True}
+        )
+        self._process = ServerProcess.popen(
             [*python, "-m", "benchmarks.contenders.worker", orders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(),
-            start_new_session=True,
+            **apart,
         )
         self.pid = self._process.pid
 
@@ -90,11 +98,11 @@ def running(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process by SIGTERM, then kill what is left of its session, which has only processes that we started."""
+    """End a process by SIGTERM, then kill what is left of its group, which has only processes that we started."""
     if process.poll() is None:
         process.terminate()
         deadline = time.monotonic() + END_S
-        # It is not waited for yet, so that its pid is not used again before the session is killed.
+        # It is not waited for yet, so that its pid is not used again before the group is killed.
         while time.monotonic() < deadline and not _is_over(process.pid):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
@@ -112,7 +120,11 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def memory_mb(pids: Iterable[int]) -> float:
     """Return the memory of these processes and their children. Memory that several share is counted once (PSS)."""
-    return sum(map(_pss_mb, _with_children(set(pids))))
+    found = 0.0
+    for pid in _with_children(set(pids)):
+        with suppress(OSError, IndexError):  # it has ended
+            found += pss_mb(pid)
+    return found
 
 
 def _with_children(pids: set[int]) -> set[int]:
@@ -126,15 +138,6 @@ def _with_children(pids: set[int]) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
-
-
-def _pss_mb(pid: int) -> float:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0  # it has ended
-    lines = (line.split() for line in rollup.splitlines())
-    return next((int(line[1]) / 1024 for line in lines if line[0] == "Pss:"), 0.0)
 
 
 def _is_over(pid: int) -> bool:

@@ -7,7 +7,6 @@ Then it pauses as long as the library itself does by default between two tries.
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import importlib
 import json
@@ -53,20 +52,18 @@ class Taker(Protocol):
 
 
 class PoolTaker:
-    """This project's client."""
+    """This project's blocking client. The clients of the others block too."""
 
     def __init__(self, settings: Settings) -> None:
-        client = importlib.import_module("gpu_worker_pool").GPUWorkerPoolClient
-        self._loop = asyncio.new_event_loop()
-        self._client = client(f"http://127.0.0.1:{settings['port']}")
-        self._loop.run_until_complete(self._client.start())
+        self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{settings['port']}")
+        self._pool.start()
 
     def take(self) -> Handle:
-        assignment = self._loop.run_until_complete(self._client.request_gpu(timeout=WAIT_S))
+        assignment = self._pool.request_gpu(timeout=WAIT_S)
         return Handle(assignment.gpu_id, time.monotonic(), os.getpid(), assignment)
 
     def release(self, handle: Handle) -> None:
-        self._loop.run_until_complete(self._client.release_gpu(handle.what))
+        self._pool.release_gpu(handle.what)
 
 
 class RedisLockTaker:
@@ -220,14 +217,9 @@ TAKERS: dict[str, Callable[[Settings], Taker]] = {
     "scheduler": SchedulerTaker,
 }
 
-# The modules that each client loads: imported once, before many clients are forked.
+# The modules that each client loads, and those below them: imported once, before many clients are forked.
 MODULES = {
-    "pool": (
-        "gpu_worker_pool",
-        "gpu_worker_pool.client.acquire.acquisition",
-        "gpu_worker_pool.client.endpoints.known_endpoints",
-        "aiohttp",
-    ),
+    "pool": ("gpu_worker_pool.core", "gpu_worker_pool.wire", "gpu_worker_pool.client"),
     "redis-lock": ("redis",),
     "redis-list": ("redis",),
     "filelock": ("filelock",),

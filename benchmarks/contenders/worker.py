@@ -14,6 +14,7 @@ import importlib
 import json
 import mmap
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -55,8 +56,11 @@ class Worker:
 
     def load(self) -> None:
         """Import the modules that each client needs, once for all that are forked."""
-        for module in MODULES.get(self._kind, ()):
-            importlib.import_module(module)
+        for name in MODULES.get(self._kind, ()):
+            module = importlib.import_module(name)
+            if name.startswith("gpu_worker_pool"):
+                for below in pkgutil.walk_packages(module.__path__, f"{name}."):
+                    importlib.import_module(below.name)
 
     @property
     def taker(self) -> Taker:

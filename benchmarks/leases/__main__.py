@@ -1,9 +1,9 @@
-"""How fast leases are granted: compared with the Redis lock, with many clients, after a release, and after a holder's death.
+"""How fast leases are granted: compared with the Redis lock, by socket and by client, and with many clients.
 
 Every server runs in a process of its own on this machine, and all keep their files on the same file system. Contenders
 take turns in each round. Compare the ratios: the times depend on the machine and the day. Where redis-server (on the
 PATH) or redis-py (in .bench-venv) is missing, the results say so and only this server is measured. benchmarks/contenders
-has more contenders. It stops by itself.
+has more contenders, hand-overs and deaths of holders. It stops by itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.leases.crowd import cycles_per_s
-from benchmarks.leases.inside import DURABILITIES, WRITERS, inside, name_of
 from benchmarks.leases.locks import (
     Lock,
     PoolLease,
@@ -34,22 +32,20 @@ from benchmarks.leases.locks import (
     cycle_s,
     is_installed,
 )
-from benchmarks.leases.parts import Parts, where_the_time_goes
-from benchmarks.leases.waiters import MakeLock, hand_overs, kills
-from benchmarks.shared.results import Cell, Results, duration, ecdf, parser, show
-from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
-from benchmarks.shared.servers import bare_server, pool_server, redis_server
+from benchmarks.shared.processes import Busy
+from benchmarks.shared.results import Cell, Results, duration, parser, show
+from benchmarks.shared.rounds import in_turn, median_ratio, ratios, spread, spread_s
+from benchmarks.shared.servers import bare_server, pool_process, pool_server, redis_server
+from benchmarks.shared.targets import bounded, ratio, ratio_when_quiet_too
 
 CLIENTS = 64
-# The GPU is released, or its holder killed, at a random moment of this length. A waiter that does not poll needs no more.
-MOMENT_S = 0.01
-# Among fewer, a single value would decide the p99.
-ENOUGH_FOR_P99 = 100
 OURS, OURS_FULL = "ours, normal", "ours, full"
-BY_CLIENT = ", by our Python client (blocking)"
+BY_CLIENT, BY_UNIX = ", by our Python client (blocking)", ", over its Unix socket"
 REDIS, REDIS_FULL = "Redis lock", "Redis lock, fsync"
 FLOOR = "two calls of a bare ASGI handler (the floor of HTTP here)"
 BARE_SOCKET = "over HTTP by a bare socket"
+
+Rounds = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -58,63 +54,95 @@ class Effort:
     cycles: int
     crowd_rounds: int
     crowd_s: float
-    hand_overs: int
-    kills: int
-    blocks: int
     # Every server takes a while to start.
     has_few_servers: bool = False
 
 
-QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, hand_overs=6, kills=2, blocks=2, has_few_servers=True)
-WHOLE = Effort(rounds=30, cycles=20, crowd_rounds=5, crowd_s=1.25, hand_overs=200, kills=40, blocks=4)
+QUICK = Effort(rounds=4, cycles=5, crowd_rounds=2, crowd_s=0.1, has_few_servers=True)
+WHOLE = Effort(rounds=30, cycles=20, crowd_rounds=5, crowd_s=1.25)
 
 
 @dataclass(frozen=True)
-class Ports:
-    """The ports of two servers: `normal` survives the end of a process, `full` also that of the machine."""
+class Server:
+    """A server of ours with its Unix socket."""
 
-    normal: int
-    full: int
+    port: int
+    pid: int
+    socket: Path
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two servers: `normal` survives the end of a process, `full` also that of the machine."""
+
+    normal: Server
+    full: Server
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Why a lease + release takes as long as it does."""
+
+    found: Rounds
+    sync_s: float
+    cpu_s: dict[str, Callable[[], float]]
+
+    def why(self, ours: str, theirs: str) -> str:
+        """Compare the parts of a lease + release with the whole of the other contender."""
+        whole_s, floor_s, other_s = (statistics.median(self.found[name]) for name in (ours, FLOOR, theirs))
+        own_s = self.cpu_s[ours]()
+        return (
+            f"of {duration(whole_s)}, two calls of a bare ASGI handler take {duration(floor_s)}; the server takes {duration(own_s)} "
+            f"of processor time, which alone is {show(own_s / other_s)} x; a sync of the disk takes {duration(self.sync_s)}; "
+            "see `steps` for where the time goes"
+        )
 
 
 @contextmanager
-def pair(folder: Path, gpus: int) -> Iterator[Ports]:
-    with (
-        pool_server(folder / f"normal-{gpus}", gpus, "normal") as normal,
-        pool_server(folder / f"full-{gpus}", gpus, "full") as full,
-    ):
-        yield Ports(normal, full)
+def pair_of(folder: Path, gpus: int) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        started: list[Server] = []
+        for durability in ("normal", "full"):
+            path = folder / f"socket-{durability}-{gpus}" / "pool.sock"
+            path.parent.mkdir(mode=0o755)
+            env = {"GPU_POOL_SOCKET": str(path)}
+            server = pool_process(folder / f"{durability}-{gpus}", str(gpus), durability, env)
+            started.append(Server(*stack.enter_context(server), path))
+        yield Pair(*started)
 
 
-def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> None:
+def one_client(results: Results, effort: Effort, servers: Pair, folder: Path) -> None:
     sync_s = disk_sync_s(folder)
     with ExitStack() as stack:
-        bare = stack.enter_context(bare_server(folder / "bare"))
-        apps = stack.enter_context(inside(folder / "inside"))
+        bare, _ = stack.enter_context(bare_server(folder / "bare"))
         has_redis = can_measure_redis(results)
         # In this order, so that contenders that are compared follow each other.
         locks: dict[str, Lock] = {}
         if has_redis:
             redis = stack.enter_context(redis_server(folder / "redis", is_durable=False))
             locks[REDIS] = RedisLock(redis)
-            locks["Redis lock, by its asyncio client"] = RedisAsyncioLock(redis)
-        locks[OURS] = PoolLease(ports.normal)
-        locks[OURS + BY_CLIENT] = PoolLeaseByPythonClient(ports.normal)
+            if not effort.has_few_servers:
+                locks["Redis lock, by its asyncio client"] = RedisAsyncioLock(redis)
+        locks[OURS] = PoolLease(servers.normal.port)
+        locks[OURS + BY_UNIX] = PoolLease(servers.normal.socket)
         locks[FLOOR] = PoolLease(bare)
         if has_redis:
             locks[REDIS_FULL] = RedisLock(stack.enter_context(redis_server(folder / "redis-aof", is_durable=True)))
-        locks[OURS_FULL] = PoolLease(ports.full)
-        locks[OURS_FULL + BY_CLIENT] = PoolLeaseByPythonClient(ports.full)
-        locks["ours, normal, without details of the process"] = PoolLease(ports.normal, {"wait_s": 25.0})
+        locks[OURS_FULL] = PoolLease(servers.full.port)
+        locks[OURS_FULL + BY_CLIENT] = PoolLeaseByPythonClient(servers.full.port)
         if not effort.has_few_servers:
+            locks[OURS + BY_CLIENT] = PoolLeaseByPythonClient(servers.normal.port)
+            locks[OURS_FULL + BY_CLIENT + BY_UNIX] = PoolLeaseByPythonClient(servers.full.port, servers.full.socket)
+            locks["ours, normal, without details of the process"] = PoolLease(servers.normal.port, {"wait_s": 25.0})
             logging = {"LOG_LEVEL": "info", "ACCESS_LOG": "true"}
             logged = stack.enter_context(pool_server(folder / "logged", 8, "normal", logging))
             locks["ours, normal, with the access log (the default)"] = PoolLease(logged)
         for lock in locks.values():
             stack.enter_context(closing(lock))
         measured = {name: partial(cycle_s, lock, effort.cycles) for name, lock in locks.items()}
-        for durability, writer in product(DURABILITIES, WRITERS):
-            measured[name_of(durability, writer)] = partial(apps.cycle_s, durability, writer, effort.cycles)
+        normal, full = Busy(servers.normal.pid), Busy(servers.full.pid)
+        measured[OURS] = partial(normal.during, measured[OURS], effort.cycles)
+        measured[OURS_FULL] = partial(full.during, measured[OURS_FULL], effort.cycles)
         for measure in measured.values():
             measure()
         found = in_turn(measured, effort.rounds)
@@ -133,15 +161,7 @@ def one_client(results: Results, effort: Effort, ports: Ports, folder: Path) -> 
         rows,
         note=f"Ours is called {BARE_SOCKET}, unless the row says otherwise. The disk writes and syncs 4 KiB in {duration(sync_s)} (median).",
     )
-    parts = {
-        name: Parts.of(found[name], found[FLOOR], *(found[name_of(durability, writer)] for writer in WRITERS))
-        for name, durability in zip((OURS, OURS_FULL), DURABILITIES, strict=True)
-    }
-    where_the_time_goes(results, parts)
-    beside_redis(results, found, OURS, REDIS, parts[OURS], figure_id="lease_vs_redis", most=2.5)
-    beside_redis(
-        results, found, OURS_FULL, REDIS_FULL, parts[OURS_FULL], figure_id="lease_fsync_vs_redis_fsync", most=2.0
-    )
+    beside_redis(results, found, Cost(found, sync_s, {OURS: normal.cycle_s, OURS_FULL: full.cycle_s}))
 
 
 def can_measure_redis(results: Results) -> bool:
@@ -157,63 +177,75 @@ def can_measure_redis(results: Results) -> bool:
     return True
 
 
-def beside_redis(
-    results: Results,
-    found: dict[str, list[float]],
-    ours: str,
-    theirs: str,
-    parts: Parts,
-    *,
-    figure_id: str,
-    most: float,
-) -> None:
-    what = f"lease + release {BARE_SOCKET}, one client, {ours.removeprefix('ours, ')}, relative to the {theirs}"
-    target = f"at most {most:g} x, also in the quietest tenth of the rounds"
-    if theirs not in found:
-        why = "Redis cannot be measured here"
-        results.figure(figure_id, what, value=None, unit="x", target=target, is_met=None, why=why)
-        return
-    ratio = median_ratio(found[ours], found[theirs])
-    # On a busy disk both wait, which hides what we add. So the quietest rounds must reach the target too.
-    quiet = percentile(found[ours], 10) / percentile(found[theirs], 10)
-    client = median_ratio(found[ours + BY_CLIENT], found[theirs])
-    results.figure(
-        figure_id,
-        what,
-        value=ratio,
-        unit="x",
-        target=target,
-        is_met=max(ratio, quiet) <= most,
-        spread=f"{half(ratios(found[ours], found[theirs]))}; the quietest tenth of each: {quiet:.2f} x; "
-        f"by our Python client: {client:.2f} x",
-        why=parts.why(statistics.median(found[theirs])),
+def beside_redis(results: Results, found: Rounds, cost: Cost) -> None:
+    """Add the figures that compare us with the Redis lock, and the Unix socket with TCP."""
+    missing = "Redis cannot be measured here"
+    for figure_id, ours, theirs, most in (
+        ("lease_fsync_vs_redis_fsync", OURS_FULL, REDIS_FULL, 1.6),
+        ("lease_vs_redis", OURS, REDIS, 3.5),
+    ):
+        in_redis = found.get(theirs, [])
+        ratio_when_quiet_too(
+            results,
+            figure_id,
+            f"lease + release {BARE_SOCKET}, one client, {ours.removeprefix('ours, ')}, relative to the {theirs}",
+            found[ours],
+            in_redis,
+            most=most,
+            why=cost.why(ours, theirs) if in_redis else "",
+            missing=missing,
+        )
+    by_client, in_redis = found[OURS_FULL + BY_CLIENT], found.get(REDIS_FULL, [])
+    by_both = found.get(OURS_FULL + BY_CLIENT + BY_UNIX, [])
+    ratio(
+        results,
+        "lease_client_vs_redis_fsync",
+        f"lease + release{BY_CLIENT}, full, relative to the {REDIS_FULL}",
+        by_client,
+        in_redis,
+        most=2.5,
+        spread=f"the client over the Unix socket: {show(median_ratio(by_both, in_redis))} x"
+        if by_both and in_redis
+        else "",
+        why=f"a bare socket, in turn on the same server, takes {duration(statistics.median(found[OURS_FULL]))}, and the "
+        f"client {duration(statistics.median(by_client))}",
+        missing=missing,
+    )
+    ratio(
+        results,
+        "lease_socket_vs_tcp",
+        "lease + release over the Unix socket of the server, normal, relative to TCP, both by a bare socket",
+        found[OURS + BY_UNIX],
+        found[OURS],
+        most=1.05,
+        why="not known: the same calls on the same server, which differ only in the socket",
     )
 
 
-def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
+def crowd(results: Results, effort: Effort, servers: dict[int, Pair]) -> None:
     """Measure many clients at once. `servers` has the ports by number of GPUs."""
     rows: list[list[Cell]] = []
-    for gpus, ports in servers.items():
+    for gpus, pair in servers.items():
 
         def rate(port: int, seconds: float = effort.crowd_s) -> float:
             return asyncio.run(cycles_per_s(port, CLIENTS, seconds))
 
-        for port in (ports.normal, ports.full):
+        for port in (pair.normal.port, pair.full.port):
             rate(port, effort.crowd_s / 4)
-        contenders = {"normal": partial(rate, ports.normal), "full": partial(rate, ports.full)}
+        contenders = {"normal": partial(rate, pair.normal.port), "full": partial(rate, pair.full.port)}
         rates = in_turn(contenders, effort.crowd_rounds)
         rows += [
             [f"{gpus} GPUs, {name}", round(statistics.median(found)), spread([round(one) for one in found])]
             for name, found in rates.items()
         ]
         percents = [100 * ratio for ratio in ratios(rates["full"], rates["normal"])]
-        results.figure(
+        bounded(
+            results,
             f"full_vs_normal_{gpus}_gpus",
             f"lease + release, {CLIENTS} clients, {gpus} GPUs: the rate at `full`, relative to that at `normal`",
-            value=statistics.median(percents),
-            unit="%",
-            target=">= 70 %",
-            is_met=statistics.median(percents) >= 70,
+            statistics.median(percents),
+            "%",
+            least=70,
             spread=f"rounds: {spread(percents)}; cycles/s: {show(round(statistics.median(rates['full'])))} at `full`, "
             f"{show(round(statistics.median(rates['normal'])))} at `normal`",
             why="commits are grouped, and each group waits for the disk; see the time of a sync",
@@ -223,93 +255,6 @@ def crowd(results: Results, effort: Effort, servers: dict[int, Ports]) -> None:
         ["", "cycles/s", "rounds"],
         rows,
     )
-
-
-def waiting(results: Results, effort: Effort, folder: Path) -> None:
-    with ExitStack() as stack:
-        makers: dict[str, MakeLock] = {}
-        by_client: dict[str, MakeLock] = {}
-        for name, durability in ((OURS_FULL, "full"), (OURS, "normal"))[: 1 if effort.has_few_servers else 2]:
-            port = stack.enter_context(pool_server(folder / f"hand-over-{durability}", 1, durability))
-            makers[name] = partial(PoolLease, port)
-            if name == OURS_FULL:
-                by_client[name + BY_CLIENT] = partial(PoolLeaseByPythonClient, port)
-        handed = in_blocks(hand_overs, by_client | makers, effort.hand_overs, effort.blocks)
-        killed = in_blocks(kills, makers, effort.kills, effort.blocks)
-    for title, found in (
-        ("From a release until the next waiter, in another process, holds the GPU (1 GPU)", handed),
-        ("From kill -9 of the holder until the next waiter, in another process, holds the GPU (1 GPU)", killed),
-    ):
-        rows: list[list[Cell]] = []
-        for name, times in found.items():
-            tail = duration(percentile(times, 99)) if len(times) >= ENOUGH_FOR_P99 else None
-            rows.append([name, duration(percentile(times, 50)), tail, duration(max(times)), len(times)])
-        results.table(
-            title,
-            ["", "p50", "p99", "longest", "number"],
-            rows,
-            note=f"Called {BARE_SOCKET}, unless the row says otherwise.",
-        )
-    results.plot(
-        "waiting",
-        "Time until the next waiter, in another process, holds the GPU",
-        kind="ecdf",
-        x="ms",
-        y="share of all",
-        log_x=True,
-        series={
-            "after a release": ecdf(1000 * time for time in handed[OURS_FULL]),
-            "after a release, by our Python client": ecdf(1000 * time for time in handed[OURS_FULL + BY_CLIENT]),
-            "after kill -9": ecdf(1000 * time for time in killed[OURS_FULL]),
-        },
-    )
-    release, bare, client = (
-        "release to the next waiter in another process",
-        handed[OURS_FULL],
-        handed[OURS_FULL + BY_CLIENT],
-    )
-    to_disk = (
-        "a grant is written to the disk before the waiter is told; see the time of a sync, and the same at `normal`"
-    )
-    for figure_id, what, times, percent, most_ms, why in (
-        ("hand_over_p50", f"{release}, {BARE_SOCKET}", bare, 50, 5, to_disk),
-        ("hand_over_p99", f"{release}, {BARE_SOCKET}", bare, 99, 20, to_disk),
-        ("hand_over_client_p50", release + BY_CLIENT, client, 50, 5, slower_client(bare, 50, 5)),
-        ("hand_over_client_p99", release + BY_CLIENT, client, 99, 20, slower_client(bare, 99, 20)),
-        ("reclaim_p50", f"`kill -9` of a holder to the next waiter, {BARE_SOCKET}", killed[OURS_FULL], 50, 50, to_disk),
-    ):
-        value_ms = 1000 * percentile(times, percent)
-        results.figure(
-            figure_id,
-            f"{what}, p{percent}",
-            value=value_ms,
-            unit="ms",
-            target=f"<= {most_ms} ms",
-            is_met=value_ms <= most_ms,
-            spread=f"of {len(times)}, longest {duration(max(times))}",
-            why=why,
-        )
-
-
-def slower_client(bare: Sequence[float], percent: int, most_ms: float) -> str:
-    bare_s = percentile(bare, percent)
-    if 1000 * bare_s > most_ms:
-        return f"a bare socket, in turn on the same server, misses it as well, with {duration(bare_s)}; see there"
-    return (
-        f"a bare socket, in turn on the same server, takes {duration(bare_s)}; the client takes the rest, in the process "
-        "that releases and in the one that waits"
-    )
-
-
-def in_blocks(
-    measure: Callable[[MakeLock, int, float], list[float]], makers: dict[str, MakeLock], number: int, blocks: int
-) -> dict[str, list[float]]:
-    """Measure all of them in turn, block by block."""
-    found: dict[str, list[float]] = {name: [] for name in makers}
-    for _ in range(blocks):
-        for name, make in makers.items():
-            found[name] += measure(make, number // blocks, MOMENT_S)
-    return found
 
 
 def disk_sync_s(folder: Path) -> float:
@@ -326,30 +271,23 @@ def disk_sync_s(folder: Path) -> float:
     return statistics.median(times)
 
 
-def half(of_rounds: Sequence[float]) -> str:
-    """Format the range of the middle half."""
-    low, _, high = statistics.quantiles(of_rounds, n=4)
-    return f"middle half of the rounds: {low:.2f} to {high:.2f} x"
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     effort = QUICK if options.quick else WHOLE
     # redis-py is loaded from the environment of the peers; packages of this interpreter come first.
     sys.path += [str(path) for path in peers.FOLDER.glob("lib/python*/site-packages")]
     results = Results(
-        "leases", "How fast leases are granted, handed over to the next waiter, and reclaimed from dead holders."
+        "leases", "How fast leases are granted, compared with the Redis lock, and with many clients at once."
     )
     with tempfile.TemporaryDirectory(prefix="lease-benchmark-") as name:
         folder = Path(name)
         with ExitStack() as stack:
-            eight = stack.enter_context(pair(folder, 8))
+            eight = stack.enter_context(pair_of(folder, 8))
             one_client(results, effort, eight, folder)
             crowds = {8: eight}
             if not effort.has_few_servers:
-                crowds[64] = stack.enter_context(pair(folder, 64))
+                crowds[64] = stack.enter_context(pair_of(folder, 64))
             crowd(results, effort, crowds)
-        waiting(results, effort, folder)
     results.finish(options)
 
 

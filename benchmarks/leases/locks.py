@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 TIMEOUT_S = 60.0
 
@@ -79,14 +80,23 @@ def size_of_answer(received: bytes) -> int | None:
 
 
 class PoolLease:
-    """A lease of ours, over one keep-alive connection and a bare socket, which is about what redis-py does."""
+    """A lease of ours, over one keep-alive connection and a bare socket, which is about what redis-py does.
 
-    def __init__(self, port: int, body: dict[str, object] | None = None) -> None:
+    `where` is a port of this machine, or the path of the server's Unix socket.
+    """
+
+    def __init__(self, where: int | Path, body: dict[str, object] | None = None) -> None:
         self._body = json.dumps(who_asks() if body is None else body).encode()
-        self._ids = (f"{os.getpid()}-{id(self):x}-{number}" for number in count())
+        run = uuid4().hex
+        self._ids = (f"{run}-{number}" for number in count())
         self._id = ""
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(where, Path):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.settimeout(TIMEOUT_S)
+            self._socket.connect(str(where))
+        else:
+            self._socket = socket.create_connection(("127.0.0.1", where), timeout=TIMEOUT_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def acquire(self) -> None:
         self._id = next(self._ids)
@@ -113,11 +123,15 @@ class PoolLease:
 
 
 class PoolLeaseByPythonClient:
-    """A lease of ours by this project's blocking Python client, as a user has it."""
+    """A lease of ours by this project's blocking Python client, by the port, or by the Unix socket of the same server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: Path | None = None) -> None:
         self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{port}")
+        # Empty: it uses no Unix socket. The client settles on one with its first calls.
+        os.environ["GPU_POOL_SOCKET"] = str(path or "")
         self._pool.start()
+        self.acquire()
+        self.release()
         self._assignment: Any = None
 
     def acquire(self) -> None:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.leases.locks import PoolLease, who_asks
-from benchmarks.shared.results import Cell, Results, duration, parser
+from benchmarks.shared.processes import cpu_s, run_queue_s
+from benchmarks.shared.results import Cell, Results, duration, parser, show
 from benchmarks.shared.rounds import in_turn, median_ratio, percentile, ratios, spread, spread_s
 from benchmarks.shared.servers import ROOT, pool_process
+from benchmarks.shared.targets import ratio
 
 # How long pages take to settle after they are opened or closed.
 SETTLE_S = 0.3
+MOST = 1.3
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Effort:
 
 
 QUICK = Effort(pages=5, rounds=1, seconds=0.1)
-WHOLE = Effort(pages=50, rounds=5, seconds=1.5)
+WHOLE = Effort(pages=50, rounds=7, seconds=2.0)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,15 @@ class Case:
     gpus: str
     held: int = 0
     waiting: int = 0
-    wishes: dict[str, object] = field(default_factory=dict)
+    wishes: Mapping[str, object] = field(default_factory=dict)
+    has_target: bool = False
 
 
 SMALL = Case("8 GPUs, no other clients", "8")
 # All but one GPU are held, and many clients wait for those.
-LARGE = Case("200 GPUs, 500 leases, 300 of them waiting", "200xT4,1xA100-80GB", 200, 300, {"model": "A100"})
+A100 = {"model": "A100"}
+LARGE = Case("200 GPUs, 500 leases, 300 of them waiting", "200xT4,1xA100-80GB", 200, 300, A100, has_target=True)
+FEWER = Case("20 GPUs, 50 leases, 30 of them waiting", "20xT4,1xA100-80GB", 20, 30, A100, has_target=True)
 
 
 @dataclass
@@ -62,6 +67,8 @@ class State:
     latencies_s: list[float] = field(default_factory=list)
     p99s_s: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    # How long the server was ready and had no processor, in each second.
+    waited: list[float] = field(default_factory=list)
     polls: int = 0
 
 
@@ -109,22 +116,18 @@ def fill(port: int, case: Case) -> None:
             response.read()
 
 
-def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used so far."""
-    used = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(lease: PoolLease, pid: int, seconds: float, state: State) -> float:
     """Return the median of a lease + release within this time."""
     time.sleep(SETTLE_S)
     times: list[float] = []
-    used, began = cpu_s(pid), time.perf_counter()
+    used, waited, began = cpu_s(pid), run_queue_s(pid), time.perf_counter()
     while (start := time.perf_counter()) < began + seconds:
         lease.acquire()
         lease.release()
         times.append(time.perf_counter() - start)
-    state.cpu.append((cpu_s(pid) - used) / (time.perf_counter() - began))
+    took_s = time.perf_counter() - began
+    state.cpu.append((cpu_s(pid) - used) / took_s)
+    state.waited.append((run_queue_s(pid) - waited) / took_s)
     state.latencies_s += times
     state.p99s_s.append(percentile(times, 99))
     return statistics.median(times)
@@ -159,19 +162,45 @@ def compare(results: Results, case: Case, effort: Effort, folder: Path) -> None:
                 spread_s(state.p99s_s),
                 len(state.latencies_s),
                 statistics.median(state.cpu),
+                1000 * statistics.median(state.waited),
                 state.polls / (effort.rounds * effort.seconds),
             ]
         )
     p99_ratios = ratios(some.p99s_s, none.p99s_s)
     results.table(
         f"Lease + release, one client, {case.name}; {effort.rounds} alternating rounds of {effort.seconds:g} s",
-        ["", "median", "rounds", "p99", "rounds", "leases", "server's CPU, s a second", "polls a second"],
+        [
+            "",
+            "median",
+            "rounds",
+            "p99",
+            "rounds",
+            "leases",
+            "server's CPU, s a second",
+            "server waited for a processor, ms a second",
+            "polls a second",
+        ],
         rows,
         note=(
             f"With pages, relative to without: median {median_ratio(medians['pages'], medians['no page']):.2f} x "
             f"(rounds: {spread(ratios(medians['pages'], medians['no page']))}), "
             f"p99 {statistics.median(p99_ratios):.2f} x (rounds: {spread(p99_ratios)})."
         ),
+    )
+    if not case.has_target:
+        return
+    waits = " and ".join(duration(statistics.median(state.waited)) for state in (none, some))
+    ratio(
+        results,
+        "pages_p99",
+        f"p99 of a lease + release with {effort.pages} open pages, relative to none, {case.name}",
+        some.p99s_s,
+        none.p99s_s,
+        most=MOST,
+        spread=f"medians: {show(median_ratio(medians['pages'], medians['no page']))} x; the server waited for a processor for "
+        f"{waits} in each second",
+        why=f"the pages and their process share the processors: the server used {show(statistics.median(some.cpu))} s a second, "
+        f"without pages {show(statistics.median(none.cpu))} s",
     )
 
 
@@ -180,9 +209,8 @@ def main() -> None:
     effort = QUICK if options.quick else WHOLE
     results = Results("pages", "How much open pages slow leases down.")
     with tempfile.TemporaryDirectory(prefix="page-benchmark-") as name:
-        compare(results, SMALL, effort, Path(name) / "small")
-        if not options.quick:
-            compare(results, LARGE, effort, Path(name) / "large")
+        for number, case in enumerate([FEWER] if options.quick else [SMALL, LARGE]):
+            compare(results, case, effort, Path(name) / str(number))
     results.finish(options)
 
 

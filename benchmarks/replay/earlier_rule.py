@@ -19,8 +19,8 @@ from benchmarks.replay.pool import SimulatedPool
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import memory_use
-from gpu_worker_pool.core.queue.eligibility import Leased, NoRoom
 from gpu_worker_pool.core.queue.placement import Survey
+from gpu_worker_pool.core.queue.verdicts import Leased, NoRoom
 
 
 class HoldingPool(SimulatedPool):

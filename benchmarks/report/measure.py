@@ -33,10 +33,11 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("leases", 240),
+    Benchmark("steps", 90),
     Benchmark("contenders", 600),
-    Benchmark("serving", 120),
-    Benchmark("pages", 120),
-    Benchmark("slow_readers", 60),
+    Benchmark("serving", 150),
+    Benchmark("pages", 150),
+    Benchmark("memory", 90),
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
     Benchmark("executors", 180),
@@ -45,7 +46,7 @@ BENCHMARKS = (
     Benchmark("growth", 180),
     Benchmark("journals", 120),
     Benchmark("take_over", 240),
-    Benchmark("agents", 1200),
+    Benchmark("agents", 700),
     Benchmark("balancing", 60),
     Benchmark("replay", 900),
 )

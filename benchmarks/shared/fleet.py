@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from multiprocessing.connection import Connection
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from pathlib import Path
 
-from benchmarks.shared.servers import pool_server
+from benchmarks.shared.children import Child, arguments, say, until_told_to_end
+from benchmarks.shared.servers import START_S, pool_server
 from gpu_worker_pool import GPUWorkerPoolClient
 from tests.client.statistics_server import StatisticsServer, idle
 
@@ -30,16 +29,9 @@ def statistics_servers(
     # Each takes a socket to listen and one for the connection, so the limit is raised as far as allowed.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(there, live, refusing, hanging, are_busy), daemon=True
-    )
-    process.start()
-    try:
-        yield here.recv()
-    finally:
-        here.send(None)
-        process.join()
+    with closing(Child("benchmarks.shared.fleet", (live, refusing, hanging, are_busy))) as child:
+        lively, dead = child.receive(START_S)
+        yield lively, dead
 
 
 @contextmanager
@@ -51,11 +43,7 @@ def lease_servers(folder: Path, number: int) -> Iterator[list[str]]:
         yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def _serve(pipe: Connection, live: int, refusing: int, hanging: int, are_busy: bool) -> None:  # noqa: FBT001 - of a process
-    asyncio.run(_serve_all(pipe, live, refusing, hanging, are_busy=are_busy))
-
-
-async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int, *, are_busy: bool) -> None:
+async def _serve_all(live: int, refusing: int, hanging: int, *, are_busy: bool) -> None:
     gpus = idle(GPUS_EACH)
     if are_busy:
         gpus = [{**gpu, "memory_usage_percent": 99.0, "utilization_percent": 100} for gpu in gpus]
@@ -67,8 +55,8 @@ async def _serve_all(pipe: Connection, live: int, refusing: int, hanging: int, *
         lively, hung, gone = await start(live), await start(hanging, hangs=True), await start(refusing)
         for server in gone:
             await server.stop()
-        pipe.send(([server.url for server in lively], [server.url for server in (*hung, *gone)]))
-        await asyncio.to_thread(pipe.recv)
+        say(([server.url for server in lively], [server.url for server in (*hung, *gone)]))
+        await until_told_to_end()
 
 
 async def poll_round_s(urls: list[str], poll_s: float, rounds: int) -> float:
@@ -78,3 +66,8 @@ async def poll_round_s(urls: list[str], poll_s: float, rounds: int) -> float:
         began = time.process_time()
         await asyncio.sleep(rounds * poll_s)
         return (time.process_time() - began) / rounds
+
+
+if __name__ == "__main__":
+    *_numbers, _are_busy = arguments()
+    asyncio.run(_serve_all(*_numbers, are_busy=_are_busy))

@@ -18,7 +18,7 @@ AT_ONCE = 1_000
 # The server has this many GPUs for the waiters. The first waiter gets half of them when the server starts, and keeps
 # them. All the others want every GPU, and one in seven of them an amount of memory that no other asks for. They cannot be
 # served, but the free half is held for the first of them. A more urgent request takes GPUs that they compete for.
-GPUS_WAITED_FOR = 16
+FEWEST_GPUS = 8
 OWN_SIZE_EVERY = 7
 LEAST_MB = 1_000
 LEASE_S = 60.0
@@ -27,7 +27,7 @@ LEASE_S = 60.0
 def write_journal(folder: Path, waiters: int, ended: int) -> None:
     """Write a journal into the folder of a server's state, for simulated GPUs and the node `NODE`.
 
-    With waiters, the server must have `GPUS_WAITED_FOR` GPUs.
+    With waiters, the server must have `FEWEST_GPUS` GPUs.
     """
     now, offset_s = boot_time(), wall_offset()
     first_at = now + offset_s - LEASE_S * (ended + 2)
@@ -48,9 +48,9 @@ def write_journal(folder: Path, waiters: int, ended: int) -> None:
 
 def _awaited(number: int) -> Wishes:
     if number == 0:
-        return Wishes(gpus=GPUS_WAITED_FOR // 2)
+        return Wishes(gpus=FEWEST_GPUS // 2)
     own_mb = LEAST_MB + number if number % OWN_SIZE_EVERY == 0 else None
-    return Wishes(gpus=GPUS_WAITED_FOR, memory_mb=own_mb)
+    return Wishes(gpus=FEWEST_GPUS, memory_mb=own_mb)
 
 
 def _request(number: int, wishes: Wishes) -> Request:

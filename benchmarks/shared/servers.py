@@ -67,10 +67,10 @@ def pool_process(
 
 
 @contextmanager
-def bare_server(folder: Path) -> Iterator[int]:
-    """Run a handler under uvicorn that answers lease calls with constant bytes, and yield its port."""
-    with asgi_process(folder, BARE_ASGI) as (port, _):
-        yield port
+def bare_server(folder: Path) -> Iterator[tuple[int, int]]:
+    """Run a handler under uvicorn that answers every call with constant bytes, and yield its port and pid."""
+    with asgi_process(folder, BARE_ASGI) as found:
+        yield found
 
 
 @contextmanager
@@ -103,21 +103,6 @@ def redis_server(folder: Path, *, is_durable: bool) -> Iterator[int]:
     ):
         _wait_for(port, b"PING\r\n", b"+PONG", folder)
         yield port
-
-
-def resident_mb(pid: int) -> float:
-    """Return the memory that a process has now."""
-    return _of_status_mb(pid, "VmRSS:")
-
-
-def high_water_mb(pid: int) -> float:
-    """Return the most memory that a process has had. The value of getrusage would start with the parent's."""
-    return _of_status_mb(pid, "VmHWM:")
-
-
-def _of_status_mb(pid: int, name: str) -> float:
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(status.split(name)[1].split()[0]) / 1024
 
 
 @contextmanager

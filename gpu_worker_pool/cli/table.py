@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-# Wider than any row: the reader of a pipe needs whole rows.
-_UNBOUNDED_CELLS: Final = 100_000
 _MAX_ON_TERMINAL: Final = 60
 # A text, which is cut to the width of its column; or a function from that width to the text, for bars.
 Cell = Text | Callable[[int], Text]
@@ -35,11 +33,25 @@ def print_table(console: Console, table: Table, *, is_whole: bool = False) -> No
     if console.is_terminal and not is_whole:
         console.print(table)
         return
-    whole = Console(file=io.StringIO(), width=_UNBOUNDED_CELLS, color_system=None)
-    with whole.capture() as captured:
-        whole.print(table)
-    for line in captured.get().splitlines():
-        console.file.write(f"{line.rstrip()}\n")
+    # As Rich would print it, in a tenth of the time: a fleet has thousands of rows.
+    columns = [_padded(console, column) for column in table.columns]
+    for row in zip(*columns, strict=True):
+        console.file.write(f"{'  '.join(row).rstrip()}\n")
+
+
+def _padded(console: Console, column: TableColumn) -> list[str]:
+    """The heading and the cells of a column, all of the same width."""
+    cells = [_shown(console, cell) for cell in (column.header, *column.cells)]
+    width, is_right = max(map(cell_len, cells)), column.justify == "right"
+    pads = [" " * (width - cell_len(cell)) for cell in cells]
+    return [pad + cell if is_right else cell + pad for pad, cell in zip(pads, cells, strict=True)]
+
+
+def _shown(console: Console, cell: RenderableType) -> str:
+    if isinstance(cell, str):
+        return console.render_str(cell).plain if cell else ""
+    assert isinstance(cell, Text), cell  # noqa: S101 - rows have nothing else
+    return cell.plain
 
 
 def show_beside(console: Console, word: Text, text: Text) -> None:

@@ -1,24 +1,22 @@
-"""The same client for programs without asyncio. An event loop in a thread of its own does the work."""
+"""The same client for programs without asyncio, with an event loop in a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.models import PoolStatus
 
 from .pool_client import Assignment, GPUWorkerPoolClient
 
+if TYPE_CHECKING:
+    from .loop_thread import LoopThread
+
 _BlockingT = TypeVar("_BlockingT")
-_ReleaseLate = Callable[[Any], Coroutine[Any, Any, None]]
-# How long the end of the program waits for GPUs to be released.
-END_S = 10.0
 
 
 class GPUWorkerPool:
@@ -31,8 +29,7 @@ class GPUWorkerPool:
     def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
         self._make_client = partial(GPUWorkerPoolClient, service_endpoint, **options)
         self._client = self._make_client()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -44,11 +41,10 @@ class GPUWorkerPool:
         with self._lock:
             if self._thread is not None:
                 raise RuntimeError("the pool is already started")
+            from .loop_thread import LoopThread  # noqa: PLC0415 - a program that imports this may never start a pool
+
             self._pid = os.getpid()
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_run, args=(loop,), name="gpu-worker-pool", daemon=True)
-            thread.start()
-            self._loop, self._thread = loop, thread
+            self._thread = LoopThread()
         try:
             self._wait(self._client.start())
         except BaseException:
@@ -61,7 +57,7 @@ class GPUWorkerPool:
             return
         if os.getpid() != self._pid:
             # A forked child has no such thread, and what the client holds is its parent's.
-            self._loop = self._thread = None
+            self._thread = None
             self._lock = threading.Lock()
             self._client = self._make_client()
             return
@@ -79,11 +75,12 @@ class GPUWorkerPool:
 
     def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
-        return self._wait(self._client.request_gpu(timeout, **wishes), release=self._client.release_gpu)
+        asked = self._client.request_gpu(timeout, **wishes)
+        return self._wait(asked, self._client.release_gpu, begins_here=True)
 
     def release_gpu(self, assignment: Assignment) -> None:
         """Release a GPU."""
-        self._wait(self._client.release_gpu(assignment))
+        self._wait(self._client.release_gpu(assignment), begins_here=True)
 
     @contextmanager
     def gpu(self, timeout: float | None = None, **wishes: Any) -> Iterator[Assignment]:
@@ -128,7 +125,9 @@ class GPUWorkerPool:
 
     def queue_request_for_retry(self, request_func: Callable[[], _BlockingT]) -> _BlockingT:
         """See `GPUWorkerPoolClient.queue_request_for_retry`; the function blocks, and runs in a thread of its own."""
-        return self._wait(self._client.queue_request_for_retry(partial(asyncio.to_thread, request_func)))
+        from asyncio import to_thread  # noqa: PLC0415 - loaded by now
+
+        return self._wait(self._client.queue_request_for_retry(partial(to_thread, request_func)), _drop)
 
     def _ask(self, function: Callable[[], _BlockingT]) -> _BlockingT:
         async def ask() -> _BlockingT:
@@ -136,85 +135,32 @@ class GPUWorkerPool:
 
         return self._wait(ask())
 
-    def _wait(self, work: Coroutine[Any, Any, _BlockingT], release: _ReleaseLate | None = None) -> _BlockingT:
-        """Wait for work in the loop's thread. An interrupted caller cancels it, and releases what it still brings."""
-        loop, problem = self._loop, None
-        if loop is None:
+    def _wait(
+        self,
+        work: Coroutine[Any, Any, _BlockingT],
+        undo: Callable[[_BlockingT], Coroutine[Any, Any, None]] | None = None,
+        *,
+        begins_here: bool = False,
+    ) -> _BlockingT:
+        """See `LoopThread.work`."""
+        thread, problem = self._thread, None
+        if thread is None:
             problem = "the pool is not started: use `with`, or call start() first"
         elif os.getpid() != self._pid:
             problem = "this pool belongs to the process that started it: make another one after a fork"
-        elif threading.current_thread() is self._thread:
+        elif thread.is_current():
             problem = "a hook must not call the pool: it runs in the thread that would have to answer"
-        if loop is None or problem is not None:
+        if thread is None or problem is not None:
             work.close()
             raise RuntimeError(problem)
-        call = _LoopCall(work)
-        loop.call_soon_threadsafe(call.start)
-        try:
-            return call.future.result()
-        except BaseException:
-            if not call.has_failed:
-                _release_unclaimed(call, release, loop)
-            raise
+        return thread.work(work, undo, begins_here=begins_here and not self._client.calls_hook_for_events)
 
     def _end_thread(self) -> None:
         with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(END_S)
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.end()
 
 
-class _LoopCall(Generic[_BlockingT]):
-    """Work in the loop's thread. Its future is never cancelled itself: it would forget a result that just arrives."""
-
-    def __init__(self, work: Coroutine[Any, Any, _BlockingT]) -> None:
-        self.future: Future[_BlockingT] = Future()
-        self._work = work
-        self._task: asyncio.Task[_BlockingT] | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        return self.future.done() and self.future.exception() is not None
-
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._work)
-        self._task.add_done_callback(self._done)
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _done(self, task: asyncio.Task[_BlockingT]) -> None:
-        if task.cancelled():
-            self.future.set_exception(CancelledError())
-        elif (error := task.exception()) is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(task.result())
-
-
-def _release_unclaimed(
-    call: _LoopCall[_BlockingT], release: _ReleaseLate | None, loop: asyncio.AbstractEventLoop
-) -> None:
-    loop.call_soon_threadsafe(call.cancel)
-    try:
-        got = call.future.result(END_S)
-    except (CancelledError, Exception):  # noqa: BLE001 - however it ended, it has no result
-        return
-    if release is not None:
-        asyncio.run_coroutine_threadsafe(release(got), loop).result(END_S)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
+async def _drop(_: object) -> None:
+    """Leave a result that came too late."""

@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.wire.endings import coming_end
-
-from .own_program import ipython_shell
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -59,6 +56,8 @@ def ending_text(ending: LeaseEnding | None) -> str:
     """The end that is announced; None: it was withdrawn."""
     if ending is None:
         return "the lease goes on: its end was withdrawn"
+    from gpu_worker_pool.wire.endings import coming_end  # noqa: PLC0415 - few programs are told this
+
     return f"{coming_end(ending.reason, ending.ends_at)}; save your work"
 
 
@@ -68,15 +67,23 @@ def log_event(event: ClientEvent) -> None:
     A loss, and what comes before it, is said to the user of a notebook too, who reads no log; once, if the notebook
     shows the log.
     """
-    if event.kind in {"lost", "ending", "going_on"} and ipython_shell() is not None and not _is_log_shown():
+    if event.kind in {"lost", "ending", "going_on"} and _is_in_notebook() and not _is_log_shown():
         said = f"GPU {event.gpu_id}: {event.detail}."
         if event.kind == "lost":
             said = f"GPU {event.gpu_id} is no longer yours: {event.detail}. Stop using it, and request one again."
         print(said, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
         if not logger.hasHandlers():
             return  # logging would write it to the same place
-    fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
-    logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event, extra={**fields, "event": event.kind})
+    level = _LEVELS.get(event.kind, logging.INFO)
+    if logger.isEnabledFor(level):  # most programs do not log every request
+        fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
+        logger.log(level, "%s", event, extra={**fields, "event": event.kind})
+
+
+def _is_in_notebook() -> bool:
+    from .own_program import ipython_shell  # noqa: PLC0415 - the same
+
+    return ipython_shell() is not None
 
 
 def _is_log_shown() -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
 
 LEASE_ID_VARIABLE: Final = "GPU_POOL_LEASE_ID"
@@ -26,6 +25,8 @@ class InheritedLease:
         """Whether this URL is that of the lease's server; this machine has several names."""
         if url.identity == self.url.identity:
             return True
+        from gpu_worker_pool.host.addresses import is_this_machine  # noqa: PLC0415 - it loads much, and few need it
+
         is_same = (url.is_https, url.port, url.path) == (self.url.is_https, self.url.port, self.url.path)
         return is_same and is_this_machine(url.host) and is_this_machine(self.url.host)
 

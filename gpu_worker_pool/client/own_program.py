@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from gpu_worker_pool.core.model.request import TASK_LABELS
 from gpu_worker_pool.wire.bounds import MAX_LABELS, MAX_LABELS_BYTES
@@ -32,12 +33,16 @@ def program_label(argv: Sequence[str], module: str | None = None, shell: object 
 
 def with_own_label(labels: Mapping[str, str]) -> dict[str, str]:
     """These labels with that of this program, unless they name a task or there is no room for another label."""
-    label = program_label(sys.argv, _started_module(), ipython_shell())
+    label = _label(tuple(sys.argv[:1]), _started_module(), ipython_shell())
     size = sum(len(str(text).encode("utf-8", "replace")) for item in labels.items() for text in item)
     has_room = len(labels) < MAX_LABELS and size + len(f"command{label}".encode()) <= MAX_LABELS_BYTES
     if not has_room or any(labels.get(name) for name in TASK_LABELS):
         return dict(labels)
     return {**labels, "command": label}
+
+
+# A program seldom changes its name, and asks for GPUs often.
+_label = lru_cache(maxsize=1)(program_label)
 
 
 def _started_module() -> str | None:

@@ -6,6 +6,7 @@ import fcntl
 import socket
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
+@lru_cache(maxsize=256)
 def is_this_machine(host: str) -> bool:
     """Whether a name or address is loopback."""
     if host == "localhost" or host.endswith(".localhost"):

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import time
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,6 +30,7 @@ def wall_offset() -> float:
     return time.time() - boot_time()
 
 
+@lru_cache(maxsize=1024)  # the times of a lease are shown several times in its life
 def iso_time(wall_s: float | None) -> str | None:
     """A time of day in ISO 8601 and UTC; None for None, and where the wall clock was wrong when it was written."""
     try:

@@ -63,14 +63,15 @@ class MarkReader:
     def read(self) -> tuple[HolderMark, ...]:
         start = f" @{_folder()}/"
         try:
-            lines = _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
+            sockets = _SOCKETS.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ()
         found: dict[str, HolderMark] = {}
-        for line in lines:
-            _, is_mark, rest = line.partition(start)
+        # A machine may have thousands of sockets, and this is read after every release.
+        for part in sockets.split(start)[1:]:
+            rest = part.partition("\n")[0]
             uuid, _, lease_id = rest.partition("/")
-            if is_mark and uuid and lease_id:
+            if uuid and lease_id:
                 found[rest] = self._known.get(rest) or HolderMark(uuid, lease_id, _who(f"\0{start[2:]}{rest}"))
         self._known = found
         return tuple(found.values())

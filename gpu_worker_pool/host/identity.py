@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -53,14 +54,19 @@ class Machine:
     def here(cls) -> Self:
         return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), own_proc())
 
-    def local_process(self, holder: Holder, *, is_loopback: bool) -> ProcessId | None:
+    def local_process(
+        self, holder: Holder, *, is_loopback: bool, is_watched: Callable[[ProcessId], bool] = lambda _: False
+    ) -> ProcessId | None:
         """The client's process, if it is on this machine; None if it is elsewhere or unknown.
 
-        Raises NoSuchProcess if it is on this machine and does not run.
+        Raises NoSuchProcess if it is on this machine and does not run. A process that `is_watched` is known to exist, and not looked up.
         """
         if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
             return None
-        found = self._find_running(ProcessId(holder.pid, holder.pid_started))
+        named = ProcessId(holder.pid, None if holder.pid_started is None else float(holder.pid_started))
+        if named.started is not None and is_watched(named):
+            return named
+        found = self._find_running(named)
         if found is None:
             raise NoSuchProcess(holder.pid)
         return found

@@ -25,14 +25,18 @@ class Alarm:
         self._rings_at = inf
 
     def set(self, due_at: float, now: float) -> None:
+        """Ring when this is due, or earlier: a timer that rings before is left, because most steps only put off what is due."""
         if due_at == self._due_at and self._timer is not None:
             return
-        self.cancel()
+        shortest_s = MIN_ALARM_S if self._hearing.until < due_at else 0.0
+        nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
+        rings_at = time.monotonic() + nap_s
         self._due_at, self._set_at = due_at, now
+        if self._timer is not None and self._rings_at <= rings_at:
+            return
+        self.cancel()
         if due_at < inf:
-            shortest_s = MIN_ALARM_S if self._hearing.until < due_at else 0.0
-            nap_s = min(max(due_at - now, shortest_s), MAX_ALARM_S)
-            self._rings_at = time.monotonic() + nap_s
+            self._rings_at = rings_at
             self._timer = asyncio.get_running_loop().call_later(nap_s, self._wake)
 
     def cancel(self) -> None:

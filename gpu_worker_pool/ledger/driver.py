@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
-from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
@@ -33,7 +33,7 @@ from .outbox import Outbox
 from .pending_readings import PendingReadings
 from .standstill import StandstillWatch
 from .take_over import first_commands, restored
-from .turn import IDS_PER_COMMAND, Turn, Waiters
+from .turn import IDS_PER_COMMAND, Caller, Turn, Waiters
 from .unwritten import renew, show
 from .writer import WriteBatch, Writer
 
@@ -49,7 +49,8 @@ def _always() -> bool:
 
 
 class Driver:
-    """`listeners` get events in order, once they are written. `early_listeners` get them at once, for effects that are
+    """`listeners` get events in order, once they are written, and before a caller is answered. `late_listeners` get them in
+    the same turn of the event loop, after those callers: they only show what happened. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
     refused. `clock` is the machine's boot clock. `is_alive` is called at a grant to a holder whose process is on this
@@ -66,8 +67,9 @@ class Driver:
     ) -> None:
         self.state = PoolState(settings=settings)
         self.listeners: list[EventListener] = []
+        self.late_listeners: list[EventListener] = []
         self.early_listeners: list[EventListener] = []
-        self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: condense(self.state))
+        self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: Condensed(self.state))
         self.write_listeners = self._outbox.write_listeners
         self._boot_clock = clock
         self._clock_base = 0.0
@@ -153,7 +155,7 @@ class Driver:
         else:
             self._outbox.trouble, self._leader_url = "nobody leads the fleet; ask again in a few seconds", None
         if events:
-            for listener in self.listeners:
+            for listener in (*self.listeners, *self.late_listeners):
                 listener(events)
 
     def say_trouble(self, trouble: str) -> None:
@@ -254,16 +256,18 @@ class Driver:
     def is_written(self, lease_id: str) -> bool:
         return self._outbox.batch_of(lease_id) is None
 
-    async def wait_while_queued(self, lease_id: str, timeout_s: float) -> None:
-        """Wait until the lease has left the queue, and that is written, or until the timeout."""
+    async def wait_while_queued(self, lease_id: str, timeout_s: float, gone: Caller | None = None) -> None:
+        """Wait until the lease has left the queue, and that is written, or as below."""
         if isinstance(self.state.leases.get(lease_id), QueuedLease):
-            await self.wait_for_change((lease_id,), timeout_s)
+            await self.wait_for_change((lease_id,), timeout_s, gone)
 
-    async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float) -> None:
-        """Wait until one of these leases was granted, warned or has ended, and that is written, or until the timeout."""
+    async def wait_for_change(self, lease_ids: Sequence[str], timeout_s: float, gone: Caller | None = None) -> None:
+        """Wait until one of these leases was granted, warned or has ended, and that is written, or until the timeout, or
+        until the client is `gone`.
+        """
         if timeout_s <= 0 or self.is_closed:
             return
-        await self._waiters.wait(lease_ids, timeout_s)
+        await self._waiters.wait(lease_ids, timeout_s, gone)
 
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""
@@ -316,9 +320,9 @@ class Driver:
         heard_until = self._hearing.until
         if isinstance(command, cmd.Renew) and command.arrived_at is not None:
             heard_until = min(heard_until, command.arrived_at)
-        with self._turn.work():
-            events = step(self.state, command, now, self._turn.passes_left, heard_until, self._turn.has_time)
-        self._turn.passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
+        turn = self._turn
+        events = turn.work(lambda: step(self.state, command, now, turn.passes_left, heard_until, turn.has_time))
+        turn.passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
         return events
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
@@ -377,6 +381,13 @@ class Driver:
         self._turn.answer(batch.callers)
         for listener in self.listeners:
             listener(batch.news)
+        if self.late_listeners:
+            # The callers were woken before this is put behind them.
+            asyncio.get_running_loop().call_soon(self._tell_late, batch.news)
+
+    def _tell_late(self, news: Sequence[ev.Event]) -> None:
+        for listener in self.late_listeners:
+            listener(news)
 
     def _carry_out_postponed(self) -> None:
         postponed, self._postponed = self._postponed, []

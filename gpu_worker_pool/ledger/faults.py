@@ -47,17 +47,20 @@ def describe(error: sqlite3.Error | OSError, path: Path) -> str:
     return f"the journal {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
 
 
+def as_journal_error(error: sqlite3.Error | OSError, path: Path) -> JournalError:
+    """An error of SQLite or the system, as a journal promises it."""
+    if isinstance(error, sqlite3.Error) and is_corruption(error):
+        return JournalDamaged(f"the journal {path} is damaged: {error}")
+    return JournalError(describe(error, path))
+
+
 @contextmanager
 def journal_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and the system into the errors that a journal promises."""
     try:
         yield
-    except sqlite3.Error as error:
-        if is_corruption(error):
-            raise JournalDamaged(f"the journal {path} is damaged: {error}") from error
-        raise JournalError(describe(error, path)) from error
-    except OSError as error:
-        raise JournalError(describe(error, path)) from error
+    except (sqlite3.Error, OSError) as error:
+        raise as_journal_error(error, path) from error
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
 
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.fleet.append_outcome import (
     Append,
     AppendMissing,
@@ -22,11 +23,10 @@ from gpu_worker_pool.core.fleet.append_outcome import (
 from gpu_worker_pool.core.fleet.election import Election
 from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
-from gpu_worker_pool.core.model.events import DurableEvent
 
 from .fleet_database import FleetDatabase
 from .journal import JournalError, OutcomeUnknown
-from .writer import Done, WriteBatch
+from .writer import Done, WriteBatch, history_of
 
 logger = logging.getLogger(__name__)
 
@@ -133,9 +133,9 @@ class FleetWriter:
             if not self._is_closed:
                 done(batch, None)
 
-    async def _keep(self, position: int, snapshot: list[DurableEvent]) -> None:
+    async def _keep(self, position: int, snapshot: Condensed) -> None:
         try:
-            await self._database.write_snapshot(position, snapshot)
+            await self._database.write_snapshot(position, await asyncio.to_thread(history_of, snapshot))
         except JournalError as error:
             logger.warning("no snapshot of the journal could be written: %s", error)
         else:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 
@@ -32,7 +33,7 @@ class Outbox:
         self,
         on_written: Callable[[WriteBatch], None],
         on_recovery: Callable[[], None],
-        condense: Callable[[], list[ev.DurableEvent]],
+        condense: Callable[[], Condensed],
     ) -> None:
         self.trouble: str | None = "the journal has not been opened yet"
         self.writer: Writer | None = None
@@ -139,14 +140,14 @@ class Outbox:
         if error is not None:
             self._run_into_trouble(batch, error)
             return
-        for listener in self.write_listeners:
-            listener(batch.write_s)
         if self.trouble is not None:
             logger.warning("the journal can be written again")
             self.trouble = None
         self._finish(batch)
         self._on_recovery()
         self.flush()
+        for listener in self.write_listeners:
+            listener(batch.write_s)
 
     def _finish(self, batch: WriteBatch) -> None:
         for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:

@@ -8,6 +8,8 @@ from math import inf
 
 # No process that runs is this late for a timer.
 LONG_S = 4.0
+# Processor time is read so often: that takes long, and it only decides between two sentences.
+READ_S = 1.0
 
 
 class StandstillWatch:
@@ -15,14 +17,16 @@ class StandstillWatch:
 
     def __init__(self, work_clock: Callable[[], float] = time.thread_time) -> None:
         self._work_clock = work_clock
-        self._last_at = inf
+        self._last_at = self._read_at = inf
         self._worked_s = 0.0
 
     def note_step(self, now: float) -> str | None:
         """Note a step; return in words what happened if the last one was too long ago, else None."""
+        away_s, self._last_at = now - self._last_at, now
+        if -inf < now - self._read_at < READ_S:
+            return None
         worked_s = self._work_clock()
-        away_s, busy_s = now - self._last_at, worked_s - self._worked_s
-        self._last_at, self._worked_s = now, worked_s
+        busy_s, self._worked_s, self._read_at = worked_s - self._worked_s, worked_s, now
         if away_s < LONG_S:
             return None
         # A process that was stopped did no work meanwhile.

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.model.events import DurableEvent, Event
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.host.pauses import Pauses
 
 from .journal import Journal, JournalError
 
@@ -36,7 +38,7 @@ class WriteBatch:
     events: list[DurableEvent] = field(default_factory=list)
     ended: list[EndedLease] = field(default_factory=list)
     news: list[Event] = field(default_factory=list)
-    snapshot: list[DurableEvent] | None = None
+    snapshot: Condensed | None = None
     replaces_damaged: bool = False
     write_s: float = 0.0
     live: int = 0
@@ -79,7 +81,7 @@ BYTES_PER_LEASE = 4096
 def carry_out(journal: Journal, batch: WriteBatch) -> None:
     began = time.perf_counter()
     if batch.replaces_damaged and batch.snapshot is not None:
-        journal.replace_damaged(batch.snapshot)
+        journal.replace_damaged(history_of(batch.snapshot))
         # Only the accounting is missing now; a failure must not quarantine the new journal as well.
         batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
         journal.append((), batch.ended)
@@ -92,9 +94,18 @@ def compact(journal: Journal, batch: WriteBatch) -> None:
     """Compact if due. The batch is written already, so a failure only costs disk space."""
     if batch.snapshot is not None and not batch.replaces_damaged:
         try:
-            journal.compact(batch.snapshot)
+            journal.compact(history_of(batch.snapshot))
         except JournalError as error:
             logger.warning("the journal could not be compacted: %s", error)
+
+
+def history_of(condensed: Condensed) -> list[DurableEvent]:
+    """The short history, made with pauses. Ten thousand leases take 20 ms: call it in a thread."""
+    pauses, events = Pauses(), []
+    for event in condensed.events():
+        events.append(event)
+        pauses.yield_if_due()
+    return events
 
 
 def is_long(journal: Journal, live: int, shortest: int = SHORTEST_TO_COMPACT) -> bool:

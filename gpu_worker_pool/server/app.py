@@ -48,6 +48,7 @@ from .calls.bookings import BookingCalls
 from .calls.fleet import FleetCalls
 from .calls.leases import LeaseCalls
 from .calls.peers import PeerCalls, parse_peers
+from .calls.pool_view import PoolFrames
 from .calls.quotas import QuotaCalls
 from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
@@ -148,9 +149,10 @@ class PoolApp:
         timeline = TimelineCalls(self.pool, self._open_accounts)
         has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
+        frames = PoolFrames(self.pool)
         self._page_data = PageData(
             settings,
-            self.pool,
+            frames,
             self._sampler,
             usage=usage,
             timeline=timeline,
@@ -161,7 +163,7 @@ class PoolApp:
         self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
-        self._leases = LeaseCalls(self.pool, self.tokens, self._renewals)
+        self._leases = LeaseCalls(frames, self.tokens, self._renewals)
         handlers = (
             self.statistics,
             self._leases,
@@ -199,6 +201,10 @@ class PoolApp:
                 await self._endpoint(scope, receive, send)
         else:
             await self._lifespan(scope, receive, self._with_start_error(send))
+
+    def is_prompt(self, method: str, path: str) -> bool:
+        """Whether a call may begin without a task. A box of a fleet may have to pass it on, which needs one."""
+        return not self._is_in_fleet and self._router.is_prompt(method, path)
 
     @property
     def membership(self) -> Membership | None:

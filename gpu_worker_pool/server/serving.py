@@ -15,6 +15,7 @@ import uvicorn
 
 from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
+from gpu_worker_pool.wire.transport import IDLE_S
 
 from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
@@ -67,21 +68,7 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     `on_ready` is called in the event loop, once the first sample is taken, the leases are loaded and calls are answered.
     """
     settings = app.settings
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level=settings.log_level,
-        access_log=settings.access_log,
-        timeout_graceful_shutdown=GRACE_S,
-        # The access rules judge proxies by the headers; uvicorn would trust those headers.
-        proxy_headers=False,
-        http=_protocol_of(app),
-        # Only for agents of a fleet; their messages say that they are there.
-        ws="auto" if app.websocket_path else "none",
-        ws_max_size=MOST_BYTES,
-        ws_ping_interval=None,
-        ws_per_message_deflate=False,
-    )
+    config = configuration(app)
     host, port = listener.getsockname()[:2]
     app.port = port
     app.locks.url = urls(host, port, settings.api_prefix, names=())[0]
@@ -96,13 +83,31 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     return 0
 
 
+def configuration(app: PoolApp) -> uvicorn.Config:
+    """What uvicorn is told of the application."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=app.settings.log_level,
+        access_log=app.settings.access_log,
+        timeout_graceful_shutdown=GRACE_S,
+        # The client is the one to close: a server that does it first meets the next request on its way.
+        timeout_keep_alive=round(2 * IDLE_S),
+        # The access rules judge proxies by the headers; uvicorn would trust those headers.
+        proxy_headers=False,
+        http=_protocol_of(app),
+        # Only for agents of a fleet; their messages say that they are there.
+        ws="auto" if app.websocket_path else "none",
+        ws_max_size=MOST_BYTES,
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
+    )
+
+
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    return (
-        BoundedProtocol
-        if path is None
-        else type("FleetProtocol", (BoundedProtocol,), {"websocket_path": path.encode()})
-    )
+    own = {"websocket_path": path and path.encode(), "is_prompt": staticmethod(app.is_prompt)}
+    return type("PoolProtocol", (BoundedProtocol,), own)
 
 
 def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:

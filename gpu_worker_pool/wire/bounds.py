@@ -80,7 +80,9 @@ def show_number(value: float) -> str:
 
 def is_printable(text: str) -> bool:
     """Whether a text may appear in a log or on a terminal."""
-    return _PRINTABLE.match(text) is not None and not any("\ud800" <= sign <= "\udfff" for sign in text)
+    if _PRINTABLE.match(text) is None:
+        return False
+    return text.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def is_lease_id(text: str) -> bool:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -47,18 +48,19 @@ class LocalSockets:
 
     async def choose(self, url: str) -> Path | None:
         """The socket for this call; None for the port."""
+        server = server_of(url)
+        if server in self._settled:
+            return self._settled[server]
         parts = urlsplit(url)
-        if parts.scheme != "http" or not is_this_machine(parts.hostname or ""):
+        if not is_local(server):
             return None
-        if parts.netloc in self._settled:
-            return self._settled[parts.netloc]
         path = find_socket(os.environ, port=parts.port or 80)
         if path is None or not (self._is_named and is_configured(os.environ)) or is_dead(path):
             return path  # for a socket that is dead, the caller decides about the port
         async with self._deciding:
-            if parts.netloc not in self._settled:
+            if server not in self._settled:
                 await self._decide(parts, path)
-        return self._settled.get(parts.netloc)
+        return self._settled.get(server)
 
     async def _decide(self, parts: SplitResult, path: Path) -> None:
         """Use a socket that the user named only for its own server: the endpoint, which they named too, may be another."""
@@ -67,7 +69,7 @@ class LocalSockets:
             return  # it may be one server or two: to be seen when it answers
         known = _server_id(by_socket)
         if known is not None and known == _server_id(by_port):
-            self._settled[parts.netloc] = path
+            self._settled[server_of(parts.geturl())] = path
         elif known is not None and parts.netloc not in _compared:
             logger.warning(
                 "%s=%s is the socket of another server than that of %s, which was named and is used; "
@@ -81,14 +83,15 @@ class LocalSockets:
 
     def is_settled(self, url: str) -> bool:
         """Whether it was decided before. A server's port is not taken for its socket when the server is away."""
-        return urlsplit(url).netloc in self._settled
+        return server_of(url) in self._settled
 
     def answered(self, url: str, path: Path | None) -> None:
         """Note where a call was answered; the first time by a socket, compare it with the port."""
-        parts = urlsplit(url)
-        if parts.netloc in self._settled:
+        server = server_of(url)
+        if server in self._settled:
             return
-        self._settled[parts.netloc] = path
+        self._settled[server] = path
+        parts = urlsplit(url)
         if path is not None and parts.netloc not in _compared:
             _compared.add(parts.netloc)
             task = asyncio.create_task(self._compare(parts, path))
@@ -118,6 +121,19 @@ class LocalSockets:
         """The pools that the socket and the port show; None where there is no answer."""
         pool = url_of_pool(parts.geturl())
         return await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+
+
+def server_of(url: str) -> str:
+    """The scheme and the server of a URL."""
+    end = url.find("/", url.index("://") + 3)
+    return url if end < 0 else url[:end]
+
+
+@lru_cache(maxsize=256)
+def is_local(server: str) -> bool:
+    """Whether a server is on this machine, and is called without TLS."""
+    parts = urlsplit(server)
+    return parts.scheme == "http" and is_this_machine(parts.hostname or "")
 
 
 def url_of_pool(url: str) -> str:

@@ -115,7 +115,10 @@ def _first_of(kinds: tuple[Any, ...]) -> _Read:
     readers = [_reader(kind) for kind in reversed(kinds)]
 
     def read_first(value: Any, clean: Clean) -> Any:
-        return next((found for one in readers if (found := one(value, clean)) is not _UNREADABLE), _UNREADABLE)
+        for one in readers:
+            if (found := one(value, clean)) is not _UNREADABLE:
+                return found
+        return _UNREADABLE
 
     return read_first
 
@@ -153,7 +156,9 @@ def _body(kind: Any) -> _Read:
             return _UNREADABLE
         found = {}
         for name, read_field, has_default, is_nullable in plan:
-            item = read_field(value.get(name), clean)
+            item = value.get(name)
+            if item is not None or not is_nullable:
+                item = read_field(item, clean)
             if item is not _UNREADABLE:
                 found[name] = item
             elif has_default:

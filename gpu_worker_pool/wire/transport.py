@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
+import re
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.connections import uid_of_server
+from gpu_worker_pool.urls import DEFAULT_PORTS
 
-from .local_sockets import LocalSockets, judge_port, url_of_pool
+from .connections import BlockingConnection, ConnectFailed, ServerConnection, Where, connect
+from .http1 import AnswerReader, BadAnswer, encode
+from .local_sockets import LocalSockets, is_local, judge_port, server_of, url_of_pool
 from .reader import plain
-
-if TYPE_CHECKING:
-    import aiohttp
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
+# A connection that was idle for longer is not used again: what is between may have forgotten it.
+IDLE_S = 30.0
+MOST_IDLE = 64
+# May be made twice, so a connection that the server has just closed does no harm.
+_REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
+# What may be in the first line of a call as it is: no blank, no end of the line.
+_PLAIN = re.compile(r"[!-~]+")
+_SAFE = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
@@ -39,10 +48,6 @@ class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
         self.status = status
 
 
-class _NotConnected(CallFailed):
-    """Nothing was sent."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer with its JSON. `sent_at` is on the clock of the leases; `date` is the server's wall clock."""
@@ -53,14 +58,8 @@ class Reply:
     took_s: float
     date: str | None = None
     body: bytes = b""
-    # Our end of the connection; None where it is not known.
-    connected: socket.socket | None = None
-
-    def server_uid(self) -> int | None:
-        """The Unix user of the server, if it is on this machine and was called by its port; None where it is not, or
-        where the platform cannot tell users. UserNotKnown if the kernel does not say.
-        """
-        return None if self.connected is None else uid_of_server(self.connected)
+    # See `uid_of_server`, for this connection.
+    server_uid: Callable[[], int | None] = lambda: None
 
     @property
     def detail(self) -> str:
@@ -69,8 +68,18 @@ class Reply:
         return plain(text) if isinstance(text, str) and text else f"it answered with status {self.status}"
 
 
+class _NotConnected(CallFailed):
+    """Nothing was sent."""
+
+
+class _InThread(threading.local):
+    """When the calls of a thread that makes its calls itself must be over; None in the loop."""
+
+    until: float | None = None
+
+
 class Transport:
-    """Calls servers over HTTP. `open` loads aiohttp, so that importing the client is cheap.
+    """Calls servers over HTTP, in the event loop that opened it; in `blocking`, also in other threads.
 
     `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
     the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
@@ -85,35 +94,38 @@ class Transport:
         is_named: bool = True,
     ) -> None:
         self._ca_file = ca_file
+        self._tls: ssl.SSLContext | None = None
         self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
-        self._by_socket: dict[Path, aiohttp.ClientSession] = {}
         self._max_bytes = max_bytes
-        self._session: aiohttp.ClientSession | None = None
+        self._is_open, self._is_broken_off = False, False
+        self._thread = _InThread()
+        # By where they lead, and whether they are those of the loop.
+        self._idle: dict[tuple[Where, bool], list[ServerConnection]] = {}
+        # Those of threads that only ask.
+        self._asking: set[BlockingConnection] = set()
+        # Calls that a thread has given up, and that may still arrive: nothing that concerns the same may overtake them.
+        self._unanswered: dict[str, BlockingConnection] = {}
 
     async def open(self) -> None:
-        """Open the session; a ValueError if the CA file cannot be used."""
-        import aiohttp  # noqa: PLC0415 - it loads more slowly than everything else together
-
-        from .resolver import PatientResolver  # noqa: PLC0415 - it loads aiohttp, too
-
-        tls: ssl.SSLContext | bool = True
+        """Get ready to call; a ValueError if the CA file cannot be used."""
         if self._ca_file:
             try:
-                tls = ssl.create_default_context(cafile=self._ca_file)
+                self._tls = ssl.create_default_context(cafile=self._ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(f"GPU_POOL_CA_FILE={self._ca_file!r} cannot be used: {error}") from error
-        self._session = _session(
-            aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=30, resolver=PatientResolver())
-        )
+        self._is_open = True
 
     async def close(self) -> None:
         if self._sockets is not None:
             await self._sockets.close()
-        session, self._session = self._session, None
-        for opened in (session, *self._by_socket.values()):
-            if opened is not None:
-                await opened.close()
-        self._by_socket.clear()
+        self._is_open = False
+        idle, self._idle = self._idle, {}
+        for connection in (
+            *self._unanswered.values(),
+            *(connection for connections in idle.values() for connection in connections),
+        ):
+            connection.close()
+        await asyncio.sleep(0)  # the loop closes them with its next turn
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -123,6 +135,27 @@ class Transport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def can_block(self, url: str) -> bool:
+        """Whether `blocking` can be used for this server: it is on this machine, speaks without TLS, and has answered."""
+        return self._sockets is not None and self._sockets.is_settled(url) and is_local(server_of(url))
+
+    @contextmanager
+    def blocking(self, until: float) -> Iterator[None]:
+        """Make the calls of this thread without a loop: a coroutine that only makes calls does not suspend here. What has
+        not been answered until then is a TimeoutError.
+        """
+        self._thread.until = until
+        try:
+            yield
+        finally:
+            self._thread.until = None
+
+    def break_off(self) -> None:
+        """Have all threads that only wait for news see the end of their connection, now and later."""
+        self._is_broken_off = True
+        for connection in self._asking.copy():
+            connection.interrupt()
 
     async def call(
         self,
@@ -176,91 +209,146 @@ class Transport:
         timeout_s: float,
         is_parsed: bool,
     ) -> Reply:
-        import aiohttp  # noqa: PLC0415 - loaded by now
-
-        session = self._session_for(path)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        sent = None if body is None else json.dumps(body).encode()
-        sent_at = boot_time()
+        base = server_of(url)
+        target = url[len(base) :] or "/"
+        if _PLAIN.fullmatch(target) is None:
+            target = quote(target, safe=_SAFE)
         try:
-            async with asyncio.timeout(timeout_s):
-                async with session.request(method, url, data=sent, headers=headers, allow_redirects=False) as response:
-                    text = await self._read(response)
+            where, fields = _address(base, path)
+        except UnicodeError as error:
+            raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
+        if token:
+            fields += f"Authorization: Bearer {token}\r\n"
+        request = encode(method, target, fields, None if body is None else json.dumps(body).encode())
+        call = _Outgoing(method, base + target.partition("?")[0], where, request)
+        until, sent_at = self._thread.until, boot_time()
+        try:
+            if until is not None:
+                answer, connection = await self._exchange(call, min(timeout_s, until - sent_at))
+            else:
+                async with asyncio.timeout(timeout_s):
+                    if (late := self._unanswered.pop(call.thing, None)) is not None:
+                        await late.settle()
+                    answer, connection = await self._exchange(call)
         except TimeoutError:
+            if until is not None and boot_time() >= until:
+                raise
             # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
-        except aiohttp.ClientSSLError as error:
-            raise CallFailed(str(error)) from None
-        except aiohttp.ClientConnectorError as error:
-            where = "" if path is None else f" to the socket {path}"
-            raise _NotConnected(f"cannot connect{where}: {_in_words(error.os_error)}") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except ConnectFailed as error:
+            raise _NotConnected(f"cannot connect{'' if path is None else f' to the socket {path}'}: {error}") from None
+        except (BadAnswer, OSError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
-        status = response.status
+        status = answer.status
         if 300 <= status < 400:
             why = f"it redirects (status {status}), which is not followed; give the address it leads to"
             raise CallFailed(why, is_temporary=False, status=status)
         took_s = boot_time() - sent_at
-        data = _parse(text, status) if is_parsed else None
-        connected = getattr(response, "connected", None)
-        return Reply(status, data, sent_at, took_s, response.headers.get("Date"), text, connected)
+        data = _parse(answer.body, status) if is_parsed else None
+        return Reply(status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid)
 
-    def _session_for(self, path: Path | None) -> aiohttp.ClientSession:
-        import aiohttp  # noqa: PLC0415 - loaded by now
+    async def _exchange(self, call: _Outgoing, timeout_s: float | None = None) -> tuple[AnswerReader, ServerConnection]:
+        """Send a call and read its answer; with a timeout, in this thread."""
+        key = call.where, timeout_s is not None
+        while self._is_open:
+            reused = self._take_idle(key)
+            connection = reused or await self._connect(call.where, timeout_s)
+            if isinstance(connection, BlockingConnection) and timeout_s is not None:
+                connection.limit(timeout_s)
+            answer = AnswerReader(self._max_bytes)
+            try:
+                await self._talk(connection, call, answer)
+            except (BadAnswer, OSError) as error:
+                # The server may have closed a connection that was idle.
+                is_stale = reused is not None and not answer.has_begun and call.method in _REPEATABLE
+                if isinstance(error, TimeoutError) or not is_stale:
+                    raise
+            else:
+                self._put_back(key, connection, can_stay=answer.is_reusable)
+                return answer, connection
+        raise BadAnswer("the client is stopped")
 
-        if self._session is None:
-            raise CallFailed("the client is stopped")
-        if path is None:
-            return self._session
-        if path not in self._by_socket:
-            self._by_socket[path] = _session(aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=30))
-        return self._by_socket[path]
+    async def _talk(self, connection: ServerConnection, call: _Outgoing, answer: AnswerReader) -> None:
+        own = connection if isinstance(connection, BlockingConnection) else None
+        is_asking = own is not None and call.method == "GET"
+        try:
+            if own is not None and is_asking:
+                self._asking.add(own)
+                if self._is_broken_off:
+                    own.interrupt()
+            await connection.send(call.request)
+            while data := await connection.receive():
+                if answer.feed(data):
+                    break
+            else:
+                answer.end()
+        except BaseException as error:
+            has_ended = isinstance(error, BadAnswer | OSError) and not isinstance(error, TimeoutError)
+            if own is not None and own.is_unanswered and not (has_ended or is_asking):
+                self._unanswered[call.thing] = own
+            else:
+                connection.close()
+            raise
+        finally:
+            if own is not None and is_asking:
+                self._asking.discard(own)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            if size > self._max_bytes:
-                response.close()
-                raise CallFailed(f"its answer is larger than {self._max_bytes // (1024 * 1024)} MiB")
-            chunks.append(chunk)
-        return b"".join(chunks)
+    async def _connect(self, where: Where, timeout_s: float | None) -> ServerConnection:
+        if timeout_s is not None:
+            return BlockingConnection(where, timeout_s)
+        if where.is_tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        return await connect(where, self._tls if where.is_tls else None)
+
+    def _take_idle(self, key: tuple[Where, bool]) -> ServerConnection | None:
+        connections = self._idle.get(key)
+        while connections:
+            try:
+                connection = connections.pop()
+            except IndexError:
+                break  # another thread was faster
+            if connection.is_idle() and boot_time() - connection.idle_since < IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    def _put_back(self, key: tuple[Where, bool], connection: ServerConnection, *, can_stay: bool) -> None:
+        connections = self._idle.setdefault(key, [])
+        if can_stay and self._is_open and len(connections) < MOST_IDLE:
+            connection.idle_since = boot_time()
+            connections.append(connection)
+        else:
+            connection.close()
 
 
-def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    import aiohttp  # noqa: PLC0415 - loaded by now
+class _Outgoing(NamedTuple):
+    """One call. `thing` is what it concerns, in the words of the server: its URL without a query."""
 
-    class AnswerWithConnection(aiohttp.ClientResponse):
-        """Keeps our end of the connection, which aiohttp forgets with the end of a short answer."""
-
-        connected: socket.socket | None = None
-
-        async def start(self, connection: Any) -> aiohttp.ClientResponse:
-            if connection.transport is not None:
-                self.connected = connection.transport.get_extra_info("socket")
-            return await super().start(connection)
-
-    # No cookies, no proxy of the environment, no compression: two compressed megabytes may be gigabytes.
-    return aiohttp.ClientSession(
-        connector=connector,
-        headers={"User-Agent": "gpu-worker-pool", "Accept-Encoding": "identity"},
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        response_class=AnswerWithConnection,
-    )
+    method: str
+    thing: str
+    where: Where
+    request: bytes
 
 
-def _in_words(error: OSError) -> str:
-    """The system's text. A failed name lookup has a number of its own, and only its text helps."""
-    number = error.errno
-    return os.strerror(number) if number is not None and number > 0 else error.strerror or str(error)
+@lru_cache(maxsize=256)
+def _address(base: str, path: Path | None) -> tuple[Where, str]:
+    """Where a server is, and the fields of every call to it."""
+    parts = urlsplit(base)
+    name = parts.hostname or ""
+    if not name.isascii():
+        name = name.encode("idna").decode("ascii")
+    where = Where(name, parts.port or DEFAULT_PORTS[parts.scheme], path, is_tls=parts.scheme == "https")
+    host = f"[{name}]" if ":" in name else name
+    fields = {"Host": host if parts.port is None else f"{host}:{parts.port}", "User-Agent": "gpu-worker-pool"}
+    # No compression: two compressed megabytes may be gigabytes.
+    fields |= {"Accept": "*/*", "Accept-Encoding": "identity"}
+    return where, "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
 
 def _parse(text: bytes, status: int) -> Any:
+    """The JSON of an answer; None for an error without JSON, CallFailed for any other answer without."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _JSON.decode(text.decode())
     except (ValueError, RecursionError):
         if status >= 400:
             return None  # an error page of a proxy or a foreign server: the status is enough
@@ -269,3 +357,6 @@ def _parse(text: bytes, status: int) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import peers
-from benchmarks.contenders import order, promises, takers
+from benchmarks.contenders import figures, order, promises, takers
 from benchmarks.contenders.field import FIELD
 from benchmarks.contenders.order import judge, out_of_order
 from benchmarks.contenders.worker import Worker, is_locked
@@ -53,6 +53,27 @@ def test_a_quick_run_measures_us_and_says_who_is_missing(tmp_path: Path) -> None
     assert "filelock" in measured or "filelock" in [skipped["what"] for skipped in found["skipped"]]
     assert measured.count("ours, full") == 6
     assert {plot["id"] for plot in found["plots"]} == {"hand-over", "reclaim", "rate"}
+    assert {figure["id"]: figure["value"] for figure in found["figures"]} == dict.fromkeys(
+        ("hand_over_vs_blpop", "hand_over_vs_ray", "reclaim_vs_postgres", "crowd_vs_redis", "crowd_vs_ray")
+    )
+    assert all("was not measured in this run" in figure["why"] for figure in found["figures"])
+
+
+def test_a_figure_compares_us_with_the_contender_that_its_target_names() -> None:
+    results = Results("contenders", "About this.")
+    rounds = {"ours, full": [[2.0, 3.0, 4.0], [6.0]], "Redis list": [[1.0], [2.0, 2.0]], "PostgreSQL": [[3.0], [6.0]]}
+
+    figures.hand_over_figures(results, rounds)
+    figures.reclaim_figures(results, rounds)
+    figures.crowd_figures(results, {"ours, full": [[10.0]], "Redis lock": [[40.0]]}, [0.8])
+
+    assert {figure.id: (figure.value, figure.is_met) for figure in results.figures} == {
+        "hand_over_vs_blpop": (3.0, True),
+        "hand_over_vs_ray": (None, None),
+        "reclaim_vs_postgres": (1.0, True),
+        "crowd_vs_redis": (0.25, False),
+        "crowd_vs_ray": (None, None),
+    }
 
 
 def test_who_asked_later_and_ran_earlier_has_overtaken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -17,15 +18,22 @@ from benchmarks.report.document import FIGURES, document, image_of
 from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, run, with_added
 from benchmarks.report.writing import DATA, DOCUMENT
 from benchmarks.shared.fit import exponent
-from benchmarks.shared.results import duration, ecdf, show, to_json
+from benchmarks.shared.processes import Busy, cpu_s, high_water_mb, pss_mb, resident_mb, run_queue_s
+from benchmarks.shared.results import Results, duration, ecdf, show, to_json
+from benchmarks.shared.targets import bounded, ratio, ratio_when_quiet_too
 from tests.preloaded import run_preloaded
 from tests.processes import has_ended
 
 # These have tests of their own.
 RUN_HERE = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in {"contenders", "replay"}]
-# Only a whole run starts the servers for it; the others are of the replay, and have a test of their own.
+# Only a whole run starts the servers for the first; the others are of the contenders and of the replay.
 NOT_HERE = {
     "full_vs_normal_64_gpus",
+    "crowd_vs_redis",
+    "crowd_vs_ray",
+    "hand_over_vs_blpop",
+    "hand_over_vs_ray",
+    "reclaim_vs_postgres",
     "replay_allocated",
     "replay_wait",
     "replay_wait_wide",
@@ -220,6 +228,43 @@ def test_a_distribution_keeps_its_ends_however_many_values_it_has() -> None:
 
 def test_the_exponent_of_a_power_is_found() -> None:
     assert exponent({size: 3 * size**0.5 for size in (10, 100, 1000)}) == pytest.approx(0.5)
+
+
+def test_a_bound_is_reached_up_to_it_or_from_it_on() -> None:
+    results = Results("any", "About this.")
+
+    bounded(results, "most", "it", 5.0, "ms", most=5.0, why="too slow")
+    bounded(results, "least", "it", 49.0, "%", least=50.0, why="too few")
+    bounded(results, "none", "it", None, "ms", most=5.0, spread="rounds: 1 to 2", why="it is not installed")
+
+    assert [(each.target, each.is_met, each.why) for each in results.figures] == [
+        ("<= 5 ms", True, ""), (">= 50 %", False, "too few"), ("<= 5 ms", None, "it is not installed"),
+    ]  # fmt: skip
+    assert results.figures[2].spread == ""
+
+
+def test_a_ratio_is_that_of_the_rounds_and_quiet_rounds_must_reach_it_too() -> None:
+    results = Results("any", "About this.")
+    ours, theirs = [2.0, 30.0, 8.0], [1.0, 20.0, 8.0]
+
+    ratio(results, "ratio", "it", ours, theirs, most=1.6, why="")
+    ratio_when_quiet_too(results, "quiet", "it", ours, theirs, most=1.6, why="slow when quiet", missing="")
+    ratio(results, "alone", "it", ours, [], most=1.6, why="", missing="it is not installed")
+
+    assert [(each.value, each.is_met, each.why) for each in results.figures] == [
+        (1.5, True, ""), (1.5, False, "slow when quiet"), (None, None, "it is not installed"),
+    ]  # fmt: skip
+
+
+def test_a_process_is_weighed_and_its_time_is_counted() -> None:
+    pid = os.getpid()
+    busy = Busy(pid)
+
+    assert busy.during(lambda: float(sum(range(300_000))), 2) > 0
+
+    assert 0 < busy.cycle_s() < cpu_s(pid)
+    assert 0 < pss_mb(pid) <= resident_mb(pid) <= high_water_mb(pid)
+    assert run_queue_s(pid) >= 0
 
 
 def test_the_chance_of_a_chi_square_is_that_of_the_tables() -> None:

@@ -15,8 +15,9 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import Verdict, judge
+from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explanation, explain
+from gpu_worker_pool.core.queue.verdicts import Verdict
 
 A100 = "NVIDIA A100-SXM4-80GB"
 T4 = "Tesla T4"

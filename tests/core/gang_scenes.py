@@ -352,8 +352,8 @@ GANG_MUTANTS = (
         # The index keeps to it as well.
         also=(
             "capacity",
-            "return self._nodes.keys() if wishes.node is None else",
-            "return self._nodes.keys() if True else",
+            "return None if wishes.node is None else",
+            "return None if True else",
         ),
     ),
 )

@@ -10,6 +10,7 @@ QUEUE_MUTANTS = (
         "reserving",
         "return due_at <= self._now",
         "return True",
+        also=("reserving", "return first is not None and reserves_at(self._state, first) <= self._now", "return True"),
     ),
     Mutant(
         "a prediction admits no request to what is reserved",
@@ -32,14 +33,15 @@ QUEUE_MUTANTS = (
     Mutant(
         "the first that cannot be served has the reservation",
         "assignment",
-        "elif keeps.reservation is not None:",
-        "elif False:",
+        "if keeps.reservation is None and reserving.is_due(",
+        "if reserving.is_due(",
+        also=("assignment", "if keeps.reservation is not None and not state.preemptible:", "if False:"),
     ),
     Mutant(
         "a waiter of a lower priority may have waited for longer",
-        "assignment",
-        "index = min(lower, _index_of_reserved(state, keys, index + 1)) - 1",
-        "index = _index_of_reserved(state, keys, index + 1) - 1",
+        "turns",
+        "min(lower, self._index_of_reserved(keys, turn.position + 1))",
+        "self._index_of_reserved(keys, turn.position + 1)",
     ),
     Mutant(
         "a reservation keeps to its node",
@@ -56,8 +58,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is granted in a look is not taken for free in it",
         "assignment",
-        "                    if found.grants and reserving.will_look(line):\n",
-        "                    if False:\n",
+        "            if found.grants and reserving.will_look(line):\n",
+        "            if False:\n",
     ),
     Mutant(
         "what drains admits no later waiter",

@@ -202,7 +202,7 @@ def ask_when_the_clock_was_set_back(core: Core) -> None:
 
 
 def wait_for_one_behind_who_can_have_none(core: Core) -> None:
-    scene = Scene(core, gpus=2)
+    scene = Scene(core, gpus=2, reserve_after_s=0.0)
     scene.ask(1, 2.0, gpus=2)
     scene.ask(2, 3.0, gpus=2)
     scene.ask(3, 4.0)
@@ -212,14 +212,15 @@ def wait_for_one_behind_who_can_have_none(core: Core) -> None:
 
 
 def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
-    scene = Scene(core, gpus=2)
+    scene = Scene(core, gpus=2, reserve_after_s=0.0)
     for number in (1, 2):
         scene.ask(number, 2.0, memory_mb=40_000.0)
     for number in (3, 4):
         scene.ask(number, 3.0, memory_mb=20_000.0)  # one beside each
     scene.ask(5, 5.0, memory_mb=50_000.0)
     scene.ask(6, 6.0, memory_mb=20_000.0)
-    scene.release(3, 7.0)
+    # How long it lasted says nothing, so no date can be told, and nothing is reserved.
+    scene.pool.do(core.commands.Revoke("lease3"), 7.0)
     scene.see(8.0)
 
 

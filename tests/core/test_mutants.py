@@ -261,8 +261,8 @@ PLAIN_MUTANTS = (
         # The index keeps to it as well.
         also=(
             "capacity",
-            "if use_of_entry is use and (named is None or entry[-1] == node or entry[-1] in named):",
-            "if use_of_entry is use:",
+            "named = self._names.find(wishes.among or ())",
+            "named = {key for index in self._nodes.values() for key in index.facts}",
         ),
     ),
     Mutant(
@@ -290,10 +290,10 @@ PLAIN_MUTANTS = (
         "or",
     ),
     Mutant(
-        "a node is indexed again when a change concerns its other GPUs",
-        "node_index",
-        "found.shape == self.facts[key].shape",
-        "True",
+        "a node is listed again when a change of a GPU concerns the whole node",
+        "capacity",
+        "self._relist(*index.list_again())",
+        "self._relist(*(index.list_again() if is_new else ((), ())))",
     ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(

@@ -68,6 +68,8 @@ class Shell:
             # Unless root runs it, which would leave it where the servers of this machine have theirs.
             "GPU_POOL_SOCKET": str(folder / "pool.sock"),
             "PYTHONPATH": f"{folder / '.python'}:{ROOT}",
+            # What a reader has not installed: to load it takes pytest longer than all else.
+            "PYTEST_ADDOPTS": "-p no:schemathesis -p no:anyio -p no:playwright -p no:hypothesispytest",
             "SERVE_PORT": str(self._port),
             "GPU_POOL_STATE_DIR": str(folder / "state"),
             **network.environment(text),

@@ -18,7 +18,7 @@ from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
 from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
-from gpu_worker_pool.core.queue import eligibility
+from gpu_worker_pool.core.queue import verdicts
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
 from gpu_worker_pool.server.app import PoolApp, create_app
@@ -117,7 +117,7 @@ def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
 
 def test_every_verdict_every_state_and_every_model_is_named() -> None:
     text = set(code_in(document("SERVER.md")))
-    assert {verdict.code for verdict in get_args(eligibility.Verdict)} <= text
+    assert {verdict.code for verdict in get_args(verdicts.Verdict)} <= text
     assert text >= MODELS.keys()
     assert {str(reason) for reason in lease.EndReason} <= set(code_in(document("PROTOCOL.md")))
 

@@ -12,11 +12,13 @@ The first line is {"source": "nvml"}, or {"unavailable": "..."} and the child en
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +27,8 @@ from typing import Any
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.gpus.nvml import NvmlProbe
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
+from tests.gpus.stub_nvml import LIBRARY
+from tests.preloaded import PreloadedPopen
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 30
@@ -34,11 +38,13 @@ class NvmlProbeInChild(Probe):
     """Raises ProbeUnavailable as NvmlProbe does, and RuntimeError with the words of whatever else the child raised."""
 
     def __init__(self, node: str, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-W", "error", str(Path(__file__)), node]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=ROOT
-        )
+        # A fork of a process that has everything loaded cannot read LD_LIBRARY_PATH any more: it is told the folder.
+        folder = environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)[0]
+        command = [sys.executable, "-m", "tests.gpus.nvml_driver", node, folder]
+        own = {name: value for name, value in environment.items() if name != "LD_LIBRARY_PATH"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **own}
+        pipe = subprocess.PIPE
+        self.process = PreloadedPopen(command, env=env, stdin=pipe, stdout=pipe, bufsize=0, cwd=ROOT)
         hello = self._receive()
         if "unavailable" in hello:
             self.end()
@@ -91,7 +97,11 @@ def _process(data: dict[str, Any]) -> GpuProcess:
     return GpuProcess(ProcessId(*data["id"]), data["memory_mb"], data["name"], ancestors)
 
 
-def main(node: str) -> None:
+def main(node: str, folder: str) -> None:
+    warnings.simplefilter("error")
+    if folder:
+        # The loader gives it to every caller that asks for its name from now on, as it does for one on LD_LIBRARY_PATH.
+        ctypes.CDLL(f"{folder}/{LIBRARY}")
     try:
         probe = NvmlProbe(node)
     except ProbeUnavailable as unavailable:
@@ -123,4 +133,4 @@ def _send(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -105,6 +105,21 @@ class TestWhoIsLocal:
 
         assert found == ProcessId(pid, start_of(pid))
 
+    def test_a_process_that_is_watched_is_not_looked_up(self, here: Machine) -> None:
+        holder = who(here, os.getpid(), pid_started=5)
+        asked: list[ProcessId] = []
+
+        def is_watched(process: ProcessId) -> bool:
+            asked.append(process)
+            return process.started == 5.0
+
+        assert here.local_process(holder, is_loopback=False, is_watched=is_watched) == ProcessId(os.getpid(), 5.0)
+        with pytest.raises(NoSuchProcess):
+            here.local_process(who(here, os.getpid(), pid_started=6), is_loopback=False, is_watched=is_watched)
+        # Without a start time it might be a later process with the same pid.
+        here.local_process(who(here, os.getpid(), pid_started=None), is_loopback=False, is_watched=is_watched)
+        assert [process.started for process in asked] == [5.0, 6.0]
+
     @pytest.mark.parametrize("said", ["boot_id", "pid_namespace"])
     def test_another_boot_or_namespace_is_elsewhere_whatever_else_is_said(self, here: Machine, said: str) -> None:
         lying = who(here, os.getpid(), **{said: "another"})

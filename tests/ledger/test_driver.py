@@ -256,6 +256,22 @@ async def test_waiting_ends_when_the_time_is_over() -> None:
     assert "0 waited for" in repr(driver)
 
 
+async def test_late_listeners_are_told_after_the_callers_and_in_the_same_turn() -> None:
+    driver = await opened()
+    told: list[str] = []
+    driver.listeners.append(lambda _: told.append("listener"))
+    driver.late_listeners.append(lambda _: told.append("late listener"))
+
+    async def call() -> None:
+        await driver.do(ask("a"))
+        told.append("caller")
+
+    await asyncio.create_task(call())
+    await asyncio.sleep(0)
+    assert told == ["listener", "caller", "late listener"]
+    driver.close()
+
+
 async def test_a_lease_runs_out_by_itself() -> None:
     loop = asyncio.get_running_loop()
     driver = await opened(clock=loop.time)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from playwright.sync_api import Page
 
 _SOURCE = files("axe_playwright_python") / "axe.min.js"
-_RUN = "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
+_RUN = "async () => (await axe.run(document, {resultTypes: ['violations'], selectors: false})).violations"
 
 
 def serious_findings(page: Page) -> list[str]:

@@ -48,7 +48,8 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="module")
 def browser(playwright: Playwright, browser_type_launch_args: dict[str, Any]) -> Iterator[Browser]:
-    with playwright.chromium.launch(**browser_type_launch_args, **launch_options()) as browser:
+    options = launch_options(headless=browser_type_launch_args.get("headless", True))
+    with playwright.chromium.launch(**browser_type_launch_args, **options) as browser:
         yield browser
 
 

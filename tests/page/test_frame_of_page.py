@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.page.axe import serious_findings
-from tests.page.chromium import NAMES, find_chromium
+from tests.page.chromium import HEADLESS_NAMES, NAMES, find_chromium
 from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
 
@@ -89,9 +89,10 @@ def test_axe_finds_what_keeps_somebody_out_and_nothing_else(page: Page) -> None:
 
 def test_the_browser_is_the_one_named_else_one_on_the_path(tmp_path: Path) -> None:
     assert find_chromium({"PATH": str(tmp_path)}) is None
-    for name in reversed(NAMES):
+    for name in reversed(HEADLESS_NAMES):
         (tmp_path / name).touch(mode=0o755)
         assert find_chromium({"PATH": str(tmp_path)}) == str(tmp_path / name)
+    assert find_chromium({"PATH": str(tmp_path)}, NAMES) == str(tmp_path / NAMES[0])
     other = tmp_path / "other"
     with pytest.raises(FileNotFoundError, match="is not a program"):
         find_chromium({"PATH": str(tmp_path), "CHROMIUM": str(other)})

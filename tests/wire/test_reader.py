@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.queue import eligibility
+from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.wire import accounting, leases, page, pool, service, statistics
 from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, RenewAnswer, VerdictCode, VerdictView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
@@ -115,7 +115,7 @@ def test_what_the_server_writes_is_read_back_whole() -> None:
 
 
 def test_every_verdict_of_the_core_is_in_the_type_with_all_its_fields() -> None:
-    verdicts = get_args(eligibility.Verdict)
+    verdicts = get_args(Verdict)
     assert {verdict.code for verdict in verdicts} == set(get_args(VerdictCode))
     known = {field.name for field in fields(VerdictView)}
     assert {field.name for verdict in verdicts for field in fields(verdict)} == known - {"code", "text"}

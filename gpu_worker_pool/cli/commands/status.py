@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -110,11 +110,12 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
 def _show_gpus(console: Console, report: PoolReport, now: float) -> None:
     if (line := fleet_line(report)) is not None:
         console.print(line, markup=False)
+    leases = {lease.id: lease for lease in report.leases}
     for node, gpus in by_node(report):
         if node is not None:
             free = sum(gpu.view.state == "free" for gpu in gpus)
             console.print(Text.assemble((node, "bold"), f": {count(len(gpus), 'GPU')}, {free} free"))
-        print_table(console, _gpu_table(console, report, gpus, now))
+        print_table(console, _gpu_table(console, leases, gpus, now))
     if not report.gpus:
         console.print("It shows no GPUs.")
 
@@ -133,11 +134,10 @@ def _heading(report: PoolReport) -> Text:
     return heading
 
 
-def _gpu_table(console: Console, report: PoolReport, gpus: Sequence[GpuReport], now: float) -> Table:
+def _gpu_table(console: Console, leases: Mapping[str, LeaseReport], gpus: Sequence[GpuReport], now: float) -> Table:
     is_ascii = console.options.ascii_only
     table = make_table(*_GPU_HEADINGS, "HELD BY / REASON", whole=_GPU_HEADINGS)
     has_room = not console.is_terminal or console.width >= _WIDE
-    leases = {lease.id: lease for lease in report.leases}
     for gpu in gpus:
         view = gpu.view
         # Without words that the heading says or that every model has.

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 # A client loads this when it starts; loaded here once for all workers.
-import aiohttp  # noqa: F401
-
+import gpu_worker_pool.client.started_client  # noqa: F401
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError

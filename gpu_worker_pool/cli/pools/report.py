@@ -308,8 +308,9 @@ def show_outsiders(gpu: PoolGpu) -> list[str]:
     found = []
     for process in gpu.processes or ():
         is_heavy = (process.used_mb or 0.0) >= _HEAVY_MB or gpu.state in _USED_FROM_OUTSIDE
-        is_named = re.search(rf"\bpid {process.pid}\b", gpu.reason or "") is not None
-        if process.is_outside and not process.is_ignored and is_heavy and not is_named:
+        if not process.is_outside or process.is_ignored or not is_heavy:
+            continue
+        if re.search(rf"\bpid {process.pid}\b", gpu.reason or "") is None:
             held = None if process.used_mb is None else show_memory(process.used_mb)
             facts = (process.user, process.name, f"pid {process.pid}", held)
             found.append(", ".join(fact for fact in facts if fact))

@@ -22,7 +22,7 @@ FLEET: Final = "/fleet"
 # Calls that exist for a box and for its whole fleet.
 _OF_POOLS: Final = ("/pool", "/leases", "/usage", "/timeline", "/quotas", "/bookings", "/admin/")
 # How long the others are waited for when one server has answered: so long, or so many times as long as that one took.
-_GRACE_S: Final = 1.0
+GRACE_S: Final = 1.0
 _GRACE_RATIO: Final = 2.0
 
 
@@ -139,12 +139,15 @@ class Servers:
         error = reply.detail if reply.status >= 400 else None
         return ServerAnswer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
 
-    async def ask_all(self, path: str) -> list[ServerAnswer]:
+    async def ask_all(self, path: str, grace_s: float = GRACE_S) -> list[ServerAnswer]:
         """A GET to every endpoint, in the order they were given."""
-        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late)
+        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late, grace_s)
 
     async def each(
-        self, ask: Callable[[str], Coroutine[Any, Any, T]], when_late: Callable[[ServerAnswer], T]
+        self,
+        ask: Callable[[str], Coroutine[Any, Any, T]],
+        when_late: Callable[[ServerAnswer], T],
+        grace_s: float = GRACE_S,
     ) -> list[T]:
         """What `ask` returns for each endpoint, in the order they were given.
 
@@ -154,7 +157,7 @@ class Servers:
         began = monotonic()
         asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
         try:
-            late = await wait_for_answers(asked.values(), _is_answer)
+            late = await wait_for_answers(asked.values(), _is_answer, grace_s)
         finally:
             await cancel_and_wait(*asked.values())
         error = f"it has not answered within {monotonic() - began:.1f} s, and others have"
@@ -166,15 +169,16 @@ class Servers:
         ]
 
 
-async def wait_for_answers(asked: Collection[asyncio.Task[T]], is_answer: Callable[[T], bool]) -> set[asyncio.Task[T]]:
+async def wait_for_answers(
+    asked: Collection[asyncio.Task[T]], is_answer: Callable[[T], bool], grace_s: float = GRACE_S
+) -> set[asyncio.Task[T]]:
     """Wait for these tasks; once the result of one is an answer, the others have a moment left. Returns the late ones."""
     began = monotonic()
     waiting = set(asked)
     while waiting and not any(task.done() and is_answer(task.result()) for task in asked):
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if waiting:
-        grace_s = max(_GRACE_S, _GRACE_RATIO * (monotonic() - began))
-        _, waiting = await asyncio.wait(waiting, timeout=grace_s)
+        _, waiting = await asyncio.wait(waiting, timeout=max(grace_s, _GRACE_RATIO * (monotonic() - began)))
     return waiting
 
 

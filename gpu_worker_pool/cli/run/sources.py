@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain
 from gpu_worker_pool.cli.pools.reading import ask_pool
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
+from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
 from gpu_worker_pool.client.guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
@@ -31,6 +31,10 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
+
+# How long the others are waited for when a server has answered, where only servers of this machine matter: those have no network
+# in between.
+HERE_GRACE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ async def find_sources(
     The command runs on this machine, so servers of other machines are left out: their GPU 2 is not ours. A command that
     `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
     """
-    answers = await servers.ask_all("/pool?queue=0&leases=0")
+    answers = await servers.ask_all("/pool?queue=0&leases=0", GRACE_S if is_remote else HERE_GRACE_S)
     found = {answer.endpoint: await _why_wrong(servers, answer) for answer in answers}
     wrong = {endpoint: why for endpoint, why in found.items() if why is not None}
     if all(answer.status is None or answer.endpoint in wrong for answer in answers):

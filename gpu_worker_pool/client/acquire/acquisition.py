@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_worker_pool.client.backends.lease_book import (
     Granted,
@@ -32,6 +32,9 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.host.clock import boot_time
 
 from .tally import Tally
+
+if TYPE_CHECKING:
+    from .here import RequestHere
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -70,6 +73,12 @@ class Won:
     safe_since: float
 
 
+def is_new(grant: Granted, request: Request) -> float | None:
+    """Since when its TTL can have run at the most, if it is known to be new; None where it has to be made sure of."""
+    since = grant.safe_since
+    return since if since is not None and boot_time() - since <= request.ttl_s / NEW_PER_TTL else None
+
+
 class Acquisition:
     def __init__(
         self,
@@ -81,6 +90,7 @@ class Acquisition:
         *,
         inside: InheritedLease | None = None,
         on_queued: Callable[[str, str, str], None],
+        begun: RequestHere | None = None,
     ) -> None:
         self._known = known
         self._lease_id = lease_id
@@ -88,6 +98,7 @@ class Acquisition:
         self._leave = leave
         self._tally = tally
         self._inside = inside
+        self._begun = begun
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
@@ -103,14 +114,20 @@ class Acquisition:
         self._failures: dict[str, tuple[int, str]] = {}
         self._was_ended = False
         self._ask_again_at: dict[str, float] = {}
+        if begun is not None:
+            self._asked[begun.place.key] = (begun.place, begun.book)
+            if begun.has_queued:
+                self._told.add((begun.place.key, lease_id))
+            if isinstance(begun.last, Queued):
+                self._waiting_at[begun.place.key] = begun.last
 
     async def run(self, timeout_s: float) -> Won:
         """Get the GPUs, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. However it ends, no
         lease that was requested and not kept is left behind.
         """
-        began = boot_time()
+        began = boot_time() if self._begun is None else self._begun.began
         won: Won | None = None
-        limit = asyncio.timeout(timeout_s or ONE_TRY_S)
+        limit = asyncio.timeout(max(began + (timeout_s or ONE_TRY_S) - boot_time(), 0.0))
         try:
             async with limit:
                 won = await self._race(is_patient=timeout_s > 0)
@@ -169,6 +186,9 @@ class Acquisition:
             # In one pool an id is one request, and this one is for the GPUs of another box.
             self._ids.setdefault(place.key, f"{self._lease_id}-{next(self._numbers)}")
         self._asked[place.key] = (place, book)
+        if self._begun is not None and self._begun.place.key == place.key:
+            begun, self._begun = self._begun, None
+            return await begun.go_on()
         return await book.ask(self._id_at(place), self._request)
 
     @staticmethod
@@ -274,8 +294,7 @@ class Acquisition:
 
     async def _make_sure(self, place: Place, book: LeaseBook, grant: Granted) -> Won | None:
         """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
-        since = grant.safe_since
-        if since is not None and boot_time() - since <= self._request.ttl_s / NEW_PER_TTL:
+        if (since := is_new(grant, self._request)) is not None:
             return self._won(place, book, self._id_at(place), grant, since)
         lease_id = self._id_at(place)
         try:

@@ -23,6 +23,8 @@ HOLDS_PER_TTL = 6
 LOCAL_HOLD_S = 25.0
 # How long to wait before the first call.
 SETTLE_S = 0.25
+# How long after its grant a lease is added that came from another thread, and against which no TTL runs.
+LATER_S = 0.1
 # How soon to call again if the server did not hold the answer; each time twice as long.
 FIRST_NAP_S = 0.5
 
@@ -40,6 +42,9 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_warned = on_warned
         self._held: dict[str, Lost] = {}
+        # Leases that are still to be added.
+        self._later: dict[str, Lost] = {}
+        self._is_later_due = False
         self._warned: set[str] = set()
         self._has_news = False
         self._added = asyncio.Event()
@@ -48,12 +53,35 @@ class Heartbeat:
 
     def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
         _extend(lost, safe_since)
+        self._add(lease_id, lost)
+
+    def _add(self, lease_id: str, lost: Lost) -> None:
         self._held[lease_id] = lost
         self._added.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
+    def add_later(self, lease_id: str, lost: Lost, safe_since: float, loop: asyncio.AbstractEventLoop) -> None:
+        """The same as `add`, from any thread, after a while: a short lease is dropped before, and never wakes the loop."""
+        _extend(lost, safe_since)
+        self._later[lease_id] = lost
+        if not (self._is_later_due and lost.is_local):
+            self._is_later_due = True
+            loop.call_soon_threadsafe(loop.call_later, LATER_S if lost.is_local else 0.0, self._add_all)
+
+    def drop_soon(self, lease_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        """The same as `drop`, from any thread."""
+        if self._later.pop(lease_id, None) is None:
+            loop.call_soon_threadsafe(self.drop, lease_id)
+
+    def _add_all(self) -> None:
+        self._is_later_due = False
+        for lease_id in list(self._later):
+            if (lost := self._later.pop(lease_id, None)) is not None:
+                self._add(lease_id, lost)
+
     def drop(self, lease_id: str) -> None:
+        self._later.pop(lease_id, None)
         self._held.pop(lease_id, None)
         self._warned.discard(lease_id)
         if not self._held and self._task is not None:
@@ -62,6 +90,7 @@ class Heartbeat:
 
     async def close(self) -> None:
         """Stop; leases that are still held expire."""
+        self._later.clear()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -7,9 +7,10 @@ import itertools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
-from gpu_worker_pool.client.backends.lease_book import LeaseAnswer, LeaseBook
+from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
 from gpu_worker_pool.config import ClientConfig
@@ -17,6 +18,9 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.wire.transport import Transport
 
 logger = logging.getLogger("gpu_worker_pool.client")
+
+# How long a release waits for the server; after that it goes on in the background.
+RELEASE_S = 1.0
 
 
 class Releases:
@@ -33,7 +37,7 @@ class Releases:
         self,
         book: LeaseBook,
         lease_id: str,
-        under_way: asyncio.Task[LeaseAnswer] | None = None,
+        under_way: asyncio.Task[Any] | None = None,
         *,
         is_local: bool = False,
         kept_in: str | None = None,
@@ -81,7 +85,7 @@ def _again(book: LeaseBook, endpoints: Mapping[str, Endpoint]) -> LeaseBook:
 
 
 async def release_lease(
-    book: LeaseBook, lease_id: str, under_way: asyncio.Task[LeaseAnswer] | None, kept_in: str | None = None
+    book: LeaseBook, lease_id: str, under_way: asyncio.Task[Any] | None, kept_in: str | None = None
 ) -> None:
     """Release it, once the call that is still under way for it has ended, whatever its outcome. In the pool `kept_in` the
     id is a lease that is kept.
@@ -109,12 +113,13 @@ async def release_lease(
                 return
             await asyncio.sleep(RETRY.delay_s(min(attempt, 10), JITTER.random()))
     except asyncio.CancelledError:
-        _warn(lease_id, endpoint_id, reason)
+        warn_of_lease(lease_id, endpoint_id, reason)
         raise
-    _warn(lease_id, endpoint_id, reason)
+    warn_of_lease(lease_id, endpoint_id, reason)
 
 
-def _warn(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+def warn_of_lease(lease_id: str, endpoint_id: str | None, reason: str) -> None:
+    """Tell the user of a lease that may still be there."""
     fields = {"lease_id": lease_id, "endpoint": endpoint_id}
     logger.warning(
         "lease %s could not be released: %s; it ends with its TTL or its process, or when its server is back",

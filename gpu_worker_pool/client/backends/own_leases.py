@@ -20,8 +20,9 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import Eligible, judge
+from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.queue.verdicts import Eligible
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.memory import MemoryJournal

@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request, Wishes
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_mark import HolderMarks
@@ -99,7 +99,7 @@ class ServerLeases:
         if not self._holds_renewals:
             wait_s = 0.0
         form = RenewForm(ids=tuple(lease_ids), wait_s=wait_s, warned=tuple(warned))
-        body = {name: value for name, value in asdict(form).items() if value}  # an older server knows only the ids
+        body = {name: value for name, value in _values(form).items() if value}  # an older server knows only the ids
         reply = await self._endpoint.call(
             "POST", f"{self._scope}/leases/renew", body=body, extra_s=wait_s, is_vital=True
         )
@@ -202,7 +202,7 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
 
     A server on this machine knows the user. In a container the same user may have another name.
     """
-    facts = {**asdict(request.wishes), **asdict(request.holder)}
+    facts = {**_values(request.wishes), **_values(request.holder)}
     del facts["process"], facts["node"]  # for the server to find out
     form = LeaseForm(
         **facts,
@@ -214,12 +214,17 @@ def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
         preemptible=request.preemptible,
     )
     unsaid = {"owner"} if is_local and sys.platform == "linux" else set()
-    sent = {name: value for name, value in asdict(form).items() if value is not None and value != {}}
+    sent = {name: value for name, value in _values(form).items() if value is not None and value != {}}
     if not form.preemptible:
         del sent["preemptible"]  # an older server does not know it
     if form.nodes == 1:
         del sent["nodes"]  # the same
     return {name: value for name, value in sent.items() if name not in unsaid}
+
+
+def _values(body: Wishes | Holder | LeaseForm | RenewForm) -> dict[str, Any]:
+    """The fields by name. `asdict` would copy each value."""
+    return {name: getattr(body, name) for name in body.__dataclass_fields__}
 
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:

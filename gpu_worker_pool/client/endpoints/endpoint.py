@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Literal
 
@@ -39,6 +41,8 @@ class Endpoint:
         # How often to make a call that may be repeated.
         self.attempts = 1 + config.endpoint_max_retries
         self._transport = transport
+        # Calls are made in any thread; the breaker is for one at a time.
+        self._lock = threading.Lock()
         self._timeout_s = min(config.endpoint_timeout, config.request_timeout)
         self._token = config.tokens.get(endpoint_id)
         self._times_s: deque[float] = deque(maxlen=50)
@@ -102,10 +106,11 @@ class Endpoint:
     async def _call_once(
         self, method: str, path: str, body: Mapping[str, Any] | None, extra_s: float, *, is_vital: bool
     ) -> Reply:
-        permit = self.breaker.try_acquire(boot_time())
+        with self._lock:
+            permit = self.breaker.try_acquire(boot_time())
+            self.calls += permit is not None or is_vital
         if permit is None and not is_vital:
             raise self.error(self._last_failure or "it kept failing")
-        self.calls += 1
         url, timeout_s = f"{self.url.url}{path}", self._timeout_s + extra_s
         try:
             reply = await self._transport.call(method, url, body=body, token=self._token, timeout_s=timeout_s)
@@ -115,7 +120,8 @@ class Endpoint:
             raise self.error(str(failed), status=failed.status, is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
-                self.breaker.cancelled(permit)
+                with self._lock:
+                    self.breaker.cancelled(permit)
             raise
         # 503 is a server's considered answer (its disk is full, say); other faults of a server are failures.
         self._report(permit, has_failed=reply.status >= 500 and reply.status != 503)
@@ -126,13 +132,22 @@ class Endpoint:
             self._times_s.append(reply.took_s)
         return reply
 
+    def can_block(self) -> bool:
+        """Whether a thread can call it without the loop: see `Transport.blocking`."""
+        return self.is_healthy and self.kind == "leases" and self._transport.can_block(self.url.url)
+
+    def blocking(self, until: float) -> AbstractContextManager[None]:
+        """See `Transport.blocking`."""
+        return self._transport.blocking(until)
+
     def _report(self, permit: Permit | None, *, has_failed: bool) -> None:
         if permit is None:
             return  # a vital call that went out although the breaker is open
-        if has_failed:
-            self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
-        else:
-            self.breaker.succeeded(permit, boot_time())
+        with self._lock:
+            if has_failed:
+                self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
+            else:
+                self.breaker.succeeded(permit, boot_time())
 
     def error(self, reason: str, *, status: int | None = None, is_temporary: bool = False) -> EndpointError:
         return EndpointError(self.id, reason, status=status, is_temporary=is_temporary)

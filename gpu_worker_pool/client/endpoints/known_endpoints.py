@@ -95,9 +95,10 @@ class KnownEndpoints:
             logger.warning("no endpoint answers yet: %s", down)
 
     def say_that_it_stops(self) -> None:
-        """Wake the requests that wait for an endpoint, so that they end."""
+        """Wake the requests that wait, so that they end."""
         self.is_stopping = True
         self._tell_of_change()
+        self._transport.break_off()
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -116,6 +117,8 @@ class KnownEndpoints:
         """Where a request can be made now, the place to try first at the front. A fleet is there once, by the entry point
         that the strategy puts first.
         """
+        if len(self.members) == 1:
+            return self.places()
         views = []
         for member in self.members.values():
             gpus, endpoint = member.gpus(), member.endpoint

@@ -60,7 +60,7 @@ class SeenPool:
         """The same, with what this process was granted and released since then."""
         gpus = []
         for gpu in self.gpus:
-            gone = {worker for uuid, worker in released if uuid == gpu.uuid and worker in gpu.workers}
+            gone = {worker for worker in gpu.workers if (gpu.uuid, worker) in released}
             came = [worker for uuid, worker in taken if uuid == gpu.uuid and worker not in gpu.workers]
             workers = (*(worker for worker in gpu.workers if worker not in gone), *came)
             is_free = not came and (gpu.is_free or (bool(gone) and not workers))
@@ -70,7 +70,10 @@ class SeenPool:
 
 @dataclass
 class CurrentView:
-    """What was seen last, and what this process was granted and released since, each with when."""
+    """What was seen last, and what this process was granted and released since, each with when.
+
+    The changes may be noted in any thread.
+    """
 
     seen: SeenPool = field(default_factory=SeenPool)
     _taken: dict[Change, float] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class CurrentView:
 
     def gpus(self) -> SeenPool:
         """The GPUs, with the changes that this process made since they were seen."""
-        return self.seen.with_changes(self._taken, self._released)
+        return self.seen.with_changes(self._taken.copy(), self._released.copy())
 
     def note_taken(self, uuid: str, worker_id: str) -> None:
         self._taken[uuid, worker_id] = boot_time()
@@ -90,8 +93,10 @@ class CurrentView:
     def show(self, seen: SeenPool) -> None:
         """Take in what a poll showed; it includes the changes that this process made before."""
         self.seen = seen
-        self._taken = {change: at for change, at in self._taken.items() if at >= seen.seen_at}
-        self._released = {change: at for change, at in self._released.items() if at >= seen.seen_at}
+        for changes in (self._taken, self._released):
+            for change, at in changes.copy().items():
+                if at < seen.seen_at:
+                    changes.pop(change, None)
 
 
 def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> SeenPool:

@@ -128,7 +128,8 @@ def _end(
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    return [replace(event, by=by, why=why) for event in all_ended(state, lease, reason, now)]
+    ended = all_ended(state, lease, reason, now)
+    return [*ended] if by is None and why is None else [replace(event, by=by, why=why) for event in ended]
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:

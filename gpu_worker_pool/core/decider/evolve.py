@@ -297,6 +297,8 @@ def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> No
 def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
     for reading in event.readings:
         slot = state.slot(reading.gpu.key)
+        if not slot.is_read_as(reading):
+            state.touched.add(slot.key)
         if slot.reading is None:
             state.inside.unsettle()
         if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
@@ -308,7 +310,6 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
         load_percent = reading.load_percent
         if slot.busy is None or load_percent is None or load_percent >= state.settings.computing_percent:
             slot.busy = event.at if slot.busy is None else max(reading.at, slot.busy)
-    state.touch(reading.gpu.key for reading in event.readings)
 
 
 def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:

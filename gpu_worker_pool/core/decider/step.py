@@ -36,11 +36,12 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
 
     def carry_out(part: cmd.Command) -> bool:
         events = decide(state, part, now)
-        replay(state, events)
-        happened.extend(events)
+        if events:
+            replay(state, events)
+            happened.extend(events)
         return bool(events)
 
-    if not isinstance(command, cmd.TakeOver | cmd.Tick):
+    if not isinstance(command, cmd.TakeOver | cmd.Tick) and state.has_due(now, heard_until):
         carry_out(cmd.Tick(heard_until))
     carry_out(command)
     while most_passes > 0 and has_time() and carry_out(cmd.ServeQueue()):

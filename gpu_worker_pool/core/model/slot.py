@@ -128,6 +128,16 @@ class GpuSlot:
     def is_shared(self) -> bool:
         return self.occupants.sharing > 0
 
+    def is_read_as(self, reading: Reading) -> bool:
+        """Whether a newer reading says of the GPU and its leases what the last one did."""
+        known = self.reading
+        return (
+            known is not None
+            and known.findings == reading.findings
+            # Memory that was read before a grant is not the lease's.
+            and all(known.at > occupant.since for occupant in self.occupants.values())
+        )
+
     def is_open_for(self, *, shared: bool, workers_per_gpu: int, max_sharers: int) -> bool:
         """Whether its occupants admit one more lease of this kind. Thresholds and memory are judged elsewhere."""
         if not self.occupants:

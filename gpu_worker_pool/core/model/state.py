@@ -166,6 +166,13 @@ class PoolState:
         is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
         return -inf if is_brought_back else since + lease.ttl_s
 
+    def has_due(self, now: float, heard_until: float) -> bool:
+        """Whether a `Tick` may bring something about. Bookings do so at times of their own."""
+        now = max(now, self.clock)
+        expiry, warning = self.deadlines.next_due_at(), self.timetable.next_due_at()
+        is_expired = expiry is not None and expiry <= min(now, heard_until)
+        return bool(self.bookings) or is_expired or (warning is not None and warning <= now)
+
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.

@@ -10,10 +10,9 @@ reclaim.py), unless a waiter ahead needs such a GPU.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from functools import partial
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -30,7 +29,8 @@ from .preemption import Preemption, spared
 from .quotas import obstacle
 from .reclaim import reclaim
 from .reserving import Reserving, reserves_at
-from .waiting import QueueKey
+from .turns import EveryTurn, HopefulTurns, Turns
+from .waiting import Line
 
 
 @dataclass(slots=True)
@@ -73,12 +73,12 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     found = QueuePass(undated=reserving.undated)
     # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
     gone: set[GpuKey] = set()
-    heads = [(order.place(line, keys[0]), 0, line, keys) for line, keys in state.queue.lines.items()]
-    heapify(heads)
     places, room = Attempts(survey.place), Attempts(preemption.claim)
-    while heads:
-        place, index, line, keys = heappop(heads)
-        lease_id = place[-1]
+    served: Counter[Line] = Counter()
+    is_hope_enough = not state.preemptible and not reserving.is_any_due
+    turns: Turns = HopefulTurns(survey, order, served) if is_hope_enough else EveryTurn(state, order)
+    while (turn := turns.next()) is not None:
+        line, lease_id = turn.line, turn.lease_id
         if obstacle(state, line) is not None:
             continue
         wishes, kept = line.wishes, keeps.kept_from(line)
@@ -90,43 +90,35 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
             if wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
                 # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
                 return found
-        else:
-            can_claim = state.preemptible and not line.preemptible
-            claimed = room.make(wishes, kept, gone) if can_claim else None
-            if claimed is not None:
-                found.victims += claimed.victims
-                if claimed.victims:
-                    return found  # who else needs one is told with these on their way out
-                found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
-                gone.update(claimed.gpus)
-            elif keeps.reservation is not None:
-                continue  # later waiters of the line find even less
-            else:
-                if reserving.is_due(state.queued(lease_id)):
-                    if found.grants and reserving.will_look(line):
-                        return found  # what is free, and when, is told with these granted
-                    keeps.reservation = reserving.reserve(state.queued(lease_id), line)
-                # Of the others in the line, only those of a lower priority can have waited for longer; and one of them may
-                # have the reservation, which it keeps for a while, though no date can be told.
-                lower = bisect_left(keys, (place[0], place[2] + 1, 0, ""))
-                index = min(lower, _index_of_reserved(state, keys, index + 1)) - 1
-        if index + 1 < len(keys):
-            heappush(heads, (order.place(line, keys[index + 1]), index + 1, line, keys))
+            served[line] += 1
+            turns.was_served(turn)
+            continue
+        can_claim = state.preemptible and not line.preemptible
+        claimed = room.make(wishes, kept, gone) if can_claim else None
+        if claimed is not None:
+            found.victims += claimed.victims
+            if claimed.victims:
+                return found  # who else needs one is told with these on their way out
+            found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
+            gone.update(claimed.gpus)
+            turns.was_served(turn)
+            continue
+        if keeps.reservation is None and reserving.is_due(state.queued(lease_id)):
+            if found.grants and reserving.will_look(line):
+                return found  # what is free, and when, is told with these granted
+            keeps.reservation = reserving.reserve(state.queued(lease_id), line)
+            if keeps.reservation is not None and not state.preemptible:
+                turns = HopefulTurns(survey, order, served)  # no other waiter gets a reservation
+                continue
+        turns.was_not_served(turn, partial(places.can_make, kept=kept, taken=gone))
+    if is_hope_enough:
+        reserving.look_again_when_due(found.grants)
     found.reservation = keeps.reservation
     found.spared = _spared(state, found, now)
     until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
     # What is free, and when, is told with those going on that are spared.
     found.settled_until = None if found.spared else until
     return found
-
-
-def _index_of_reserved(state: PoolState, keys: Sequence[QueueKey], first: int) -> int:
-    """Where in the rest of a line the waiter with the reservation is; after the last, if it is not there."""
-    if state.reservation is None:
-        return len(keys)
-    lease = state.queued(state.reservation.lease_id)
-    index = bisect_left(keys, (*lease.order, lease.id), first)
-    return index if index < len(keys) and keys[index][-1] == lease.id else len(keys)
 
 
 def _spared(state: PoolState, found: QueuePass, now: float) -> list[str]:

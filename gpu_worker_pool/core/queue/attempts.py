@@ -36,6 +36,9 @@ class Attempts(Generic[T]):
             self._failed.setdefault((kept, *_terms(wishes), *_places(wishes)), []).append(amount)
         return found
 
+    def can_make(self, wishes: Wishes, kept: AbstractSet[GpuKey], taken: AbstractSet[GpuKey]) -> bool:
+        return self.make(wishes, kept, taken) is not None
+
     def must_fail(self, wishes: Wishes, kept: AbstractSet[GpuKey]) -> bool:
         """Whether a wish for as much or less has failed, of which no other GPUs were kept: for the same GPUs or for any."""
         terms, own, memory_mb = _terms(wishes), _places(wishes), wishes.memory_mb or 0.0

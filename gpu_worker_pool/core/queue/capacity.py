@@ -1,8 +1,10 @@
 """Indexes over the GPUs of a pool, so that a decision considers only the GPUs that matter.
 
 The indexes propose; every proposal is judged before it is granted (see eligibility.py). They must not leave out an
-eligible GPU. They follow from the slots. When facts about a GPU change, its own entries are replaced; its node is indexed
-again only if they concern the node's other GPUs as well.
+eligible GPU. They follow from the slots. When facts about a GPU change, its own entries are replaced, and those of its node.
+
+Of equally good GPUs, one on the node with the fewest open GPUs is proposed. That number is in no entry of a GPU: else one
+grant would move the entries of all other GPUs of the node. Each node has lists of its own; the pool has where each of them begins.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from heapq import merge
-from itertools import accumulate, islice
+from heapq import heappop, heappush, heapreplace, merge
+from itertools import accumulate, chain, islice
+from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GpuNames
@@ -21,7 +24,19 @@ from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot
 
-from .node_index import Entry, GpuClass, Group, Listed, Makeup, NodeIndex, SlotFacts, Use, facts_of, makeup_of
+from .node_index import (
+    Entry,
+    GpuClass,
+    Group,
+    Listed,
+    Makeup,
+    NodeIndex,
+    SlotFacts,
+    Use,
+    drop_sorted,
+    facts_of,
+    makeup_of,
+)
 
 # Sums of floats may differ in the last bits from those of `judge`, which decides such close cases.
 ROUNDING_MB = 1e-3
@@ -54,41 +69,44 @@ class Capacity:
             if facts != (index.facts.get(key) if index else None):
                 changed.setdefault(key.node, {})[key] = facts
                 self._note_roots(key, index.facts.get(key) if index else None, facts)
-        matters = [self._reindex(node, changed[node], slots) for node in sorted(changed)]
+        matters = [self._reindex(node, changed[node]) for node in sorted(changed)]
         return any(matters)
 
-    def _reindex(self, node: str, changes: Mapping[GpuKey, SlotFacts | None], slots: Mapping[GpuKey, GpuSlot]) -> bool:
-        old = self._nodes.get(node)
-        if old is not None and old.keeps_shape(changes):
-            lost, gained = old.update(changes)
-            self._relist(lost, gained)
-            return bool(lost or gained)
-        old = old or NodeIndex()
-        known = {**old.facts, **changes}
-        new = NodeIndex.derive(node, {key: found for key, found in known.items() if found is not None}, slots)
-        self._relist(old.entries - new.entries, new.entries - old.entries)
-        is_new = self._nodes.pop(node, None) is None
-        if not is_new:
-            self._makeups[old.makeup] -= 1
-            if not self._makeups[old.makeup]:
-                del self._makeups[old.makeup]
-        if new.facts:
-            self._nodes[node] = new
-            self._makeups[new.makeup] += 1
-        is_renamed = new.indexed != old.indexed
+    def _reindex(self, node: str, changes: Mapping[GpuKey, SlotFacts | None]) -> bool:
+        is_new = node not in self._nodes
+        index = self._nodes.setdefault(node, NodeIndex(node))
+        makeup, in_service = index.makeup, index.makeup_in_service
+        named = [(known.gpu_index, key) for key in changes if (known := index.facts.get(key)) and known.gpu_class]
+        lost: set[Listed] = set()
+        gained: set[Listed] = set()
+        for key, found in changes.items():
+            of_gpu = index.replace(key, found)
+            lost |= of_gpu[0]
+            gained |= of_gpu[1]
+        self._relist(*index.list_again())
+        self._relist(_shared(index, lost), _shared(index, gained))
+        if not index.facts:
+            del self._nodes[node]
+        if is_new or not index.facts or makeup != index.makeup:
+            self._count_makeup(makeup, -(not is_new))
+            self._count_makeup(index.makeup, bool(index.facts))
+        now_named = [(found.gpu_index, key) for key, found in changes.items() if found and found.gpu_class]
+        is_renamed = named != now_named
         if is_renamed:
-            self._names.change(old.indexed, new.indexed)
+            self._names.change(named, now_named)
         # If a name now means another GPU, or none, a request by that name could use other GPUs than before.
-        return is_new or is_renamed or new.entries != old.entries or new.makeup_in_service != old.makeup_in_service
+        return bool(is_new or is_renamed or lost or gained or index.makeup_in_service != in_service)
 
     def _relist(self, lost: Iterable[Listed], gained: Iterable[Listed]) -> None:
         for use, group, entry in lost:
-            entries = self._lists[use][group]
-            del entries[bisect_left(entries, entry)]
-            if not entries:
-                del self._lists[use][group]
+            drop_sorted(self._lists[use], group, entry)
         for use, group, entry in gained:
             insort(self._lists[use].setdefault(group, []), entry)
+
+    def _count_makeup(self, makeup: Makeup, number: int) -> None:
+        self._makeups[makeup] += number
+        if not self._makeups[makeup]:
+            del self._makeups[makeup]
 
     def _note_roots(self, key: GpuKey, old: SlotFacts | None, new: SlotFacts | None) -> None:
         before, after = (facts.outside_roots if facts else frozenset() for facts in (old, new))
@@ -109,15 +127,16 @@ class Capacity:
     def named(self, names: tuple[str, ...]) -> AbstractSet[GpuKey]:
         return self._names.find(names)
 
-    def open_slots_of(self, node: str, *, shared: bool) -> Sequence[GpuSlot]:
+    def open_gpus_of(self, node: str, *, shared: bool) -> Iterator[GpuKey]:
         """The measured GPUs of a node that admit one more such lease, by index."""
         index = self._nodes[node]
-        return index.open_to_shared if shared else index.open_to_exclusive
+        return (key for _, key in (index.open_to_shared if shared else index.open_to_exclusive))
 
     def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         """GPUs that may be eligible for one exclusive lease: least used first, then on the fullest node."""
         limit = thresholds.memory_percent + thresholds.utilization_percent
-        for score, *_, key in _merged(self._matching(Use.EXCLUSIVE, wishes, include_loaded)):
+        groups = self._groups(Use.EXCLUSIVE, wishes, include_loaded)
+        for score, *_, key in _merged([self._entries(Use.EXCLUSIVE, group, wishes) for group in groups]):
             if score >= limit:
                 return  # a GPU below both thresholds is below their sum
             yield key
@@ -126,11 +145,10 @@ class Capacity:
         """GPUs that may be eligible for one shared lease: shared ones first, then whole ones; tightest fit first."""
         for use in (Use.SHARED, Use.WHOLE):
             fitting = []
-            for group, entries in self._listed(use, wishes):
-                if group.has_model(wishes.model) and (group.is_clear or include_loaded):
-                    total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
-                    limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
-                    fitting.append(_tightest_first(entries, limit_mb - (wishes.memory_mb or 0.0)))
+            for group in self._groups(use, wishes, include_loaded):
+                total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
+                room_mb = thresholds.memory_percent * (total_mb or 0.0) / 100 - (wishes.memory_mb or 0.0)
+                fitting.append(_by_room_left(self._entries(use, group, wishes, -room_mb - ROUNDING_MB), room_mb))
             for *_, key in _merged(fitting):
                 yield key
 
@@ -139,6 +157,22 @@ class Capacity:
         lists = self._node_lists(wishes, include_loaded)
         for _, node in _merged([islice(entries, bisect_left(entries, (wishes.gpus,)), None) for entries in lists]):
             yield node
+
+    def most_room_mb(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> float:
+        """At most so much of each GPU can be had by wishes like these; below 0 if no GPU is proposed for any of them."""
+        if wishes.gpus > 1:
+            nodes = self._node_lists(wishes, include_loaded)
+            return inf if any(entries[-1][0] >= wishes.gpus for entries in nodes) else -inf
+        if not wishes.is_shared:
+            return inf if self._groups(Use.EXCLUSIVE, wishes, include_loaded) else -inf
+        most_mb = -inf
+        for use in (Use.WHOLE, Use.SHARED):
+            for group in self._groups(use, wishes, include_loaded):
+                total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
+                committed_mb = -self._lists[use][group][-1][0] if use is Use.SHARED else 0.0
+                limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
+                most_mb = max(most_mb, limit_mb - committed_mb + ROUNDING_MB)
+        return most_mb
 
     def largest_mb(self, model: str | None) -> float | None:
         """The memory of the GPUs of a model that have most; None if that is unknown."""
@@ -181,34 +215,77 @@ class Capacity:
         return makeup_of(
             found.gpu_class
             for key, found in index.facts.items()
-            if key in named and found.gpu_class and (found.is_in_service or (found.is_ours and not in_service))
+            if key in named and (found.is_in_service or (found.is_ours and not in_service))
         )
 
-    def _listed(self, use: Use, wishes: Wishes) -> Iterable[tuple[Group, list[Entry]]]:
-        """The sorted lists, restricted to the node that is asked for, and to the GPUs in `among` and their nodes."""
-        if wishes.among is None and wishes.node is None:
-            return self._lists[use].items()
-        named = None if wishes.among is None else self._names.find(wishes.among)
-        lists: dict[Group, list[Entry]] = {}
-        nodes = self.nodes_for(wishes)
-        for node in nodes if wishes.among is None else nodes & self._nodes_with(wishes.among):
-            for use_of_entry, group, entry in self._nodes[node].entries:
-                if use_of_entry is use and (named is None or entry[-1] == node or entry[-1] in named):
-                    insort(lists.setdefault(group, []), entry)
-        return lists.items()
+    def _node_of(self, wishes: Wishes) -> NodeIndex | None:
+        """The one node that is asked for; None if any will do."""
+        return None if wishes.node is None else self._nodes.get(wishes.node, NodeIndex(wishes.node))
 
-    def _matching(self, use: Use, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
-        return [
-            entries
-            for group, entries in self._listed(use, wishes)
-            if (group.is_clear or include_loaded) and group.has_model(wishes.model)
-        ]
+    def _groups(self, use: Use, wishes: Wishes, include_loaded: bool) -> Iterable[Group]:  # noqa: FBT001 - private
+        own = self._node_of(wishes)
+        groups = self._lists[use] if own is None else own.groups(use)
+        return [group for group in groups if (group.is_clear or include_loaded) and group.has_model(wishes.model)]
+
+    def _entries(self, use: Use, group: Group, wishes: Wishes, least: float = -inf) -> Iterator[Entry]:
+        """The entries of a list, from this value on, of the GPUs and the node that are asked for."""
+        if wishes.among is not None:
+            return iter(self._entries_named(use, group, wishes, least))
+        if (own := self._node_of(wishes)) is not None:
+            return own.entries_from(use, group, least)
+        if use is Use.SHARED:
+            entries = self._lists[use][group]
+            return islice(entries, bisect_left(entries, (least,)), None)
+        return self._entries_by_node(use, group, least)
+
+    def _entries_named(self, use: Use, group: Group, wishes: Wishes, least: float) -> list[Entry]:
+        named = self._names.find(wishes.among or ())
+        nodes = self.nodes_for(wishes)
+        return sorted(
+            self._nodes[key.node].in_pool(use, entry)
+            for key in named
+            if key.node in nodes
+            for listed_use, listed_group, entry in self._nodes[key.node].facts[key].entries(key)
+            if (listed_use, listed_group) == (use, group) and entry[0] >= least
+        )
+
+    def _entries_by_node(self, use: Use, group: Group, least: float) -> Iterator[Entry]:
+        """The lists of all nodes as one. A node's list is looked at only once its first entry is due."""
+        heads = self._lists[use][group]
+        first = bisect_left(heads, (least,))
+        begun: list[tuple[Entry, Iterator[Entry]]] = []
+
+        def begin(node: str) -> None:
+            entries = self._nodes[node].entries_from(use, group, least)
+            if (entry := next(entries, None)) is not None:
+                heappush(begun, (entry, entries))
+
+        for _, _, node in islice(heads, first):
+            begin(node)
+        for head in chain(islice(heads, first, None), (None,)):
+            while begun and (head is None or begun[0][0] < head):
+                entry, entries = begun[0]
+                yield entry
+                if (later := next(entries, None)) is None:
+                    heappop(begun)
+                else:
+                    heapreplace(begun, (later, entries))
+            if head is not None:
+                begin(head[2])
 
     def _node_lists(self, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
         use = Use.NODES_SHARED if wishes.is_shared else Use.NODES_EXCLUSIVE
+        lists: Mapping[Group, list[Entry]] = self._lists[use]
+        if wishes.among is not None or wishes.node is not None:
+            lists = {}
+            nodes = self.nodes_for(wishes)
+            for node in nodes if wishes.among is None else nodes & self._nodes_with(wishes.among):
+                for listed_use, group, entry in self._nodes[node].listed:
+                    if listed_use is use:
+                        insort(lists.setdefault(group, []), entry)
         return [
             entries
-            for group, entries in self._listed(use, wishes)
+            for group, entries in lists.items()
             if group.is_clear != include_loaded and group.has_model(wishes.model)
         ]
 
@@ -217,10 +294,15 @@ def _merged(lists: Sequence[Iterable[Entry]]) -> Iterable[Entry]:
     return lists[0] if len(lists) == 1 else merge(*lists)
 
 
-def _tightest_first(entries: list[Entry], room_mb: float) -> Iterator[Entry]:
-    """The entries with enough memory left, as (what would be left, ...)."""
-    for negative_committed_mb, *rest in islice(entries, bisect_left(entries, (-room_mb - ROUNDING_MB,)), None):
+def _by_room_left(entries: Iterable[Entry], room_mb: float) -> Iterator[Entry]:
+    """The entries as (the MB that would be left, ...)."""
+    for negative_committed_mb, *rest in entries:
         yield (room_mb + negative_committed_mb, *rest)
+
+
+def _shared(index: NodeIndex, entries: Iterable[Listed]) -> list[Listed]:
+    """Those of these entries of a node that are in a list of the pool one by one."""
+    return [(use, group, index.in_pool(use, entry)) for use, group, entry in entries if use is Use.SHARED]
 
 
 def _has_enough(makeup: Makeup, wishes: Wishes, thresholds: Thresholds) -> bool:

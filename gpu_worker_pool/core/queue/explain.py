@@ -12,7 +12,12 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import (
+from .eligibility import judge
+from .keeps import why_kept
+from .order import Order, why_later
+from .quotas import obstacle
+from .sub_leases import judge_inside, parent_of
+from .verdicts import (
     Eligible,
     Leased,
     NoRoom,
@@ -23,12 +28,7 @@ from .eligibility import (
     TooSmall,
     Verdict,
     WrongModel,
-    judge,
 )
-from .keeps import why_kept
-from .order import Order, why_later
-from .quotas import obstacle
-from .sub_leases import judge_inside, parent_of
 
 MAX_NAMES = 3
 # So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
@@ -148,12 +148,14 @@ class Explainer:
         return self._order.position(lease)
 
     def reason(self, lease: QueuedLease) -> str:
-        explanation, wishes = self.explain(lease), lease.request.wishes
-        if self._is_anything_kept or self._state.queue.splits_owners or explanation.parent is not None:
-            return str(explanation)
-        if wishes not in self._texts:
-            self._texts[wishes] = explanation.obstacles
-        return f"{explanation.head}: {self._texts[wishes]}"
+        wishes, queue = lease.request.wishes, self._state.queue
+        if self._is_anything_kept or queue.splits_owners or lease.request.parent is not None:
+            return str(self.explain(lease))
+        text = self._texts.get(wishes)
+        if text is None:
+            explanation = self.explain(lease)
+            text = self._texts[wishes] = f"waiting for {explanation.wants}: {explanation.obstacles}"
+        return f"Position {self._order.position(lease)} of {len(queue)}, {text}"
 
     def _as_kept(self, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
         """The verdict on a GPU that would do, but is kept from this waiter."""

@@ -22,8 +22,9 @@ from gpu_worker_pool.core.model.reservation import Basis
 from gpu_worker_pool.core.model.slot import GpuSlot, Occupants, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, has_opening, is_suitable, judge, stale_at
+from .eligibility import has_opening, is_suitable, judge, stale_at
 from .quotas import time_limit_of
+from .verdicts import Eligible
 
 
 class FreeTime(NamedTuple):
@@ -39,6 +40,8 @@ class FreeTime(NamedTuple):
 NEVER = FreeTime(inf, Basis.UNKNOWN)
 # When a GPU that is free at a time is free of bookings as well; None if there are no bookings.
 Unbooked = Callable[[GpuKey, FreeTime], FreeTime] | None
+# When a GPU is free, its index and its key.
+FreeGpu = tuple[FreeTime, int, GpuKey]
 
 
 class Plan(NamedTuple):
@@ -152,9 +155,9 @@ class Forecast:
         return together(filter(None, plans), wishes.nodes)
 
 
-def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int, unbooked: Unbooked = None) -> Plan | None:
+def soonest(gpus: Iterable[FreeGpu], number: int, unbooked: Unbooked = None) -> Plan | None:
     """The first so many of these GPUs, by when each is free; None if there are not so many."""
-    known = sorted((entry for entry in gpus if entry[0].at < inf), key=_first_free)
+    known = sorted((entry for entry in gpus if entry[0].at < inf), key=first_free)
     chosen = known[:number] if unbooked is None else _unbooked_together(known, number, unbooked)
     if len(chosen) < number:
         return None
@@ -164,8 +167,8 @@ def soonest(gpus: Iterable[tuple[FreeTime, int, GpuKey]], number: int, unbooked:
 
 
 def _unbooked_together(
-    known: list[tuple[FreeTime, int, GpuKey]], number: int, unbooked: Callable[[GpuKey, FreeTime], FreeTime]
-) -> list[tuple[FreeTime, int, GpuKey]]:
+    known: list[FreeGpu], number: int, unbooked: Callable[[GpuKey, FreeTime], FreeTime]
+) -> list[FreeGpu]:
     """The first so many that are free of bookings at the same time, in the order in which they are free."""
     start, times = -inf, [free for free, _, _ in known]
     while True:
@@ -186,7 +189,7 @@ def _unbooked_together(
         start = soonest_times[-1]
 
 
-def _first_free(entry: tuple[FreeTime, int, GpuKey]) -> tuple[float, int, GpuKey]:
+def first_free(entry: FreeGpu) -> tuple[float, int, GpuKey]:
     return (entry[0].at, *entry[1:])
 
 

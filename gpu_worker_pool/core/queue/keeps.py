@@ -17,10 +17,10 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Booked, HeldForAnother, OverCeiling, OverQuota
 from .forecast import NEVER, FreeTime, Unbooked
 from .order import Order
 from .quotas import time_limit_of, too_heavy, why_too_heavy
+from .verdicts import Booked, HeldForAnother, OverCeiling, OverQuota
 from .waiting import Line
 
 ORDINARY = Line(Wishes(), None, preemptible=False, owner=None)

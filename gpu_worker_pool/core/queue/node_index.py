@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
+from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -26,10 +28,12 @@ class GpuClass(NamedTuple):
 Makeup = tuple[tuple[GpuClass, int], ...]
 
 
-class Use(Enum):
-    EXCLUSIVE = "GPUs open to an exclusive lease, least used first, then on the node with the fewest open"
+class Use(StrEnum):
+    """What a sorted list has. Of a list by node, the pool knows only where that of each node begins."""
+
+    EXCLUSIVE = "by node, GPUs open to an exclusive lease, least used first"
     SHARED = "GPUs that are shared and open to one more, most committed first"
-    WHOLE = "GPUs without a lease and open to a shared one, most committed first, then on the node with the fewest open"
+    WHOLE = "by node, GPUs without a lease and open to a shared one, most committed first"
     NODES_EXCLUSIVE = "nodes by how many GPUs are open to an exclusive lease"
     NODES_SHARED = "nodes by how many GPUs are open to a shared lease"
 
@@ -89,93 +93,118 @@ class SlotFacts(NamedTuple):
         return bool(self.is_open_to_exclusive and self.is_open_to_shared)
 
     @property
-    def shape(self) -> tuple[object, ...]:
-        """What the node's counts, and the entries of its other GPUs, depend on."""
-        return (
-            self.gpu_index,
-            self.gpu_class,
-            self.is_open_to_exclusive,
-            self.is_open_to_shared,
-            self.is_clear_to_exclusive,
-            self.is_clear_to_shared,
-            self.is_ours,
-        )
+    def service(self) -> tuple[object, ...]:
+        """What the makeup of its node depends on."""
+        return (self.gpu_class, self.is_ours, self.is_in_service)
 
-    def entries(self, key: GpuKey, open_on_node: int) -> Iterator[Listed]:
-        """Its entries in the lists. `open_on_node` is the number of GPUs on its node that are open to exclusive leases."""
+    def entries(self, key: GpuKey) -> Iterator[Listed]:
+        """Its entries in the lists of its node."""
         if self.gpu_class is None:
             return
         if self.is_open_to_exclusive and self.percent is not None:
-            score = self.percent + self.load_percent
-            use = (score, open_on_node, key.node, self.gpu_index, self.percent, self.is_in_use_outside, key)
+            use = (self.percent + self.load_percent, self.gpu_index, self.percent, self.is_in_use_outside, key)
             yield Use.EXCLUSIVE, Group(self.gpu_class, self.is_clear_to_exclusive), use
         if self.is_open_to_shared and self.committed_mb is not None:
-            list_of, fewest = (Use.WHOLE, open_on_node) if self.is_whole else (Use.SHARED, 0)
-            rest = (self.gpu_index, self.load_percent, self.is_used_by_leases_only, key)
-            commitment = (-self.committed_mb, fewest, key.node, *rest)
+            commitment = (-self.committed_mb, self.gpu_index, self.load_percent, self.is_used_by_leases_only, key)
+            list_of = Use.WHOLE if self.is_whole else Use.SHARED
             yield list_of, Group(self.gpu_class, self.is_clear_to_shared), commitment
 
 
 @dataclass(slots=True)
 class NodeIndex:
-    """The GPUs of one node in the lists. It follows from `facts`, and `derive` makes it; `update` gives the same."""
+    """The GPUs of one node, in sorted lists of its own. What changes on a GPU changes its own entries only.
 
+    `open_names` are the names of the GPUs that are open to a kind of lease, each as often as there are such GPUs: those that are clear,
+    and all.
+    """
+
+    node: str
     facts: dict[GpuKey, SlotFacts] = field(default_factory=dict)
-    open_to_exclusive: list[GpuSlot] = field(default_factory=list)
-    open_to_shared: list[GpuSlot] = field(default_factory=list)
-    entries: set[Listed] = field(default_factory=set)
-    indexed: tuple[tuple[float, GpuKey], ...] = ()
+    lists: dict[tuple[Use, Group], list[Entry]] = field(default_factory=dict)
+    open_to_exclusive: list[tuple[float, GpuKey]] = field(default_factory=list)
+    open_to_shared: list[tuple[float, GpuKey]] = field(default_factory=list)
+    open_names: defaultdict[tuple[Use, bool], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     makeup: Makeup = ()
     makeup_in_service: Makeup = ()
+    listed: frozenset[Listed] = frozenset()
+    _has_old_makeup: bool = False
 
-    @classmethod
-    def derive(cls, node: str, facts: dict[GpuKey, SlotFacts], slots: Mapping[GpuKey, GpuSlot]) -> NodeIndex:
-        ordered = sorted(facts.items(), key=lambda item: (item[1].gpu_index, item[0]))
-        exclusive = [(key, found) for key, found in ordered if found.is_open_to_exclusive]
-        shared = [(key, found) for key, found in ordered if found.is_open_to_shared]
-        index = cls(
-            facts,
-            open_to_exclusive=[slots[key] for key, _ in exclusive],
-            open_to_shared=[slots[key] for key, _ in shared],
-            makeup=makeup_of(found.gpu_class for _, found in ordered if found.gpu_class and found.is_ours),
-            makeup_in_service=makeup_of(
-                found.gpu_class for _, found in ordered if found.gpu_class and found.is_in_service
-            ),
-            indexed=tuple((found.gpu_index, key) for key, found in ordered if found.gpu_class),
-        )
-        for key, found in ordered:
-            index.entries.update(found.entries(key, len(exclusive)))
-        for use_of_node, is_clear, counted in (
-            (Use.NODES_EXCLUSIVE, True, [found for _, found in exclusive if found.is_clear_to_exclusive]),
-            (Use.NODES_EXCLUSIVE, False, [found for _, found in exclusive]),
-            (Use.NODES_SHARED, True, [found for _, found in shared if found.is_clear_to_shared]),
-            (Use.NODES_SHARED, False, [found for _, found in shared]),
+    def replace(self, key: GpuKey, found: SlotFacts | None) -> tuple[set[Listed], set[Listed]]:
+        """Take in what is known of a GPU now; None if it is gone. Return the entries that it lost, and those it gained."""
+        known = self.facts.get(key)
+        before = set() if known is None else set(known.entries(key))
+        after = set() if found is None else set(found.entries(key))
+        for use, group, entry in before - after:
+            drop_sorted(self.lists, (use, group), entry)
+        for use, group, entry in after - before:
+            insort(self.lists.setdefault((use, group), []), entry)
+        if known is not None:
+            self._count(key, known, -1)
+        if found is None:
+            self.facts.pop(key, None)
+        else:
+            self.facts[key] = found
+            self._count(key, found, 1)
+        self._has_old_makeup |= (known and known.service) != (found and found.service)
+        return before - after, after - before
+
+    def _count(self, key: GpuKey, facts: SlotFacts, number: int) -> None:
+        for is_open, is_clear, use, places in (
+            (facts.is_open_to_exclusive, facts.is_clear_to_exclusive, Use.NODES_EXCLUSIVE, self.open_to_exclusive),
+            (facts.is_open_to_shared, facts.is_clear_to_shared, Use.NODES_SHARED, self.open_to_shared),
         ):
-            if counted:
-                names = frozenset(found.gpu_class.name for found in counted if found.gpu_class)
-                index.entries.add((use_of_node, Group(names, is_clear), (len(counted), node)))
-        return index
+            if not is_open or facts.gpu_class is None:
+                continue
+            if number > 0:
+                insort(places, (facts.gpu_index, key))
+            else:
+                del places[bisect_left(places, (facts.gpu_index, key))]
+            for of_clear in (True, False) if is_clear else (False,):
+                names = self.open_names[use, of_clear]
+                names[facts.gpu_class.name] += number
+                if not names[facts.gpu_class.name]:
+                    del names[facts.gpu_class.name]
+                if not names:
+                    del self.open_names[use, of_clear]
 
-    def keeps_shape(self, changes: Mapping[GpuKey, SlotFacts | None]) -> bool:
-        """Whether these changes concern no entries except those of the GPUs themselves."""
-        return all(
-            found is not None and key in self.facts and found.shape == self.facts[key].shape
-            for key, found in changes.items()
-        )
+    def list_again(self) -> tuple[AbstractSet[Listed], AbstractSet[Listed]]:
+        """Derive what the pool knows of it. Return the entries in the lists of the pool that it lost, and those it gained."""
+        if self._has_old_makeup:
+            self.makeup = makeup_of(found.gpu_class for found in self.facts.values() if found.is_ours)
+            self.makeup_in_service = makeup_of(found.gpu_class for found in self.facts.values() if found.is_in_service)
+            self._has_old_makeup = False
+        before = self.listed
+        self.listed = frozenset(self._listed())
+        return before - self.listed, self.listed - before
 
-    def update(self, changes: Mapping[GpuKey, SlotFacts | None]) -> tuple[set[Listed], set[Listed]]:
-        """Take in changes that keep the shape; return the entries that it lost, and those that it gained."""
-        lost: set[Listed] = set()
-        gained: set[Listed] = set()
-        for key, found in changes.items():
-            if found is not None:
-                lost.update(self.facts[key].entries(key, len(self.open_to_exclusive)))
-                gained.update(found.entries(key, len(self.open_to_exclusive)))
-                self.facts[key] = found
-        lost, gained = lost - gained, gained - lost
-        self.entries -= lost
-        self.entries |= gained
-        return lost, gained
+    def _listed(self) -> Iterator[Listed]:
+        """How many of its GPUs are open, and how its own lists begin."""
+        for (use, is_clear), names in self.open_names.items():
+            yield use, Group(frozenset(names), is_clear), (names.total(), self.node)
+        for (use, group), entries in self.lists.items():
+            if use is not Use.SHARED:
+                yield use, group, (entries[0][0], len(self.open_to_exclusive), self.node)
+
+    def groups(self, use: Use) -> list[Group]:
+        return [group for listed_use, group in self.lists if listed_use is use]
+
+    def entries_from(self, use: Use, group: Group, least: float) -> Iterator[Entry]:
+        """The entries of one of its lists from this value on, as in the pool."""
+        entries = self.lists.get((use, group), [])
+        return (self.in_pool(use, entry) for entry in islice(entries, bisect_left(entries, (least,)), None))
+
+    def in_pool(self, use: Use, entry: Entry) -> Entry:
+        """An entry as it is sorted among those of other nodes: of equals, on the node with the fewest open GPUs."""
+        value, *rest = entry
+        return (value, 0 if use is Use.SHARED else len(self.open_to_exclusive), self.node, *rest)
+
+
+def drop_sorted(lists: dict[Any, list[Entry]], of: object, entry: Entry) -> None:
+    """Remove an entry from one of these sorted lists, and the list if it was the last."""
+    entries = lists[of]
+    del entries[bisect_left(entries, entry)]
+    if not entries:
+        del lists[of]
 
 
 def facts_of(
@@ -219,8 +248,9 @@ def facts_of(
     )
 
 
-def makeup_of(classes: Iterable[GpuClass]) -> Makeup:
-    return tuple(sorted(Counter(classes).items(), key=_by_name))
+def makeup_of(classes: Iterable[GpuClass | None]) -> Makeup:
+    known = Counter(gpu_class for gpu_class in classes if gpu_class is not None)
+    return tuple(sorted(known.items(), key=_by_name))
 
 
 def _by_name(counted: tuple[GpuClass, int]) -> tuple[str, float]:

@@ -28,7 +28,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, NoRoom, Verdict, judge, stale_at
+from .eligibility import judge, stale_at
+from .verdicts import Eligible, NoRoom, Verdict
 
 NOTHING: frozenset[GpuKey] = frozenset()
 
@@ -108,13 +109,20 @@ class Survey:
     ) -> list[tuple[GpuSlot, float]]:
         return [
             (slot, score)
-            for slot in self.state.capacity.open_slots_of(node, shared=wishes.is_shared)
-            if slot.key not in avoiding and (score := self.score(slot, wishes)) is not None
+            for key in self.state.capacity.open_gpus_of(node, shared=wishes.is_shared)
+            if key not in avoiding and (score := self.score(slot := self.state.slots[key], wishes)) is not None
         ]
+
+    def most_room_mb(self, wishes: Wishes) -> float:
+        """Requests like this one cannot be served if they need more of each GPU than this; below 0: nor can others."""
+        thresholds = self.state.settings.thresholds_for(wishes)
+        return self.state.capacity.most_room_mb(wishes, thresholds, include_loaded=self.is_lax(wishes))
 
     def is_lax(self, wishes: Wishes) -> bool:
         """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
         settings = self.state.settings
+        if not wishes.has_thresholds:
+            return False
         own, wished = settings.thresholds, settings.thresholds_for(wishes)
         if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):
             return True

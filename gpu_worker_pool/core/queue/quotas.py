@@ -11,8 +11,8 @@ from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import OverCeiling, OverQuota
 from .refusal import was_or_were
+from .verdicts import OverCeiling, OverQuota
 from .waiting import Line
 
 

@@ -16,10 +16,11 @@ from gpu_worker_pool.core.model.outsiders import outside_use
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, is_suitable, judge
+from .eligibility import is_suitable, judge
 from .keeps import why_kept
 from .placement import Grant
 from .quotas import obstacle
+from .verdicts import Eligible
 from .waiting import QueueKey
 
 # Waiters considered per process: more than one process has workers.

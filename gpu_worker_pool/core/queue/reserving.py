@@ -11,6 +11,7 @@ A date that rests on a prediction and is more than an hour away reserves nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -21,7 +22,8 @@ from gpu_worker_pool.core.model.state import PoolState
 from .attempts import Attempts
 from .forecast import Forecast, Plan
 from .keeps import Keeps, just_before
-from .placement import NOTHING
+from .placement import NOTHING, Grant
+from .quotas import obstacle
 from .waiting import Line
 
 PREDICTED_AHEAD_S = 3600.0
@@ -49,8 +51,29 @@ class Reserving:
         self._looked_at = 0
         self._looked_again_at = 0
         self._tried: set[Wishes | Line] = set()
-        self.undated = {wishes: at for wishes, at in state.undated.items() if at > now}
+        self.undated = dict(state.undated)  # to copy a dict hashes no wishes
+        for wishes in [wishes for wishes, at in state.undated.items() if at <= now]:
+            del self.undated[wishes]
         self.changes_at = just_before(min(self.undated.values(), default=inf))
+
+    @property
+    def is_any_due(self) -> bool:
+        """Whether a waiter has waited so long that GPUs may be reserved for it."""
+        first = next(self._first_to_come(), None)
+        return first is not None and reserves_at(self._state, first) <= self._now
+
+    def look_again_when_due(self, grants: Iterable[Grant]) -> None:
+        """Look again when the first waiter is due that is not served now."""
+        served = {grant.lease_id for grant in grants}
+        first = next((lease for lease in self._first_to_come() if lease.id not in served), None)
+        if first is not None:
+            self._look_again(reserves_at(self._state, first))
+
+    def _first_to_come(self) -> Iterator[QueuedLease]:
+        """The waiters whose owners may have more, in the order in which they came."""
+        state = self._state
+        waiting = (state.queued(lease_id) for _, lease_id in state.queue.arrivals)
+        return (lease for lease in waiting if obstacle(state, state.queue.line_of(lease)) is None)
 
     def is_due(self, lease: QueuedLease) -> bool:
         """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""

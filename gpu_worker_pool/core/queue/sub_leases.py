@@ -20,8 +20,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLe
 from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
 
-from .eligibility import Eligible, Leased, NoRoom, NotAmong, OtherNode, ReadingUnknown, TooSmall, Verdict, WrongModel
 from .placement import Grant
+from .verdicts import Eligible, Leased, NoRoom, NotAmong, OtherNode, ReadingUnknown, TooSmall, Verdict, WrongModel
 
 MAX_DEPTH = 16
 MAX_SHARERS = 64

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import ProcessId
@@ -26,13 +26,46 @@ class Line(NamedTuple):
     owner: str | None
 
 
+class WishFamily:
+    """Lines that ask for the same, except how much memory of each GPU; the least first. A GPU on which the least of them has
+    no room has room for none.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._needs_mb: list[float] = []
+        self._firsts: list[QueueKey] = []
+
+    def put(self, line: Line, first: QueueKey | None) -> None:
+        """Note the first waiter of a line; None if it has no more."""
+        need_mb = line.wishes.memory_mb or 0.0
+        place = bisect_left(self._needs_mb, need_mb)
+        is_known = place < len(self._needs_mb) and self._needs_mb[place] == need_mb
+        values = () if first is None else (first,)
+        self._firsts[place : place + is_known] = values
+        if bool(values) != is_known:
+            self._needs_mb[place : place + is_known] = [need_mb for _ in values]
+            self.lines[place : place + is_known] = [line for _ in values]
+
+    def within(self, most_mb: float) -> Sequence[Line]:
+        """The lines that need at most so much."""
+        return self.lines[: bisect_right(self._needs_mb, most_mb)]
+
+    def first_within(self, most_mb: float) -> QueueKey | None:
+        """The first waiter of those that need at most so much."""
+        return min(self._firsts[: bisect_right(self._needs_mb, most_mb)], default=None)
+
+
 class LeaseQueue:
     """`splits_owners`: owners are not treated alike, because there are quotas, bookings or a fair share."""
 
     def __init__(self) -> None:
         self.splits_owners = False
         self._keys: list[QueueKey] = []
+        self._arrivals: list[tuple[float, str]] = []
         self._lines: dict[Line, list[QueueKey]] = {}
+        self._firsts: list[QueueKey] = []
+        self._families: dict[object, WishFamily] = {}
         self._by_owner: Counter[str | None] = Counter()
         self._by_process: dict[ProcessId, list[QueueKey]] = {}
 
@@ -46,15 +79,16 @@ class LeaseQueue:
         if is_split == self.splits_owners:
             return
         self.splits_owners = is_split
-        self._lines = {}
+        self._lines, self._firsts, self._families = {}, [], {}
         for lease in waiting:
-            insort(self._lines.setdefault(self.line_of(lease), []), (*lease.order, lease.id))
+            self._line_up(lease)
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
         queue_key = (*lease.order, lease.id)
         insort(self._keys, queue_key)
-        insort(self._lines.setdefault(self.line_of(lease), []), queue_key)
+        insort(self._arrivals, (lease.requested_at, lease.id))
+        self._line_up(lease)
         self._by_owner[lease.request.holder.owner] += 1
         if lease.request.holder.process is not None:
             insort(self._by_process.setdefault(lease.request.holder.process, []), queue_key)
@@ -62,10 +96,15 @@ class LeaseQueue:
     def leave(self, lease: QueuedLease) -> None:
         queue_key = (*lease.order, lease.id)
         del self._keys[bisect_left(self._keys, queue_key)]
-        alike = self._lines[self.line_of(lease)]
+        del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
+        line = self.line_of(lease)
+        alike = self._lines[line]
+        first = alike[0]
         del alike[bisect_left(alike, queue_key)]
         if not alike:
-            del self._lines[self.line_of(lease)]
+            del self._lines[line]
+        if first == queue_key:
+            self._change_first(line, first, alike[0] if alike else None)
         self._by_owner[lease.request.holder.owner] -= 1
         if not self._by_owner[lease.request.holder.owner]:
             del self._by_owner[lease.request.holder.owner]
@@ -73,6 +112,25 @@ class LeaseQueue:
             self._by_process[process].remove(queue_key)
             if not self._by_process[process]:
                 del self._by_process[process]
+
+    def _line_up(self, lease: QueuedLease) -> None:
+        line, queue_key = self.line_of(lease), (*lease.order, lease.id)
+        alike = self._lines.setdefault(line, [])
+        first = alike[0] if alike else None
+        insort(alike, queue_key)
+        if alike[0] == queue_key:
+            self._change_first(line, first, queue_key)
+
+    def _change_first(self, line: Line, old: QueueKey | None, new: QueueKey | None) -> None:
+        if old is not None:
+            del self._firsts[bisect_left(self._firsts, old)]
+        if new is not None:
+            insort(self._firsts, new)
+        of = _family_of(line)
+        family = self._families.setdefault(of, WishFamily())
+        family.put(line, new)
+        if not family.lines:
+            del self._families[of]
 
     def place_of(self, lease: QueuedLease) -> int:
         """The place by priority and arrival; 1 comes first."""
@@ -98,6 +156,20 @@ class LeaseQueue:
         """The waiters of each line, in order."""
         return self._lines
 
+    @property
+    def firsts(self) -> Sequence[QueueKey]:
+        """The first waiter of each line, in order."""
+        return self._firsts
+
+    @property
+    def families(self) -> ValuesView[WishFamily]:
+        return self._families.values()
+
+    @property
+    def arrivals(self) -> Sequence[tuple[float, str]]:
+        """When each waiter asked, and its id; the first to come first."""
+        return self._arrivals
+
     def __len__(self) -> int:
         return len(self._keys)
 
@@ -112,3 +184,10 @@ class LeaseQueue:
 
     def __repr__(self) -> str:
         return f"<LeaseQueue: {len(self._keys)} waiting, {len(self._lines)} lines>"
+
+
+def _family_of(line: Line) -> object:
+    wishes = line.wishes
+    places = (wishes.gpus, wishes.nodes, wishes.model, wishes.among, wishes.node)
+    terms = (wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+    return (places, terms, line.time_limit_s, line.preemptible, line.owner)

@@ -74,6 +74,8 @@ class Authority:
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
         if self.leader is not None:
             self.pool.confirmed = self.leader.confirmed
+        if self._box is not None:
+            self.pool.is_watched = self._box.is_watched
         self.pool.expect_claim = self._expect_claim
         self._loop: asyncio.AbstractEventLoop | None = None
         self._source: JournalSource | None = None

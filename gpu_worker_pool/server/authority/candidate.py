@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.fleet.append_outcome import head_went_back
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
@@ -35,6 +35,7 @@ from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
 from gpu_worker_pool.ledger.take_over import restore
+from gpu_worker_pool.ledger.writer import history_of
 from gpu_worker_pool.wire.service import FleetView
 
 from .authority import Authority
@@ -379,7 +380,8 @@ class Candidate:
     async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
         if self.following.is_snapshot_due(head, is_leader=is_leader):
             position = self.following.position
-            await self._database.write_snapshot(position, condense(self._state))
+            history = await asyncio.to_thread(history_of, Condensed(self._state))
+            await self._database.write_snapshot(position, history)
             self.following.snapshot_known(position)
 
     async def _hand_over(self, action: HandOverLeadership) -> None:

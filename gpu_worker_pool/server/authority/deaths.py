@@ -126,6 +126,11 @@ class DeathWatch:
         poll.register(watched.descriptor, select.POLLIN)
         return not poll.poll(0)
 
+    def is_watched(self, process: ProcessId) -> bool:
+        """Whether the process has a descriptor, and its death was not reported yet."""
+        watched = self._by_process.get(process) or self._idle.get(process)
+        return watched is not None and watched.descriptor is not None
+
     def close(self) -> None:
         """Close all descriptors and the timer; nothing is reported from now on."""
         self._is_closed = True

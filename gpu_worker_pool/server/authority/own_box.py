@@ -59,6 +59,10 @@ class OwnBox:
     def is_alive(self, process: ProcessId) -> bool:
         return self._deaths is None or self._deaths.is_alive(process)
 
+    def is_watched(self, process: ProcessId) -> bool:
+        """Whether the process is known by a descriptor. A death that is not reported yet is noticed at the grant."""
+        return self._deaths is not None and self._deaths.is_watched(process)
+
     def lead(self, state: PoolState, pool_id: str) -> None:
         """The driver has taken charge of this pool."""
         self._has_told_inventory = False

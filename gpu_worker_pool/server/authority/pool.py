@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import inf
-from typing import Any, TypeVar
-
-from starlette.types import Receive
+from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -19,23 +17,20 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.expectation import Expectation
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.http.bodies import ClientGone
-from gpu_worker_pool.server.http.call import until_gone
 from gpu_worker_pool.server.http.forwarded import Forwarded
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
-from .presence import Presence
+from .presence import Presence, WaitingConnection
 from .sampler import Sampler
 from .snapshot import Snapshot
-
-_WorkT = TypeVar("_WorkT")
-
 
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
@@ -57,6 +52,8 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
+        # Whether a process of this box is known by a descriptor. Any other is looked up.
+        self.is_watched: Callable[[ProcessId], bool] = lambda _: False
         # Ends a lease whose caller was noted as not told of it, unless that asks again in time.
         self.expect_claim: Callable[[str], None] = lambda _: None
         # The fleet as this box sees it; None on a server without one.
@@ -72,8 +69,9 @@ class Pool:
         self.is_written = driver.is_written
         self.caught_up = driver.caught_up
         self.release_waiters = driver.release_waiters
-        # `follow` calls a listener with events once they are written, `follow_writes` with the duration of each commit.
-        self.follow = driver.listeners.append
+        # `follow` calls a listener with events once they are written and their callers answered, `follow_writes` with the
+        # duration of each commit.
+        self.follow = driver.late_listeners.append
         self.follow_writes = driver.write_listeners.append
         self._starts: Mapping[str, FreeTime] = {}
         self._starts_good_until = -inf
@@ -200,7 +198,7 @@ class Pool:
 
     def local_process(self, holder: Holder, *, is_loopback: bool, uid: int | None) -> ProcessId | None:
         """The process of a holder, if it is on this machine; NoSuchProcess and ForeignProcess as in `request`."""
-        process = self._machine.local_process(holder, is_loopback=is_loopback)
+        process = self._machine.local_process(holder, is_loopback=is_loopback, is_watched=self.is_watched)
         if process is not None and uid is not None:
             self._machine.check_owner(process, uid)
         return process
@@ -211,7 +209,7 @@ class Pool:
         return await self._driver.do(cmd.Renew(lease_ids, arrived_at), caller)
 
     async def renew_until_ended(
-        self, lease_ids: Sequence[str], wait_s: float, receive: Receive, *, caller: str
+        self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
     ) -> tuple[list[ev.Event], float]:
         """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last
         renewal, and after how many seconds it was made.
@@ -219,37 +217,46 @@ class Pool:
         ClientGone if the client disconnects first.
         """
         known = self._warnings(lease_ids)  # now: the caller has just been told of these
-        work = partial(self._renew_until_ended, tuple(lease_ids), wait_s, caller, known)
-        with self._presence.watching(len(lease_ids), caller):
-            return await self._hold(work, None, receive)
-
-    async def _renew_until_ended(
-        self, lease_ids: tuple[str, ...], wait_s: float, caller: str, known: list[Ending | None]
-    ) -> tuple[list[ev.Event], float]:
         driver, leases = self._driver, self._driver.state.leases
         began = driver.now()
         until = began + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
-        while True:
-            left_s = max(until - driver.now(), 0.0)
-            await driver.wait_for_change(lease_ids, min(left_s, step_s))
-            held_s = driver.now() - began
-            events = await self.renew(*lease_ids, caller=caller)
-            is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
-            if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
-                return events, held_s
+        with self._presence.watching(len(lease_ids), caller), self._connection(None, gone) as connection:
+            while True:
+                left_s = max(until - driver.now(), 0.0)
+                await driver.wait_for_change(lease_ids, min(left_s, step_s), gone)
+                _check_is_there(gone, connection)
+                held_s = driver.now() - began
+                events = await self.renew(*lease_ids, caller=caller)
+                is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
+                if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
+                    return events, held_s
 
     def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
         return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
 
     def expected_starts(self) -> Mapping[str, FreeTime]:
         """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
-        now = self.now()
-        if now >= self._starts_good_until:
-            began = time.perf_counter()
-            self._starts = expected_starts(self.state, now)
-            self._starts_good_until = now + FORECAST_SHARE * (time.perf_counter() - began)
+        if self.now() >= self._starts_good_until:
+            for _ in self._work_starts_out():
+                pass
         return self._starts
+
+    async def expected_starts_in_turns(self, loop_share: LoopShare) -> Mapping[str, FreeTime]:
+        """The same, which yields to other work in between."""
+        if self.now() >= self._starts_good_until:
+            for _ in self._work_starts_out():
+                await loop_share.yield_if_due()
+        return self._starts
+
+    def _work_starts_out(self) -> Iterator[None]:
+        expectation, began = Expectation(self.state, self.now()), time.thread_time()
+        took_s = 0.0
+        for _ in expectation.steps():
+            took_s += time.thread_time() - began
+            yield
+            began = time.thread_time()
+        self._starts, self._starts_good_until = expectation.starts, self.now() + FORECAST_SHARE * took_s
 
     async def command(
         self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode
@@ -266,40 +273,38 @@ class Pool:
         events = await self._driver.do(cmd.Revoke(lease_id, by, why))
         return not any(isinstance(event, ev.LeaseUnknown) for event in events)
 
-    async def wait(self, lease: QueuedLease, wait_s: float, receive: Receive, *, renewed_by: str | None) -> None:
+    async def wait(
+        self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
+    ) -> None:
         """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
 
         Waiting renews the lease if its caller may renew it: that is `renewed_by`.
         """
-        work = partial(self._wait_and_renew, lease, wait_s, renewed_by)
-        await self._hold(work, None if renewed_by is None else lease.id, receive)
-
-    async def _hold(
-        self, work: Callable[[], Coroutine[Any, Any, _WorkT]], lease_id: str | None, receive: Receive
-    ) -> _WorkT:
-        """Do the work while the client waits; ClientGone if the client disconnects first."""
-        with self._presence.connection(lease_id) as connection:
-            gone = asyncio.ensure_future(until_gone(receive))
-            waited = asyncio.ensure_future(work())
-            try:
-                await asyncio.wait({gone, waited}, return_when=asyncio.FIRST_COMPLETED)
-                if not waited.done():
-                    connection.is_broken = True
-                    raise ClientGone("The client went away while it waited.")
-                return waited.result()
-            finally:
-                gone.cancel()
-                waited.cancel()
-
-    async def _wait_and_renew(self, lease: QueuedLease, wait_s: float, renewed_by: str | None) -> None:
         driver = self._driver
         until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
-        while (left_s := until - driver.now()) > 0:
-            await driver.wait_while_queued(lease.id, min(left_s, step_s))
-            if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
-                return
-            if renewed_by is not None:
-                await driver.do(cmd.Renew((lease.id,)), renewed_by)
+        with self._connection(None if renewed_by is None else lease.id, gone) as connection:
+            while (left_s := until - driver.now()) > 0:
+                await driver.wait_while_queued(lease.id, min(left_s, step_s), gone)
+                # First: it may be granted at the same moment, and no client would take it.
+                _check_is_there(gone, connection)
+                if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
+                    return
+                if renewed_by is not None:
+                    await driver.do(cmd.Renew((lease.id,)), renewed_by)
+
+    @contextmanager
+    def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:
+        try:
+            with self._presence.connection(lease_id) as connection:
+                yield connection
+        finally:
+            gone.cancel()
 
     async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
         await self._driver.do(command)
+
+
+def _check_is_there(gone: asyncio.Future[None], connection: WaitingConnection) -> None:
+    if gone.done():
+        connection.is_broken = True
+        raise ClientGone("The client went away while it waited.")

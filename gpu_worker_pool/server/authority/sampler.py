@@ -103,9 +103,13 @@ class Sampler:
                 visible = tuple(map(self._locked, visible))
                 free = {reading.gpu.key.uuid for reading in visible if reading.other_server is None}
                 marks = (*self._marks.read(), *self.records.read(free))
-            self.snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
+            snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
             if for_history:
-                self.history.append(self.snapshot)
+                # Of the others a waiter is in a hurry: a GPU was released.
+                snapshot.prepare(self.snapshot)
+            self.snapshot = snapshot
+            if for_history:
+                self.history.append(snapshot)
             if self._on_sample is not None:
                 self._on_sample(self.snapshot, for_history)
         self.samples += 1

@@ -19,8 +19,8 @@ from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu
 from gpu_worker_pool.wire.routes import REASON, Parameter
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
+from .gpu_view import gpu_view
 from .lease_view import outcome_view
-from .pool_view import gpu_view
 from .times import read_time
 
 # A date that is no more than this in the past is now: the caller's clock may be behind.

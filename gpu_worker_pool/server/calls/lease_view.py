@@ -12,11 +12,12 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.eligibility import Verdict, judge
+from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.core.queue.sub_leases import ancestors
+from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire import leases as wire
@@ -28,27 +29,60 @@ MOST_EXPLAINED = 100
 ViewT = TypeVar("ViewT", bound=wire.LeaseView)
 
 
-def brief_view(
-    state: PoolState, lease: Lease, now: float, explainer: Explainer, starts: Mapping[str, FreeTime]
-) -> wire.LeaseView:
-    """The lease in a list: without the obstacles of a waiting lease, and far back in the queue without the reason."""
-    if not isinstance(lease, QueuedLease):
-        return lease_view(state, lease, now)
+def queued_view(lease: QueuedLease, **moving: Any) -> wire.LeaseView:
+    """A waiter in a list: without its obstacles."""
+    return _view(wire.LeaseView, lease, "queued", **moving)
+
+
+def moving_of_queued(
+    state: PoolState, lease: QueuedLease, now: float, explainer: Explainer, starts: Mapping[str, FreeTime]
+) -> dict[str, Any]:
+    """What of a waiter in a list changes by itself, in the order of the keys. Far back in the queue the reason is short."""
     position = explainer.position(lease)
     if explainer.can_afford(lease) and (position <= MOST_EXPLAINED or lease.request.parent is not None):
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
-    expires_in_s = left_s(state, lease.id, now)
-    return _view(
-        wire.LeaseView,
-        lease,
-        "queued",
-        reason=reason,
-        position=position,
-        expires_in_s=expires_in_s,
+    return {
+        "reason": reason,
+        "position": position,
+        "expires_in_s": left_s(state, lease.id, now),
         **_expected(state, starts.get(lease.id)),
+    }
+
+
+def active_view(
+    lease: ActiveLease,
+    gpus: tuple[wire.GpuRef, ...],
+    *,
+    by_uuid: bool = False,
+    pool_id: str | None = None,
+    asked: str | None = None,
+    **moving: Any,
+) -> wire.LeaseView:
+    """An active lease on these GPUs; `by_uuid`, `pool_id` and `asked` are as in `lease_view`."""
+    parts = _parts(gpus, by_uuid=by_uuid)
+    return _view(
+        _active_kind(parts, pool_id),
+        lease,
+        "active",
+        gpus=gpus,
+        fence=lease.fence,
+        granted_at=iso_time(lease.granted_at),
+        env=next((part.env for part in parts if part.node == asked), parts[0].env),
+        **moving,
     )
+
+
+def moving_of_active(state: PoolState, lease: ActiveLease, now: float) -> dict[str, Any]:
+    """What of an active lease changes by itself, in the order of the keys."""
+    idle = idle_s(state, lease, now)
+    return {
+        "expires_in_s": left_s(state, lease.id, now),
+        "ends_at": ends_at(state, lease),
+        "warning": warning_view(state, lease, now),
+        "idle_s": None if idle is None else round(idle, 1),
+    }
 
 
 def lease_view(
@@ -78,24 +112,11 @@ def lease_view(
                 **_expected(state, starts.get(lease.id)),
             )
         case ActiveLease():
-            gpus = _refs(state, lease.gpus)
-            parts = _parts(gpus, by_uuid=by_uuid)
-            return _view(
-                _active_kind(parts, pool_id),
-                lease,
-                "active",
-                gpus=gpus,
-                fence=lease.fence,
-                granted_at=iso_time(lease.granted_at),
-                expires_in_s=left_s(state, lease.id, now),
-                env=next((part.env for part in parts if part.node == asked), parts[0].env),
-                ends_at=ends_at(state, lease),
-                warning=warning_view(state, lease, now),
-                idle_s=None if (idle := idle_s(state, lease, now)) is None else round(idle, 1),
-            )
+            gpus, moving = gpu_refs(state, lease.gpus), moving_of_active(state, lease, now)
+            return active_view(lease, gpus, by_uuid=by_uuid, pool_id=pool_id, asked=asked, **moving)
         case DrainingLease():
             why = dict.fromkeys(str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.gpus)
-            still = _refs(state, lease.gpus)
+            still = gpu_refs(state, lease.gpus)
             return _ended(wire.DrainingLeaseView, state, lease.ended, "draining", "; ".join(why), draining_gpus=still)
         case EndedLease():
             return _ended(wire.LeaseView, state, lease, "ended", str(lease.reason))
@@ -159,7 +180,7 @@ def _ended(
         lease,
         word,
         reason=reason,
-        gpus=_refs(state, lease.gpus),
+        gpus=gpu_refs(state, lease.gpus),
         fence=lease.fence,
         granted_at=iso_time(lease.granted_at),
         ended_at=iso_time(lease.ended_at),
@@ -190,7 +211,7 @@ def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePa
     return tuple(wire.NodePart(node=node, gpus=own, env=_env(own, by_uuid=by_uuid)) for node, own in on_nodes)
 
 
-def _refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, ...]:
+def gpu_refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, ...]:
     return tuple(gpu_ref(state, key) for key in keys)
 
 
@@ -224,7 +245,7 @@ def ends_at(state: PoolState, lease: ActiveLease) -> str | None:
 
 def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
     if start is None:
-        return {"expected_start_basis": "unknown"}
+        return {"expected_start_at": None, "expected_start_basis": "unknown", "expected_after": None}
     after = state.find(start.after) if start.after else None
     # A lease that the pool has announced to end does not depend on its holder any more.
     is_sure = getattr(after, "ending", None) is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
@@ -23,17 +22,20 @@ from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, 
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_view import lease_view, left_s, outcome_view, warning_view
-from .pool_view import encode_leases, encode_pool
+from .pool_view import PoolFrames, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
 
 # So long a call waits for the word of the boxes that have the GPUs of a grant.
 CONFIRM_S = 5.0
+# A longer form is read each time, so that those that are remembered stay small.
+MOST_REMEMBERED_BYTES = 1024
 
 
 class LeaseCalls:
-    def __init__(self, pool: Pool, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
-        self._pool = pool
+    def __init__(self, frames: PoolFrames, tokens: Tokens, fleet_renewals: FleetRenewals | None = None) -> None:
+        self._frames = frames
+        self._pool = frames.pool
         self._fleet_renewals = fleet_renewals
         self._tokens = tokens
         self._shared = SharedAnswers()
@@ -54,7 +56,8 @@ class LeaseCalls:
         lease_id, pool = check_lease_id(call.parameters["lease_id"]), self._pool
         caller = call.caller()
         query = call.query(DEVICES)
-        form = await call.form(LeaseForm)
+        body = await call.body()
+        form = _lease_form(body)
         if form.nodes > 1 and not call.view_scope.is_fleet:
             raise Refused(
                 422,
@@ -63,7 +66,7 @@ class LeaseCalls:
             )
         owner = owner_for(caller, form.owner, self._tokens)
         try:
-            request = to_request(form, owner, call.scope_node)
+            request = _request_of(body, form, owner, call.scope_node)
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         known = await pool.find(lease_id)
@@ -84,7 +87,7 @@ class LeaseCalls:
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
         lease = await self._known(lease_id)
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
-            await pool.wait(lease, form.wait_s, call.receive, renewed_by=call.turn_name(caller))
+            await pool.wait(lease, form.wait_s, call.gone(), renewed_by=call.turn_name(caller))
             lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=True)
         status = 200
@@ -105,7 +108,7 @@ class LeaseCalls:
             if renewed_by is not None:
                 await self._pool.renew(lease_id, caller=renewed_by)
             if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.receive, renewed_by=renewed_by)
+                await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
                 lease = await self._known(lease_id)
         elif may_renew:
             self._pool.note_heartbeat(lease_id)
@@ -146,7 +149,7 @@ class LeaseCalls:
         outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
-            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.receive, caller=name))
+            outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.gone(), caller=name))
         return outcome
 
     async def release(self, call: Call) -> Response:
@@ -174,12 +177,12 @@ class LeaseCalls:
         pool = self._pool
         await pool.caught_up()
         ids = live_leases(pool.state, scope, pool.now())
-        leases = [view async for _, view in encode_leases(pool, ids, LoopShare())]
+        leases = [view async for _, view in self._frames.leases.encode(ids, LoopShare())]
         return encode_with(LeaseList(node=scope.name(pool.node), leases=()), leases=leases)
 
     async def show_pool(self, call: Call) -> Response:
         asked = call.view_scope, call.lenient_query(QUEUE), call.lenient_query(LEASES)
-        return Response(200, await self._shared.get(asked, partial(encode_pool, self._pool, *asked)))
+        return Response(200, await self._shared.get(asked, partial(encode_pool, self._frames, *asked)))
 
     def _outcome(self, events: list[ev.Event], held_s: float = 0.0) -> RenewAnswer:
         state, now = self._pool.state, self._pool.now()
@@ -276,6 +279,26 @@ def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> R
         time_limit_s=form.time_limit_s,
         preemptible=form.preemptible,
     )
+
+
+def _lease_form(body: bytes) -> LeaseForm:
+    return _known_form(body) if len(body) <= MOST_REMEMBERED_BYTES else parse_form(LeaseForm, body)
+
+
+def _request_of(body: bytes, form: LeaseForm, owner: str | None, node: str | None) -> Request:
+    is_remembered = len(body) <= MOST_REMEMBERED_BYTES
+    return _known_request(body, owner, node) if is_remembered else to_request(form, owner, node)
+
+
+# A worker asks again and again for the same, with the same bytes. They hold no secret: tokens are in the headers.
+@lru_cache(maxsize=256)
+def _known_form(body: bytes) -> LeaseForm:
+    return parse_form(LeaseForm, body)
+
+
+@lru_cache(maxsize=256)
+def _known_request(body: bytes, owner: str | None, node: str | None) -> Request:
+    return to_request(_known_form(body), owner, node)
 
 
 def _warned(outcome: RenewAnswer) -> set[str]:

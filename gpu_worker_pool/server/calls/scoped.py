@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, LiveLease, QueuedLease
@@ -16,6 +17,14 @@ def waiters(state: PoolState, scope: Scope, now: float) -> list[str]:
     """The waiters that GPUs within the scope may serve, the next one first; then those inside leases there."""
     inside = (id_ for id_ in state.inside if scope.node is None or scope.node in nodes_of(state, state.leases[id_]))
     return [*Order(state, now).lease_ids(scope.node), *inside]
+
+
+def first_waiters(state: PoolState, scope: Scope, now: float, most: int) -> tuple[list[str], int]:
+    """The first so many of them, and how many there are. Where owners are treated alike, no other waiter is looked at."""
+    if scope.node is not None or state.queue.splits_owners:
+        waiting = waiters(state, scope, now)
+        return waiting[:most], len(waiting)
+    return list(islice(chain(state.queue, state.inside), most)), len(state.queue) + len(state.inside)
 
 
 def holders(state: PoolState, scope: Scope) -> Iterator[str]:

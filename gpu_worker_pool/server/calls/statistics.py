@@ -15,6 +15,7 @@ from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
@@ -37,7 +38,7 @@ class Statistics:
         # A registry for this server alone, so that two servers in one process do not mix.
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SamplerCollector(sampler))
-        LeaseMetrics(pool, self._registry)
+        self._lease_metrics = LeaseMetrics(pool, self._registry)
         self._gpu_metrics = GpuMetrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
@@ -71,14 +72,17 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    async def metrics(self) -> bytes:
-        return await self._gpu_metrics.text() + generate_latest(self._registry)
+    async def metrics(self, loop_share: LoopShare | None = None) -> bytes:
+        loop_share = loop_share or LoopShare()
+        gpus = await self._gpu_metrics.text(loop_share)
+        await self._lease_metrics.look(loop_share)
+        return gpus + generate_latest(self._registry)
 
     def handlers(self) -> Handlers:
         return {
-            "gpu_stats": Polled(lambda: self.snapshot().stats_body),
-            "gpu_count": Polled(lambda: self.snapshot().count_body),
-            "gpu_summary": Polled(lambda: self.snapshot().summary_body),
+            "gpu_stats": Polled(lambda: self.snapshot().ask("stats_body")),
+            "gpu_count": Polled(lambda: self.snapshot().ask("count_body")),
+            "gpu_summary": Polled(lambda: self.snapshot().ask("summary_body")),
             "gpu_history": self.show_history,
             "home": self.home,
             "health": self.health,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from starlette.types import Receive
 
+from .exchange import Exchange
 from .problems import Refused
 from .time_limits import TimeLimits
 
@@ -27,10 +28,11 @@ async def read_body(
     limit: int = MAX_BODY_BYTES,
     timeout_s: float = BODY_TIMEOUT_S,
     limits: TimeLimits | None = None,
+    exchange: Exchange | None = None,
 ) -> bytes:
     """Read the whole body; Refused if it is too large, too slow, compressed or incomplete.
 
-    The time is for the whole body: a client that sends a byte now and then is too slow.
+    The time is for the whole body: a client that sends a byte now and then is too slow. A body that has arrived needs none.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in {"", "identity"}:
@@ -38,6 +40,11 @@ async def read_body(
         raise Refused(415, detail, {"Accept-Encoding": "identity"})
     if _says_more_than(limit, headers.get("content-length", "")):
         raise _too_large(limit)
+    arrived = None if exchange is None else exchange.take_body()
+    if arrived is not None:
+        if len(arrived) > limit:
+            raise _too_large(limit)
+        return arrived
     try:
         async with (limits or TimeLimits()).within(timeout_s):
             return await _collect(receive, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
@@ -31,6 +32,7 @@ from .access import (
 )
 from .bodies import read_body
 from .connection import Connection
+from .exchange import EXCHANGE, Exchange
 from .forwarded import Forwarded
 from .problems import Refused
 from .response import Response
@@ -142,7 +144,13 @@ class Call:
         return None if uid is None else self._users.find(uid)
 
     async def body(self) -> bytes:
-        return await read_body(self.receive, self.headers, limits=self._limits)
+        exchange = self.scope.get(EXCHANGE)
+        return await read_body(self.receive, self.headers, limits=self._limits, exchange=exchange)
+
+    def gone(self) -> asyncio.Future[None]:
+        """A future that is done when the client has disconnected. It must be cancelled when that is not waited for any more."""
+        exchange: Exchange | None = self.scope.get(EXCHANGE)
+        return asyncio.ensure_future(until_gone(self.receive)) if exchange is None else exchange.gone()
 
     async def no_body(self) -> None:
         """Refuse a call with a body. What a caller says must not be dropped in silence."""

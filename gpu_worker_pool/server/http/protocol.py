@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .connection import KEY, Connection
+from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
 from .head import CLOSE
 from .problems import Refused, problem_of
 
@@ -40,6 +42,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._why_invalid = INVALID
         # The call that is answered now. `cycle` is the one that came last: a client may send several without waiting.
         self._answered: RequestResponseCycle | None = None
+        self._is_reading = False
+        # A call whose head has just been read. It begins when all that has arrived is read: then its body is here too.
+        self._due: tuple[RequestResponseCycle, Any] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,10 +58,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answered is not None:
             self._answered.disconnected = not self._answered.response_complete
             self._answered.message_event.set()
+            exchange: Exchange | None = self._answered.scope.get(EXCHANGE)  # type: ignore[assignment]
+            if exchange is not None:
+                exchange.note_disconnect()
 
     def data_received(self, data: bytes) -> None:
+        self._is_reading = True
         super().data_received(data)
+        self._is_reading = False
+        if self._due is not None:
+            due, self._due = self._due, None
+            self._begin(*due)
         if self._is_in_head:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._why_invalid = TOO_LARGE
@@ -75,8 +90,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[KEY] = self._connection  # type: ignore[literal-required]
         self._is_in_head, self._head_bytes = True, 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header. An error raised here is answered with 400."""
@@ -97,6 +110,38 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()
+
+    def is_prompt(self, method: str, path: str) -> bool:  # noqa: ARG002 - for the application to say
+        """Whether a call may begin without a task."""
+        return False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope[EXCHANGE] = Exchange(cycle)  # type: ignore[literal-required]
+        if self._is_reading:
+            self._due = cycle, app
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin to answer a call."""
+        exchange: Exchange = cycle.scope[EXCHANGE]  # type: ignore[literal-required]
+        if not exchange.has_arrived or not self.is_prompt(cycle.scope["method"], cycle.scope["path"]):
+            super()._start_asgi_task(cycle, app)
+            return
+        call = cycle.run_asgi(app)
+        waited_for = next_wait(call)
+        if isinstance(waited_for, asyncio.Future):
+            # For the commit, as a rule: then it is answered in the callback.
+            waited_for.add_done_callback(lambda _: self._make_task(call, next_wait(call)))
+        else:
+            self._make_task(call, waited_for)
+
+    def _make_task(self, call: Coroutine[Any, Any, None], waited_for: Any) -> None:
+        """Make a task of a call that began without one, unless it has ended."""
+        if waited_for is not ENDED:
+            task = self.loop.create_task(rest_of(call, waited_for))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
 
     def _should_upgrade_to_ws(self) -> bool:
         return self.websocket_path is not None and self.url.partition(b"?")[0] == self.websocket_path

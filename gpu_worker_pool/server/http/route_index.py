@@ -46,7 +46,9 @@ class RouteIndex:
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
         self.polled: dict[str, Callable[[], bytes]] = {}
         self._exact: dict[str, RouteMatch] = {}
-        self._patterns: list[tuple[PathPattern, RouteMatch]] = []
+        # By what a path begins with, up to its second slash below the prefix: few of them are tried for a call.
+        self._patterns: dict[str, list[tuple[PathPattern, RouteMatch]]] = {}
+        self._prefix = len(prefix)
         by_name = _only_once(handlers)
         without_route = set(by_name)
         for resource in table:
@@ -54,7 +56,8 @@ class RouteIndex:
             match = RouteMatch(resource, {route.method: _find(by_name, route) for route in resource.routes}, {})
             without_route.difference_update(route.name for route in resource.routes)
             if "{" in path:
-                self._patterns.append((PathPattern(*_PARAMETER.split(path)), match))
+                pattern = PathPattern(*_PARAMETER.split(path))
+                self._patterns.setdefault(self._beginning(pattern.before), []).append((pattern, match))
                 continue
             self._exact[path] = match
             if isinstance(handler := match.handlers.get("GET"), Polled):
@@ -62,11 +65,14 @@ class RouteIndex:
         if without_route:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(without_route))}")
 
+    def _beginning(self, path: str) -> str:
+        return path[: path.find("/", self._prefix + 1) + 1]
+
     def find(self, path: str) -> list[RouteMatch]:
         """The resources at this path; several if one resource's name matches another one's parameter."""
         exact = self._exact.get(path)
         found = [] if exact is None else [exact]
-        for pattern, route in self._patterns:
+        for pattern, route in self._patterns.get(self._beginning(path), ()):
             if path.startswith(pattern.before) and path.endswith(pattern.after):
                 value = path[len(pattern.before) : len(path) - len(pattern.after)]
                 if value or not pattern.after:

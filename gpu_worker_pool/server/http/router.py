@@ -19,10 +19,11 @@ from .accept import wants_page
 from .access import AccessRules
 from .bodies import ClientGone
 from .call import Call, Handlers
+from .exchange import EXCHANGE, Exchange
 from .fleet_routing import FleetRouting
 from .head import check_head
 from .problems import Refused, problem_of
-from .response import Headers, Response
+from .response import JSON, Headers, Response
 from .route_index import RouteIndex, RouteMatch
 from .time_limits import TimeLimits
 
@@ -33,6 +34,7 @@ READABLE = (b"access-control-allow-origin", b"*")
 PIECE_BYTES = 64 * 1024
 ANSWER_S = 60.0
 READING = frozenset({"GET", "HEAD"})
+PROMPT = frozenset({"PUT", "DELETE"})
 
 
 class Router:
@@ -53,6 +55,7 @@ class Router:
         self._index = RouteIndex(table, handlers, prefix=prefix)
         self._polled = self._index.polled
         self._prefix = prefix
+        self._leases = f"{prefix}/leases/"
         self._rules = rules
         self._users = users
         self._limits = TimeLimits()
@@ -66,11 +69,19 @@ class Router:
         )
         self._readable: Headers = (READABLE,) if enable_cors else ()
 
+    def is_prompt(self, method: str, path: str) -> bool:
+        """Whether a call may begin without a task: until it waits, nothing in it needs one. See exchange.py."""
+        if method in READING:
+            return path in self._polled
+        return method in PROMPT and path.startswith(self._leases)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         polled = self._polled.get(path)
         if polled is not None and method in READING:
-            await _write(Response(200, polled()), self._readable, send)
+            response = Response(200, polled())
+            if method == "HEAD" or not _write_at_once(response, self._readable, scope):
+                await _write(response, self._readable, send)
             return
         try:
             check_head(scope)
@@ -83,7 +94,7 @@ class Router:
         if redirected is not None and method in READING:
             await _write(redirected, (), send)
             return
-        resource = matches[0].resource if matches else None
+        resource, plain_send = matches[0].resource if matches else None, send
         if self._cors is not None and (resource is None or resource.cors != "never"):
             if method == "OPTIONS" and {"origin", "access-control-request-method"} <= call.headers.keys():
                 await self._cors.preflight_response(RequestHeaders(scope=scope))(scope, receive, send)
@@ -96,7 +107,10 @@ class Router:
             return
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
             response = problem_of(error)
-        await _write(response, self._added(resource, method), send, is_head=method == "HEAD", limits=self._limits)
+        added = self._added(resource, method)
+        may_be_whole = method != "HEAD" and plain_send is send
+        if not may_be_whole or not _write_at_once(response, added, scope):
+            await _write(response, added, send, is_head=method == "HEAD", limits=self._limits)
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
         for match in matches:
@@ -135,6 +149,15 @@ class Router:
 
 def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
     return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
+
+
+def _write_at_once(response: Response, added: Headers, scope: Scope) -> bool:
+    """Write an answer in JSON with one write; False if that cannot be done."""
+    exchange: Exchange | None = scope.get(EXCHANGE)
+    status, body, headers = response
+    if exchange is None or headers is not JSON or not isinstance(body, bytes) or len(body) > PIECE_BYTES:
+        return False
+    return exchange.answer(status, (*headers, *added, (b"content-length", b"%d" % len(body))), body)
 
 
 async def _write(

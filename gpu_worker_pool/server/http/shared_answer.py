@@ -7,14 +7,18 @@ import gzip
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
+from .loop_share import in_turns
 from .problems import Refused
 
 # A body up to this size is compressed in the event loop: a thread would take longer.
 SMALL_BYTES = 4096
 COMPRESSION = 1
-# Making answers takes at most one part in so many of the process's time.
-REST_FACTOR = 10
+# Making answers takes at most one part in so many of the process's time. Other calls have turns in between.
+REST_FACTOR = 4
+# Fifty pages wait for one answer. So many of them are sent it in one turn of the event loop.
+MOST_ANSWERED = 4
 STOPPING = "The server is stopping; ask again when it is back."
 
 
@@ -37,23 +41,38 @@ class _Run:
     """The callers that wait for one run."""
 
     def __init__(self) -> None:
-        self.body: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self.waiting = 0
+        self._callers: dict[asyncio.Future[Body], None] = {}
 
-    def end(self, outcome: Body | Exception) -> None:
-        if self.body.done():
-            return
-        if isinstance(outcome, Body):
-            self.body.set_result(outcome)
-        else:
-            self.body.set_exception(outcome)
-            self.body.exception()  # mark it as seen: all callers may have left
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    async def wait(self) -> Body:
+        caller: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        self._callers[caller] = None
+        try:
+            return await caller
+        finally:
+            self._callers.pop(caller, None)
+
+    def end(self, outcome: Body | Exception, most_at_once: int | None = None) -> None:
+        """Answer all callers, so many of them in each turn of the event loop."""
+        callers, self._callers = self._callers, {}
+        in_turns(most_at_once or len(callers), partial(_answer, outcome), callers)
+
+
+def _answer(outcome: Body | Exception, caller: asyncio.Future[Body]) -> None:
+    if caller.done():
+        return  # it has left
+    if isinstance(outcome, Body):
+        caller.set_result(outcome)
+    else:
+        caller.set_exception(outcome)
 
 
 class SharedAnswer:
     """Gives every caller an answer whose making began after the call, and makes as few answers as possible.
 
-    A run starts at the earliest `pace_s` after the start of the last, and ten times the CPU time of the last run after it.
+    A run starts at the earliest `pace_s` after the start of the last, and four times the CPU time of the last run after it.
     Wall time does not count: a server that was stopped for a minute must not be silent for ten. Calls in between share the
     next run. Nothing is made while no call waits. An error goes to the calls that waited for it; the next call tries again.
 
@@ -91,7 +110,7 @@ class SharedAnswer:
             raise Refused(503, STOPPING)
         if self._may_be_old:
             if self._current is not None:
-                return await asyncio.shield(self._current.body)
+                return await self._current.wait()
             if self._last is not None and self._clock() < self._not_before:
                 return self._last
         if self._next is None:
@@ -99,11 +118,7 @@ class SharedAnswer:
         mine = self._next
         if self._maker is None:
             self._maker = asyncio.create_task(self._make_while_wanted())
-        mine.waiting += 1
-        try:
-            return await asyncio.shield(mine.body)
-        finally:
-            mine.waiting -= 1
+        return await mine.wait()
 
     @property
     def is_idle(self) -> bool:
@@ -128,7 +143,7 @@ class SharedAnswer:
 
     async def _make_while_wanted(self) -> None:
         try:
-            while self._next is not None and self._next.waiting:
+            while self._next:
                 rest_s = self._not_before - self._clock()
                 if rest_s > 0:
                     await self._sleep(rest_s)
@@ -138,7 +153,7 @@ class SharedAnswer:
                 began, worked_s = self._clock(), self._work_clock()
                 outcome = await self._outcome()
                 self._last = outcome if self._may_be_old and isinstance(outcome, Body) else None
-                self._current.end(outcome)
+                self._current.end(outcome, MOST_ANSWERED)
                 self._current = None
                 self._not_before = began + max(self._pace_s, REST_FACTOR * (self._work_clock() - worked_s))
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import time
 
@@ -19,6 +20,7 @@ from gpu_worker_pool.core.model.reservation import Basis
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
+from gpu_worker_pool.server.http.loop_share import LoopShare
 
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
@@ -43,12 +45,27 @@ class SamplerCollector(Collector):
         yield CounterMetricFamily("gpupool_looks_failed", "Samples that failed.", self._sampler.failed_samples)
 
 
+@dataclass
+class _LeasesNow:
+    """What the live leases come to."""
+
+    gpu_seconds: dict[str, float] = field(default_factory=dict)
+    kinds: Counter[type] = field(default_factory=Counter)
+    waiting: list[str] = field(default_factory=list)
+    idle: int = 0
+    warned: int = 0
+    preemptible: int = 0
+
+
 class LeaseMetrics(Collector):
+    """`look` goes before each scrape."""
+
     def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
         self._pool = pool
         self._began_at = time()
         self._owners: set[str] = set()
         self._gpu_seconds: dict[str, float] = {}
+        self._now = _LeasesNow()
         self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
         self._ended = CounterMetric("gpupool_leases_ended", "Leases ended, by reason.", ["reason"], registry=registry)
         for reason in EndReason:
@@ -61,42 +78,49 @@ class LeaseMetrics(Collector):
         pool.follow_writes(write.observe)
         registry.register(self)
 
+    async def look(self, loop_share: LoopShare) -> None:
+        """Go through the leases, in turns of the event loop. The next scrape shows them as they were at the call, so that
+        GPU-seconds only grow.
+        """
+        state, looked = self._pool.state, _LeasesNow(dict(self._gpu_seconds))
+        now, now_at = self._pool.now(), self._pool.wall_now()
+        # Leases inside others are part of those.
+        for lease in [lease for lease in state.leases.values() if lease.request.parent is None]:
+            looked.kinds[type(lease)] += 1
+            if isinstance(lease, QueuedLease):
+                looked.waiting.append(lease.id)
+            elif isinstance(lease, ActiveLease):
+                # The slots of one that has ended meanwhile may be gone.
+                looked.idle += state.leases.get(lease.id) is lease and idle_s(state, lease, now) is not None
+                looked.warned += lease.ending is not None
+                looked.preemptible += lease.request.preemptible
+                owner = self._label(lease.request.holder.owner)
+                held_s = self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
+                looked.gpu_seconds[owner] = looked.gpu_seconds.get(owner, 0.0) + held_s
+            await loop_share.yield_if_due()
+        self._now = looked
+
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        state = self._pool.state
-        # Leases inside others are part of those, here and in the GPU-seconds.
-        own = [lease for lease in state.leases.values() if lease.request.parent is None]
-        kinds = Counter(map(type, own))
-        active, now = [lease for lease in own if isinstance(lease, ActiveLease)], self._pool.now()
+        """What `look` found, and the pool's other numbers."""
+        found, state = self._now, self._pool.state
         can_grant = float(self._pool.why_no_grants is None)
         stale_after_s = state.settings.stale_after_s
         for name, text, value in (
-            ("leases_active", "Leases that hold GPUs.", kinds[ActiveLease]),
-            ("leases_queued", "Requests that wait.", kinds[QueuedLease]),
-            ("leases_draining", "Ended leases whose GPUs are not free yet.", kinds[DrainingLease]),
-            (
-                "leases_idle",
-                "Leases whose GPUs compute nothing.",
-                sum(idle_s(state, each, now) is not None for each in active),
-            ),
-            (
-                "leases_warned",
-                "Leases that the server is about to end.",
-                sum(each.ending is not None for each in active),
-            ),
-            (
-                "leases_preemptible",
-                "Active leases that may be preempted.",
-                sum(each.request.preemptible for each in active),
-            ),
+            ("leases_active", "Leases that hold GPUs.", found.kinds[ActiveLease]),
+            ("leases_queued", "Requests that wait.", found.kinds[QueuedLease]),
+            ("leases_draining", "Ended leases whose GPUs are not free yet.", found.kinds[DrainingLease]),
+            ("leases_idle", "Leases whose GPUs compute nothing.", found.idle),
+            ("leases_warned", "Leases that the server is about to end.", found.warned),
+            ("leases_preemptible", "Active leases that may be preempted.", found.preemptible),
             ("waiting_connections", "Connections that wait for a lease.", self._pool.waiting),
             ("can_grant", "1 if the journal can be written, by this server or by the leader of its fleet.", can_grant),
             ("reading_stale_after_seconds", "Age from which a reading is too old for a grant.", stale_after_s),
         ):
             yield GaugeMetricFamily(f"gpupool_{name}", text, value)
-        yield self._expected([lease.id for lease in own if isinstance(lease, QueuedLease)])
+        yield self._expected(found.waiting)
         yield from self._owner_gpus()
         seconds = CounterMetricFamily("gpupool_gpu_seconds", "GPU-seconds held, by owner.", labels=["owner"])
-        for owner, total_s in self._gpu_seconds_now().items():
+        for owner, total_s in found.gpu_seconds.items():
             seconds.add_metric([owner], total_s)
         yield seconds
 
@@ -132,16 +156,6 @@ class LeaseMetrics(Collector):
                     family.add_metric([label], value)
             yield family
 
-    def _gpu_seconds_now(self) -> dict[str, float]:
-        """The GPU-seconds of ended and live leases by owner; the sum only grows."""
-        now_at = self._pool.wall_now()
-        totals = dict(self._gpu_seconds)
-        for lease in self._pool.state.leases.values():
-            if isinstance(lease, ActiveLease) and lease.request.parent is None:
-                owner = self._label(lease.request.holder.owner)
-                totals[owner] = totals.get(owner, 0.0) + self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
-        return totals
-
     def _counted_s(self, granted_at: float, until_at: float) -> float:
         """The seconds held since this server started: a sum over a restart must not count the earlier ones twice."""
         return max(until_at - max(granted_at, self._began_at), 0.0)
@@ -150,11 +164,11 @@ class LeaseMetrics(Collector):
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self._granted.inc()
-                if (lease := self._now(event.lease_id)) is not None:
+                if (lease := self._found(event.lease_id)) is not None:
                     self._wait.observe(max(event.granted_at - lease.requested_at, 0.0))
             elif isinstance(event, ev.LeaseEnded):
                 self._ended.labels(event.reason).inc()
-                self._note_end(self._now(event.lease_id))
+                self._note_end(self._found(event.lease_id))
 
     def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
         if isinstance(lease, EndedLease) and lease.granted_at is not None and lease.request.parent is None:
@@ -163,7 +177,7 @@ class LeaseMetrics(Collector):
             counted_s = self._counted_s(lease.granted_at, lease.ended_at)
             self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)
 
-    def _now(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
+    def _found(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
         lease = self._pool.state.find(lease_id)
         return lease.ended if isinstance(lease, DrainingLease) else lease
 

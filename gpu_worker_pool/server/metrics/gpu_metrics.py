@@ -1,13 +1,12 @@
 """The metrics that each GPU has samples of, as text for Prometheus.
 
 The lines are made here: prometheus_client makes each sample through several objects, which takes 100 ms for a thousand
-GPUs. They are made in pieces, so that calls are answered between them.
+GPUs. They are made in turns of the event loop, so that calls are answered in between.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,11 +16,10 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.pool_view import STATES, gpu_states
+from gpu_worker_pool.server.calls.gpu_view import STATES, gpu_states
+from gpu_worker_pool.server.http.loop_share import LoopShare
 
 MB = 1024 * 1024
-# GPUs whose lines are made in one turn of the event loop.
-PIECE = 64
 # Three for each of ten thousand GPUs.
 MOST_LABELS = 32_768
 
@@ -72,14 +70,13 @@ class GpuMetrics:
         self._pool = pool
         self._gauges = OWN + (DCGM if with_dcgm_names else ())
 
-    async def text(self) -> bytes:
-        families = [await self._readings(), await self._slots()]
-        return b"".join(families)
+    async def text(self, loop_share: LoopShare) -> bytes:
+        return b"".join([*await self._readings(loop_share), *await self._slots(loop_share)])
 
-    async def _readings(self) -> bytes:
+    async def _readings(self, loop_share: LoopShare) -> list[bytes]:
         snapshot = self._sampler.snapshot
         families = {gauge: _Family(gauge.name, gauge.help) for gauge in self._gauges}
-        for number, reading in enumerate(snapshot.readings, 1):
+        for reading in snapshot.readings:
             gpu = reading.gpu
             labels = _labels(
                 gpu=str(gpu.index), name=gpu.name, node=gpu.key.node, source=snapshot.source, uuid=gpu.key.uuid
@@ -88,14 +85,13 @@ class GpuMetrics:
                 value = gauge.value(reading)
                 if value is not None:
                     family.add(labels, value)
-            if number % PIECE == 0:
-                await asyncio.sleep(0)
-        return await _joined(*families.values())
+            await loop_share.yield_if_due()
+        return await _joined(families.values(), loop_share)
 
-    async def _slots(self) -> bytes:
+    async def _slots(self, loop_share: LoopShare) -> list[bytes]:
         """The state has a sample for each word, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
         states, outside, pool = _Family(*STATE), _Family(*OUTSIDE), self._pool
-        for number, (slot, state_now) in enumerate(gpu_states(pool), 1):
+        for slot, state_now in gpu_states(pool):
             # A GPU that has not been read since the start has no index.
             index = str(slot.reading.gpu.index) if slot.reading else ""
             place, uuid = _labels(gpu=index, node=slot.key.node), _labels(uuid=slot.key.uuid)
@@ -104,9 +100,8 @@ class GpuMetrics:
             use = memory_use(slot, pool.state.ignored_processes)
             if use is not None and slot.reading is not None:
                 outside.add(f"{place},{uuid}", use.outside_mb * MB)
-            if number % PIECE == 0:
-                await asyncio.sleep(0)
-        return await _joined(states, outside)
+            await loop_share.yield_if_due()
+        return await _joined((states, outside), loop_share)
 
 
 class _Family:
@@ -118,12 +113,12 @@ class _Family:
         self.lines.append(f"{self._name}{{{labels}}} {floatToGoString(value)}")  # type: ignore[no-untyped-call]
 
 
-async def _joined(*families: _Family) -> bytes:
+async def _joined(families: Iterable[_Family], loop_share: LoopShare) -> list[bytes]:
     texts = []
     for family in families:
         texts.append("\n".join((*family.lines, "")).encode())
-        await asyncio.sleep(0)
-    return b"".join(texts)
+        await loop_share.yield_if_due()
+    return texts
 
 
 @lru_cache(maxsize=MOST_LABELS)

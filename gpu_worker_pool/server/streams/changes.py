@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 
-from .listener import HEARTBEAT_S, Listener, event_number
+from .listener import HEARTBEAT_S, Listener, event_number, wake_all
 
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
@@ -73,9 +73,8 @@ class ChangeStream:
 
     def _change(self) -> None:
         self._count += 1
-        for listener in self._waiting:
-            listener.wake()
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, set()
+        wake_all(waiting)
 
     def _id(self) -> bytes:
         return b"id: %b-%d\n" % (self._epoch.encode(), self._count)

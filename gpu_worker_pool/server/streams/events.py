@@ -14,12 +14,12 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.calls.lease_view import lease_view
-from gpu_worker_pool.server.calls.scoped import nodes_of, waiters
+from gpu_worker_pool.server.calls.scoped import first_waiters, nodes_of
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
-from .listener import HEARTBEAT_S, Listener, event_number
+from .listener import HEARTBEAT_S, Listener, event_number, wake_all
 
 # So many events are kept for clients that come back after their connection broke.
 KEPT = 1000
@@ -63,6 +63,9 @@ class EventStream:
         self._wanted_until: dict[Scope, float] = {}
         pool.follow(self.follow)
 
+    def __repr__(self) -> str:
+        return f"<EventStream: {len(self._listeners)} listeners, {self._count} events>"
+
     def follow(self, events: Sequence[ev.Event]) -> None:
         if not self._is_wanted():
             self._stop_recording()
@@ -88,14 +91,15 @@ class EventStream:
                     self._record("ignored_processes", IgnoredNames(names=names))
         if was_queue_changed:
             self._record_queue()
-        self._wake()
+        wake_all(self._listeners)
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         if self._is_wanted():
             # They are of the box of this server, and of no other.
             whole = self._pool.membership is None
-            self._record("readings", snapshot.summary, Audience(frozenset({self._pool.node}), is_for_all=whole))
-            self._wake()
+            audience = Audience(frozenset({self._pool.node}), is_for_all=whole)
+            self._record_encoded("readings", snapshot.ask("summary_body"), audience)
+            wake_all(self._listeners)
 
     async def messages(
         self, listener: Listener, last_event_id: str | None, scope: Scope = EVERYTHING
@@ -154,24 +158,22 @@ class EventStream:
         """The waiters, once for each scope that is listened to."""
         state = self._pool.state
         for node in {scope.node for scope in self._scopes()}:
-            waiting = waiters(state, Scope(node), self._pool.now())
-            first = tuple(waiting[:MOST_QUEUED])
+            first, length = first_waiters(state, Scope(node), self._pool.now(), MOST_QUEUED)
             parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
-            self._record("queue", QueueChange(length=len(waiting), first=first, parents=parents), audience)
+            self._record("queue", QueueChange(length=length, first=tuple(first), parents=parents), audience)
 
-    def _record(self, name: str, data: object, audience: Audience | None = None) -> None:
+    def _record(self, name: str, data: object, audience: Audience = FOR_ALL) -> None:
+        self._record_encoded(name, encode(data), audience)
+
+    def _record_encoded(self, name: str, data: bytes, audience: Audience) -> None:
         self._count += 1
         head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
-        message = head + encode(data) + b"\n\n"
-        self._kept.append((audience or FOR_ALL, message))
+        message = b"".join((head, data, b"\n\n"))
+        self._kept.append((audience, message))
         self._kept_bytes += len(message)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
-
-    def _wake(self) -> None:
-        for listener in self._listeners:
-            listener.wake()
 
     def _since(self, cursor: int, scope: Scope) -> tuple[bytes, int]:
         missing = self._count - cursor

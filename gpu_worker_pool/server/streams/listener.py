@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+
+from gpu_worker_pool.server.http.loop_share import in_turns
 
 # A message this often keeps proxies from closing a quiet stream.
 HEARTBEAT_S = 15.0
+# Listeners that are woken in one turn of the event loop: each is sent something then.
+MOST_WOKEN = 8
 
 
 class Listener:
@@ -32,6 +37,11 @@ class Listener:
         finally:
             self._woken.clear()
         return True
+
+
+def wake_all(listeners: Iterable[Listener]) -> None:
+    """Wake some of them now, and the others in the next turns of the event loop."""
+    in_turns(MOST_WOKEN, Listener.wake, listeners)
 
 
 def event_number(event_id: str, epoch: str) -> int | None:

@@ -14,8 +14,9 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.calls.gpu_view import gpu_states, gpu_view, slot_order
 from gpu_worker_pool.server.calls.lease_view import ends_at, lease_view, warning_view
-from gpu_worker_pool.server.calls.pool_view import encode_pool, gpu_states, gpu_view, slot_order
+from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.scoped import holders
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode, fill
@@ -27,10 +28,11 @@ from gpu_worker_pool.wire.pool import GpuState
 MOST_IN_FULL = 256
 
 
-async def encode_brief(pool: Pool, scope: Scope, most_queued: int) -> bytes:
+async def encode_brief(frames: PoolFrames, scope: Scope, most_queued: int, *, loop_share: LoopShare) -> bytes:
     """Encode what a scope has as `/pool`, without the keys that no tile shows. Keys with their default are left out."""
-    frame = await encode_pool(pool, scope, most_queued, 0, most_gpus=0)
-    state, loop_share, now = pool.state, LoopShare(), pool.now()
+    frame = await encode_pool(frames, scope, most_queued, 0, loop_share=loop_share, most_gpus=0)
+    pool = frames.pool
+    state, now = pool.state, pool.now()
     gpus: list[tuple[tuple[str, float, str], bytes]] = []
     for slot, word in gpu_states(pool):
         if scope.node not in {None, slot.key.node}:

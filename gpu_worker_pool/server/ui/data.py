@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.fleet import box_views
 from gpu_worker_pool.server.calls.peers import PeerCalls
-from gpu_worker_pool.server.calls.pool_view import encode_pool
+from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
@@ -51,7 +51,7 @@ class PageData:
     def __init__(
         self,
         settings: ServerSettings,
-        pool: Pool,
+        frames: PoolFrames,
         sampler: Sampler,
         *,
         usage: UsageCalls,
@@ -61,7 +61,8 @@ class PageData:
         has_tokens: bool,
     ) -> None:
         self._settings = settings
-        self._pool = pool
+        self._frames = frames
+        self._pool = pool = frames.pool
         self._sampler = sampler
         self._recent_events = RecentEvents(lambda: pool.state)
         pool.follow(self._recent_events.follow)
@@ -97,7 +98,9 @@ class PageData:
 
     async def _make_pool(self, scope: Scope) -> bytes:
         is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
-        pool = await (encode_brief if is_brief else encode_pool)(self._pool, scope, MOST_QUEUED)
+        loop_share, make = LoopShare(), encode_brief if is_brief else encode_pool
+        pool = await make(self._frames, scope, MOST_QUEUED, loop_share=loop_share)
+        await loop_share.yield_if_due()
         settings, sampler = self._settings, self._sampler
         extras = PageExtras(
             # By the clock of the leases' times; by the wall clock before the journal is open.

@@ -220,7 +220,7 @@ async def revoke_all(server: ServerProcess, client: Any) -> None:
     ids = [lease["id"] for lease in server.json("/leases")["leases"] if lease["state"] == "active"]
     for lease_id in ids:
         assert server.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200
-    await soon(lambda: not client._kept, "the client has heard of it")
+    await soon(lambda: not client._started_client, "the client has heard of it")
 
 
 async def test_a_callback_that_fails_harms_nobody(server: ServerProcess, caplog: pytest.LogCaptureFixture) -> None:

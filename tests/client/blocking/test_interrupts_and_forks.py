@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from itertools import count
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
+from gpu_worker_pool import GPUWorkerPool
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
 from tests.server import elsewhere
@@ -97,39 +100,72 @@ def test_ctrl_c_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:
         assert child.end() == (0, "", "")
 
 
-def test_ctrl_c_at_any_moment_of_a_request_leaves_nothing_behind(server: ServerProcess) -> None:
-    """Also in the moment in which it is granted."""
-    program = """
-        def interrupt(_, frame):
-            # Only while request_gpu waits: what comes in after it has returned is for the caller to handle.
-            while frame is not None:
-                if frame.f_code.co_name == "result" and "concurrent" in frame.f_code.co_filename:
-                    raise KeyboardInterrupt
-                frame = frame.f_back
+class InterruptAt:
+    """Interrupts this thread at the nth point of a function at which Python would let a signal in."""
 
-        signal.signal(signal.SIGALRM, interrupt)
-        random.seed(3)
-        interrupted = 0
-        with GPUWorkerPool(url) as pool:
-            for _ in range(250):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, 0.006))
-                    assignment = pool.request_gpu()
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    interrupted += 1
-                else:
-                    pool.release_gpu(assignment)
-            print(interrupted)
-            input()
-    """
-    with Child(server, program) as child:
-        assert int(child.hear()) > 20
-        with suppress(AssertionError):
-            eventually(lambda: not active(server) and not queued(server), "nothing is left", within_s=15)
-        assert active(server) == set()
-        assert queued(server) == []
-        assert child.end()[0] == 0
+    def __init__(self, point: int, function: str) -> None:
+        self._left = point
+        self._function = function
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def has_come(self) -> bool:
+        return self._left <= 0
+
+    def _see(self, frame: FrameType | None, event: str, _: object) -> None:
+        while event in {"call", "c_return"} and frame is not None:
+            if frame.f_code.co_qualname == self._function:
+                self._left -= 1
+                if self._left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+                return
+            frame = frame.f_back
+
+
+# A coroutine is made just before it is run.
+never_awaited = pytest.mark.filterwarnings(
+    "ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@never_awaited
+@pytest.mark.parametrize(
+    ("hook", "step"), [(None, 19), (lambda _: None, 3)], ids=["in the caller's thread", "in the loop's thread"]
+)
+def test_a_request_that_is_interrupted_at_any_point_leaves_nothing_behind(
+    server: ServerProcess, hook: Callable[[object], None] | None, step: int
+) -> None:
+    """Also in the moment in which it is granted. Each time at another point, until one comes after the last."""
+    with GPUWorkerPool(server.url, polling_interval=3600, on_event=hook) as pool:
+        pool.release_gpu(pool.request_gpu())  # the first one fills caches, which takes many more points
+        for point in count(1, step):
+            with suppress(KeyboardInterrupt), InterruptAt(point, "LoopThread.work") as interrupt:
+                assignment = pool.request_gpu()
+            if not interrupt.has_come:
+                pool.release_gpu(assignment)
+                break
+        eventually(lambda: not active(server) and not queued(server), "nothing is left")
+    assert point > 5 * step
+
+
+@never_awaited
+def test_a_release_that_is_interrupted_at_any_point_releases(server: ServerProcess) -> None:
+    with GPUWorkerPool(server.url, polling_interval=3600) as pool:
+        for point in count(1, 7):
+            assignment = pool.request_gpu(timeout=END_S)
+            with suppress(KeyboardInterrupt), InterruptAt(point, "StartedClient._release_here") as interrupt:
+                pool.release_gpu(assignment)
+            if not interrupt.has_come:
+                break
+        eventually(lambda: not active(server), "nothing is left")
+        assert pool.get_detailed_metrics()["load_balancer"]["successful_requests"] > 10
 
 
 # --- forks -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule
 
-from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.condense import Condensed, condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
@@ -194,3 +194,22 @@ def test_fences_and_places_go_on_growing_where_all_leases_are_gone() -> None:
 def test_a_pool_that_was_never_opened_condenses_to_its_counters() -> None:
     assert from_short(PoolState()) == PoolState()
     assert condense(PoolState()) == [ev.HistoryCondensed(float("-inf"), (), 1)]
+
+
+def test_what_happens_after_the_copy_changes_nothing_of_the_history() -> None:
+    """It is made in another thread, while the pool goes on."""
+    box = Box(reading(0), reading(1))
+    box.ask("holder", pid=7)
+    box.ask("leaves")
+    box.ask("waiter")
+    box.observe_now(reading(0, used_mb=10, processes=(process(7, 10.0),)), reading(1))
+    at_once, later = condense(box.state), Condensed(box.state)
+    box.pass_time(10.0)
+    box.release("leaves")
+    box.release("waiter")
+    box.ask("newcomer")
+    box.observe_now(reading(0), reading(1))
+    box.ignore("train")
+    box.do(cmd.ExcludeGpu(key(0), "dust"))
+    assert condense(box.state) != at_once
+    assert list(later.events()) == list(later.events()) == at_once

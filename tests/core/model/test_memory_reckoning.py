@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.slot import MemoryUse, memory_use, used_percent
-from gpu_worker_pool.core.queue.eligibility import Eligible, NoRoom, OverMemory, ReadingUnknown
+from gpu_worker_pool.core.queue.verdicts import Eligible, NoRoom, OverMemory, ReadingUnknown
 from tests.core.build import Box, key, of_kind, process, reading
 
 

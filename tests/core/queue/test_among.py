@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, NotAmong
+from gpu_worker_pool.core.queue.verdicts import Eligible, Excluded, NotAmong
 from tests.core.build import A100, START, T4, Box, key, of_kind, process, reading
 from tests.core.queue.boxes import free_at_once
 

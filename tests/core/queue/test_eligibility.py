@@ -8,7 +8,7 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.settings import Thresholds
-from gpu_worker_pool.core.queue.eligibility import (
+from gpu_worker_pool.core.queue.verdicts import (
     Draining,
     Eligible,
     Excluded,

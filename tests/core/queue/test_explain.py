@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.queue.eligibility import Eligible, HeldForAnother, Leased, OverUtilization
 from gpu_worker_pool.core.queue.explain import explain
+from gpu_worker_pool.core.queue.verdicts import Eligible, HeldForAnother, Leased, OverUtilization
 from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, process, reading
 
 

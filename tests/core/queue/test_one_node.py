@@ -73,7 +73,8 @@ def _inside(node: str) -> Request:
 def test_in_a_pool_of_many_nodes_it_costs_what_it_costs_on_one() -> None:
     """What it costs is counted in calls and not in time."""
     costs: list[int] = []
-    for nodes in (1, 300):
+    # The first time, answers that are kept are not there yet.
+    for nodes in (1, 1, 300):
         box = Box(
             *(reading(index, node=f"node{node}") for node in range(nodes) for index in range(2)), stale_after_s=1e9
         )
@@ -81,7 +82,7 @@ def test_in_a_pool_of_many_nodes_it_costs_what_it_costs_on_one() -> None:
             box.ask(f"holds{number}", node="node0")
         found = calls(partial(box.ask, "waits", gpus=2, node="node0"))
         costs.append(found.total() + calls(partial(box.ask, "waits too", node="node0")).total())
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 @settings(max_examples=60, deadline=None)

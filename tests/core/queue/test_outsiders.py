@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.core.model.events import LeaseRefused
-from gpu_worker_pool.core.queue.eligibility import Eligible, InUseOutside, OtherServer
+from gpu_worker_pool.core.queue.verdicts import Eligible, InUseOutside, OtherServer
 from tests.core.build import Box, key, process, reading
 
 GIB = 1024.0

@@ -14,7 +14,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot, Members, Occupant, Occupants, memory_use
-from gpu_worker_pool.core.queue.eligibility import SharersFull, judge
+from gpu_worker_pool.core.queue.eligibility import judge
+from gpu_worker_pool.core.queue.verdicts import SharersFull
 from tests.core.build import Box, key, process, reading, request
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.queue.eligibility import Eligible, Excluded, TooSmall, WrongModel
+from gpu_worker_pool.core.queue.verdicts import Eligible, Excluded, TooSmall, WrongModel
 from tests.core.build import A100, START, T4, Box, key, of_kind, reading
 
 # --- suitable ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import MOST_WATCHED, Presence
+from gpu_worker_pool.server.http.bodies import ClientGone
+from tests.ledger.test_driver import ask, look, opened, turns
 
 
 def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
@@ -32,3 +42,23 @@ def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
     presence.take_over(["a", "b"])
     presence.note_heartbeat("b")
     assert [presence.unclaimed(id_) is None for id_ in ("a", "b", "forgotten")] == [False, True, True]
+
+
+async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
+    driver, presence = await opened(), Presence(10)
+    unused: Any = None
+    pool = Pool(driver, unused, unused, presence, node="box")
+    for lease_id in ("holder", "waiter"):
+        await driver.do(ask(lease_id))
+    lease = driver.state.queued("waiter")
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(pool.wait(lease, 100.0, gone, renewed_by="ada"))
+    await turns()
+    gone.set_result(None)
+    driver.note(cmd.Release("holder"))
+    driver.note(look())
+    assert isinstance(driver.state.leases["waiter"], ActiveLease)
+    with pytest.raises(ClientGone):
+        await waiting
+    assert presence.is_away("waiter")
+    driver.close()

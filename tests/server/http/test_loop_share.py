@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
-from gpu_worker_pool.server.http.loop_share import TurnShare
+import pytest
+
+from gpu_worker_pool.server.http.loop_share import LOOP_SLICE_S, OTHERS_SHARE, LoopShare, TurnShare, in_turns
 
 
 async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_the_same_order() -> None:
@@ -25,3 +28,42 @@ async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_th
     assert [number for _, number in done] == list(range(7))
     assert [[turn for turn, _ in done].count(each) for each in (1, 2, 3)] == [3, 3, 1]
     assert all(task.done() for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("others_s", "turns_between", "pieces"),
+    [
+        (0.0, OTHERS_SHARE, 8),
+        # One turn is as long as four pieces already; then a piece may be longer.
+        (4 * LOOP_SLICE_S, 1, 8),
+        (16 * LOOP_SLICE_S, 1, 3),
+    ],
+)
+async def test_others_have_turns_between_the_pieces_of_long_work_and_a_busy_loop_does_not_hold_it_up(
+    others_s: float, turns_between: int, pieces: int
+) -> None:
+    clock, turn, worked = [0.0], [0], list[int]()
+    share = LoopShare(clock=lambda: clock[0])
+
+    async def work() -> None:
+        for _ in range(8):
+            clock[0] += 1.2 * LOOP_SLICE_S
+            worked.append(turn[0])
+            await share.yield_if_due()
+
+    task = asyncio.ensure_future(work())
+    while not task.done():
+        await asyncio.sleep(0)
+        clock[0] += others_s
+        turn[0] += 1
+    begun = sorted(set(worked))
+    assert {later - earlier for earlier, later in pairwise(begun)} == {turns_between}
+    assert len(begun) == pieces
+
+
+async def test_many_calls_are_made_some_in_each_turn_and_in_order() -> None:
+    turn, called = [0], list[tuple[int, str]]()
+    in_turns(2, lambda item: called.append((turn[0], item)), "abcde")
+    for turn[0] in range(1, 5):
+        await asyncio.sleep(0)
+    assert called == [(0, "a"), (0, "b"), (1, "c"), (1, "d"), (2, "e")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.shared_answer import SMALL_BYTES, Body, SharedAnswer
+from gpu_worker_pool.server.http.shared_answer import MOST_ANSWERED, SMALL_BYTES, Body, SharedAnswer
 from tests.server.settling import settled
 
 PACE_S = 2.0
@@ -53,12 +53,15 @@ class Bench:
 
     async def end(self, outcome: bytes | Exception = b"{}") -> None:
         """The making that runs ends like this."""
+        self.finish(outcome)
+        await settled()
+
+    def finish(self, outcome: bytes | Exception) -> None:
         future = self._making.pop()
         if isinstance(outcome, bytes):
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
-        await settled()
 
     async def work(self, seconds: float) -> None:
         """This process does something for so long."""
@@ -90,6 +93,23 @@ async def test_who_asks_before_it_is_begun_shares_it_and_who_asks_later_waits_fo
     assert len({id(task.result().plain) for task in late}) == 1
 
 
+async def test_many_that_wait_are_answered_in_turns_and_one_that_left_keeps_none_waiting() -> None:
+    """Fifty pages that are sent a large answer in one turn of the event loop would keep all others waiting."""
+    bench = Bench()
+    waiting = [asyncio.create_task(bench.answer.get()) for _ in range(3 * MOST_ANSWERED)]
+    await settled()
+    waiting[0].cancel()
+    bench.finish(b"{}")
+    answered, numbers = 0, list[int]()
+    while not all(task.done() for task in waiting):
+        await asyncio.sleep(0)
+        done = sum(task.done() for task in waiting)
+        numbers.append(done - answered)
+        answered = done
+    assert max(numbers) == MOST_ANSWERED
+    assert {task.result().plain for task in waiting[1:]} == {b"{}"}
+
+
 async def test_one_begins_so_long_after_the_other_and_the_first_after_quiet_at_once() -> None:
     bench = Bench()
     await bench.ask()
@@ -115,10 +135,10 @@ async def test_what_takes_long_is_made_less_often() -> None:
     await bench.work(1.0)
     await bench.end()
     await bench.ask()
-    await bench.pass_time(8.9)
+    await bench.pass_time(2.9)
     assert bench.begun == 1
     await bench.pass_time(0.1)
-    assert bench.begun == 2, "ten times as long as the last one took, from its beginning"
+    assert bench.begun == 2, "four times as long as the last one took, from its beginning"
     await bench.end()
 
 

@@ -19,7 +19,7 @@ def numbers(body: bytes) -> list[int]:
 async def test_what_a_slow_listener_has_missed_comes_in_pieces_in_order() -> None:
     # Of the pool, a stream of readings needs the clock only.
     pool: Any = SimpleNamespace(follow=lambda _: None, now=lambda: 0.0, membership=None, node="box")
-    snapshot: Any = SimpleNamespace(summary={"text": "x" * EVENT_BYTES})
+    snapshot: Any = SimpleNamespace(ask=lambda _: b"x" * EVENT_BYTES)
     stream, listener = EventStream(pool), Listener()
     messages = stream.messages(listener, None)
     assert b": connected" in await anext(messages)

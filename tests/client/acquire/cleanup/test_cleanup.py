@@ -340,7 +340,9 @@ async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[
         assert resident_kb() - size_kb < 2000
         assert tasks_after <= tasks + 1
         assert open_sockets_after <= open_sockets + 1
-        assert not client._kept
-        assert not client._releases
+        started = client._started_client
+        assert started is not None
+        assert not started
+        assert not started._releases
         assert not client._tally.waiting
     await nothing_left(first)

@@ -47,6 +47,20 @@ class TestDeath:
 
         assert reports.until(1) == ["a"]
 
+    def test_a_process_is_watched_until_its_death_is_reported(
+        self, watch: DeathWatch, reports: Reports, child: Start, request: pytest.FixtureRequest
+    ) -> None:
+        process, has_descriptor = child(), "pidfd" in request.node.name
+        assert not watch.is_watched(process.id)
+        watch.watch(process.id, "a")
+        assert watch.is_watched(process.id) is has_descriptor
+        watch.forget("a")
+        assert watch.is_watched(process.id) is has_descriptor  # the descriptor is kept for its next lease
+        watch.watch(process.id, "b")
+        process.kill()
+        assert reports.until(1) == ["b"]
+        assert not watch.is_watched(process.id)
+
     @pytest.mark.parametrize("how", [Child.kill, Child.end], ids=["zombie", "gone"])
     def test_one_that_died_before_is_reported_but_not_from_within(
         self, watch: DeathWatch, reports: Reports, child: Start, how: Callable[[Child], None]

@@ -1,0 +1,138 @@
+"""Whose turn it is in a pass over the queue.
+
+A waiter needs a turn if it may be served, if leases may make room for it, or if GPUs may be reserved for it. While no lease is
+preemptible, and no waiter is due for the reservation or one has it, only the first of these counts: then a pass goes only to
+waiters for whom the indexes have a GPU to propose. A turn of another waiter would change nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf, nextafter
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.state import PoolState
+
+from .order import Order, Place
+from .placement import Survey
+from .waiting import Line, QueueKey, WishFamily
+
+
+class WaiterTurn(NamedTuple):
+    """A waiter, and where it is in its line. Turns sort as the waiters are served."""
+
+    place: Place
+    line: Line
+    position: int
+
+    @property
+    def lease_id(self) -> str:
+        return self.place[-1]
+
+
+class Turns(ABC):
+    """Waiters in the order in which they are served. After each of them it must be told how its turn ended."""
+
+    def __init__(self, state: PoolState, order: Order) -> None:
+        self._state = state
+        self._order = order
+        self._later: list[WaiterTurn] = []
+
+    def next(self) -> WaiterTurn | None:
+        return heappop(self._later) if self._later else None
+
+    def was_served(self, turn: WaiterTurn) -> None:
+        """Let the next one of the same line have its turn."""
+        self._push(turn.line, turn.position + 1)
+
+    @abstractmethod
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
+        """Leave out the waiters that cannot be served either. `can_serve` tells what else could be, in its place."""
+
+    def _turn(self, line: Line, index: int) -> WaiterTurn:
+        return WaiterTurn(self._order.place(line, self._state.queue.lines[line][index]), line, index)
+
+    def _line_of(self, queue_key: QueueKey) -> Line:
+        return self._state.queue.line_of(self._state.queued(queue_key[-1]))
+
+    def _push(self, line: Line, index: int) -> None:
+        if index < len(self._state.queue.lines[line]):
+            heappush(self._later, self._turn(line, index))
+
+
+class EveryTurn(Turns):
+    """The turns of all lines: of each line, those that may be served or have GPUs reserved."""
+
+    def __init__(self, state: PoolState, order: Order) -> None:
+        super().__init__(state, order)
+        self._firsts: Iterator[QueueKey] = iter(())
+        if state.queue.splits_owners:
+            # What owners use decides, and that changes with the time.
+            self._later = [self._turn(line, 0) for line in state.queue.lines]
+            heapify(self._later)
+        else:
+            self._firsts = iter(state.queue.firsts)
+        self._next_first = self._first()
+
+    def next(self) -> WaiterTurn | None:
+        first = self._next_first
+        if first is None or (self._later and self._later[0] < first):
+            return super().next()
+        self._next_first = self._first()
+        return first
+
+    def _first(self) -> WaiterTurn | None:
+        queue_key = next(self._firsts, None)
+        return None if queue_key is None else self._turn(self._line_of(queue_key), 0)
+
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:  # noqa: ARG002 - all have turns
+        """Of the others in the line, only those of a lower priority can have waited for longer; and one of them may have the
+        reservation, which it keeps for a while, though no date can be told.
+        """
+        keys = self._state.queue.lines[turn.line]
+        lower = bisect_left(keys, (turn.place[0], turn.place[2] + 1, 0, ""))
+        self._push(turn.line, min(lower, self._index_of_reserved(keys, turn.position + 1)))
+
+    def _index_of_reserved(self, keys: Sequence[QueueKey], first: int) -> int:
+        """Where in the rest of a line the waiter with the reservation is; after the last, if it is not there."""
+        if self._state.reservation is None:
+            return len(keys)
+        lease = self._state.queued(self._state.reservation.lease_id)
+        index = bisect_left(keys, (*lease.order, lease.id), first)
+        return index if index < len(keys) and keys[index][-1] == lease.id else len(keys)
+
+
+class HopefulTurns(Turns):
+    """The turns of those for whom the indexes have a GPU to propose. `served` is how many of a line were served before."""
+
+    def __init__(self, survey: Survey, order: Order, served: Mapping[Line, int]) -> None:
+        super().__init__(survey.state, order)
+        self._families: dict[Line, WishFamily] = {}
+        for family in survey.state.queue.families:
+            most_mb = survey.most_room_mb(family.lines[0].wishes)
+            if survey.state.queue.splits_owners:
+                for line in family.within(most_mb):
+                    self._push(line, served.get(line, 0))
+            else:
+                self._push_first(family, most_mb, served)
+
+    def _push_first(self, family: WishFamily, most_mb: float, served: Mapping[Line, int]) -> None:
+        first = family.first_within(most_mb)
+        if first is not None:
+            line = self._line_of(first)
+            self._families[line] = family
+            self._push(line, served.get(line, 0))
+
+    def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
+        """Go on with those of its family that need less, if the least can be served. Where owners are not treated alike, each line
+        has turns of its own.
+        """
+        family, memory_mb = self._families.get(turn.line), turn.line.wishes.memory_mb
+        if family is None or memory_mb is None or family.lines[0] == turn.line:
+            return
+        if can_serve(family.lines[0].wishes):
+            self._push_first(family, nextafter(memory_mb, -inf), {})
