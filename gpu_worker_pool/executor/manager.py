@@ -58,7 +58,8 @@ class Manager:
     def __init__(self, options: ManagerOptions) -> None:
         self._options = options
         self._name = f"GPUExecutor-{next(_numbers)}"
-        self._lock = threading.Lock()
+        # A garbage collection may close an executor in a thread that has the lock.
+        self._lock = threading.RLock()
         self._crew = Crew(options.rules)
         self._tasks = TaskBook()
         self._inbox: deque[facts.Fact | desk.LeaseNews] = deque()
@@ -121,7 +122,7 @@ class Manager:
 
     def forget(self) -> None:
         """Close what a forked process has of its parent's: a guard ends its worker when all ends of its line are closed."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for worker in self._workers.values():
             worker.forget()
         if self._thread is not None:

@@ -22,7 +22,7 @@ from . import work
 
 TASKS = 1000
 # After so many tasks, a process is killed.
-KILL_EVERY = 40
+KILL_EVERY = 60
 GUARD, WORKER = "host/guard.py", "executor/worker.py"
 
 
