@@ -36,7 +36,8 @@ def say(text):
 
 @pytest.fixture
 def env(server: ServerProcess) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "GPU_SERVICE_ENDPOINT": server.url}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "GPU_SERVICE_ENDPOINT": server.url}
 
 
 def script(folder: Path, text: str) -> Path:
