@@ -12,14 +12,14 @@ from pathlib import Path
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
-from gpu_worker_pool.cli.run.lease_end import end_if_announced, end_text, ended_because, limit_of, warn_command
-from gpu_worker_pool.cli.run.lease_facts import command_env
-from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
+from gpu_worker_pool.cli.run.lease_end import end_if_announced, end_text, ended_because, warn_command
+from gpu_worker_pool.cli.run.lease_loss import wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.command_label import label_text
 from gpu_worker_pool.client.events import ending_text
+from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding

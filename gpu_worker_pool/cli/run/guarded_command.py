@@ -1,4 +1,4 @@
-"""A command and its guard, as `gpu-pool` sees them; guard.py says what a guard does."""
+"""A command and its guard, as `gpu-pool` sees them; host/guard.py says what a guard does."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpu_worker_pool.cli.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
-
-from . import guard
+from gpu_worker_pool.host import guard
 
 _ADVICE = {
     errno.ENOENT: "the program that its first line names does not exist; correct that line",

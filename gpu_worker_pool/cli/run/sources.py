@@ -15,6 +15,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
+from gpu_worker_pool.client.guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.client.inherited_lease import (
     LEASE_ID_VARIABLE,
     LEASE_URL_VARIABLE,
@@ -30,8 +31,6 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
-
-from .lease_facts import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 
 # How long the others are waited for when a server has answered, where only servers of this machine matter: those have no network
 # in between.

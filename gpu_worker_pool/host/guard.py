@@ -48,7 +48,9 @@ _KILL_SELDOM_S: Final = 0.1
 _QUICK_ROUNDS: Final = 1000
 # One round in this many signals all descendants; the others signal our children only, which is quicker.
 _SCAN_EVERY: Final = 20
-_LENGTH: Final = struct.Struct("!I")
+LENGTH: Final = struct.Struct("!I")
+# How long a guard whose command has ended waits for the release of the lease.
+_RELEASE_S: Final = 2.0
 
 
 def become_subreaper() -> None:
@@ -89,17 +91,17 @@ def mark(name: str) -> socket.socket:
 
 def frame(message: dict[str, Any]) -> bytes:
     body = json.dumps(message).encode()
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
     """Take the complete messages out of the buffer; the rest stays in it."""
-    while len(buffer) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer)
-        if len(buffer) < _LENGTH.size + length:
+    while len(buffer) >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(buffer)
+        if len(buffer) < LENGTH.size + length:
             return
-        body = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
-        del buffer[: _LENGTH.size + length]
+        body = bytes(buffer[LENGTH.size : LENGTH.size + length])
+        del buffer[: LENGTH.size + length]
         yield json.loads(body)
 
 
@@ -155,6 +157,16 @@ class Guard:
         if self._status is not None:
             how = {"was_late": self._was_late, "was_limited": self._was_limited}
             self._send({"event": "ended", "status": self._status, **how})
+            self._stay_for_release()
+
+    def _stay_for_release(self) -> None:
+        """Live until the lease is released and the line closed. If the holder died first, the lease would look lost."""
+        deadline = boot_time() + _RELEASE_S
+        while self._is_line_open and select.select([self._line], [], [], max(deadline - boot_time(), 0.0))[0]:
+            with contextlib.suppress(OSError):
+                if self._line.recv(65536):
+                    continue
+            return
 
     def _is_over(self) -> bool:
         if self._command is None:
