@@ -9,6 +9,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
+from gpu_worker_pool.core.jobs.life import MAX_PREEMPTIONS
 from gpu_worker_pool.host.clock import iso_time
 
 
@@ -21,9 +22,8 @@ class Job:
     command: str
 
 
-# The end reason of a job whose lease was ended for another request, and how often such a job is run again.
+# The end reason of a job whose lease was ended for another request.
 PREEMPTED: Final = "preempted"
-MAX_PREEMPTIONS: Final = 100
 
 
 class State(StrEnum):
