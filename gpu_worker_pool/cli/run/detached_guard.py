@@ -107,7 +107,7 @@ class DetachedGuard(Guard):
         if message["log_limit"] is not None:
             self._log = LimitedLog(message["log"], message["log_limit"])
             self._output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            os.set_blocking(theirs, True)  # noqa: FBT003 - its only parameter
+            os.set_blocking(theirs, True)
             for place in (1, 2):
                 os.close(self._streams[place])
                 self._streams[place] = os.dup(theirs)

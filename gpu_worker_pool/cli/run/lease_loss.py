@@ -10,7 +10,7 @@ from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.pool_client import Assignment
 
-from .guarded_command import GuardedCommand
+from .guarded_command import GuardLine
 from .lease_end import KILL_AHEAD_S
 
 _NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
@@ -33,7 +33,7 @@ def safe_until(assignment: Assignment) -> float | None:
 
 
 async def wait_for_end(
-    guarded: GuardedCommand,
+    guarded: GuardLine,
     assignment: Assignment,
     ttl_s: float | None,
     on_lost: Callable[[str], None],
@@ -65,7 +65,7 @@ async def _tell_loss(assignment: Assignment, on_lost: Callable[[str], None]) -> 
         on_lost(await assignment.lost.wait())
 
 
-async def _update_guard(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> None:
+async def _update_guard(guarded: GuardLine, assignment: Assignment, ttl_s: float) -> None:
     while True:
         if (at := safe_until(assignment)) is not None:
             guarded.tell_safe_until(at)

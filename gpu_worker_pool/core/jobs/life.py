@@ -199,18 +199,6 @@ class JobLife:
         return (-self.terms.priority, self.behind or key.number, self.behind is not None, index)
 
 
-_WITHOUT_RUN: Final = {
-    "started_at": None,
-    "ended_at": None,
-    "guard": None,
-    "lease": None,
-    "usage": None,
-    "exit_code": None,
-    "why": None,
-    "end_reason": None,
-}
-
-
 def evolve(life: JobLife, event: JobEvent) -> JobLife:
     """The job after this event; ImpossibleEvent where it cannot have happened to it."""
     state = life.state
@@ -220,13 +208,11 @@ def evolve(life: JobLife, event: JobEvent) -> JobLife:
             first_at = at if life.requested_at is None else life.requested_at
             return replace(life, state=JobState.WAITING, requested_at=first_at)
         case RunStarted(at=at) if state is JobState.WAITING:
-            without: dict[str, None] = dict(_WITHOUT_RUN)
-            life = replace(life, **without)  # type: ignore[arg-type]
-            counted = {"attempts": life.attempts + 1, "tries": life.tries + 1}
-            return replace(life, state=JobState.RUNNING, started_at=at, guard=event.guard, lease=event.lease, **counted)
+            return replace(
+                _without_run(life, 1), state=JobState.RUNNING, started_at=at, guard=event.guard, lease=event.lease
+            )
         case RunNotStarted() if state is JobState.RUNNING:
-            uncounted = {"attempts": life.attempts - 1, "tries": life.tries - 1}
-            return replace(life, state=JobState.SUBMITTED, started_at=None, guard=None, lease=None, **uncounted)
+            return replace(_without_run(life, -1), state=JobState.SUBMITTED)
         case UsageMeasured() if state is JobState.RUNNING:
             return replace(life, usage=event)
         case CancelAsked() if state is JobState.RUNNING:
@@ -240,6 +226,13 @@ def evolve(life: JobLife, event: JobEvent) -> JobLife:
             life = replace(life, state=JobState.SUBMITTED, behind=event.behind, tries=0, preemptions=0)
             return replace(life, is_cancel_asked=False, requested_at=None)
     raise ImpossibleEvent(f"{type(event).__name__} cannot happen to job {life.key}, which is {state}")
+
+
+def _without_run(life: JobLife, counted: int) -> JobLife:
+    """The job without the facts of a run, and with so many more attempts."""
+    life = replace(life, attempts=life.attempts + counted, tries=life.tries + counted)
+    life = replace(life, started_at=None, ended_at=None, guard=None, lease=None, usage=None)
+    return replace(life, exit_code=None, why=None, end_reason=None)
 
 
 def _after_run(life: JobLife, event: RunEnded) -> JobLife:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpu_worker_pool.core.jobs.job_key import JobKey
 from gpu_worker_pool.core.jobs.life import (
     GuardFacts,
@@ -21,9 +23,9 @@ LEASE = LeaseFacts(id="lease", url="http://box:8000", gpus=(0,), uuids=("GPU-0",
 STARTED = RunStarted(at=2.0, guard=GUARD, lease=LEASE)
 
 
-def job(number: int, index: int | None = None, state: JobState = JobState.SUBMITTED, **terms: object) -> JobLife:
+def job(number: int, index: int | None = None, state: JobState = JobState.SUBMITTED, **terms: Any) -> JobLife:
     """A job in this state."""
-    made = JobTerms(JobKey(number, index), **terms)  # type: ignore[arg-type]
+    made = JobTerms(JobKey(number, index), **terms)
     return JobLife(made, state)
 
 
@@ -33,9 +35,9 @@ def after(life: JobLife, *events: JobEvent) -> JobLife:
     return life
 
 
-def running(number: int = 1, **terms: object) -> JobLife:
+def running(number: int = 1, **terms: Any) -> JobLife:
     return after(job(number, **terms), JobRequested(at=1.0), STARTED)
 
 
-def failed(number: int = 1, **terms: object) -> JobLife:
+def failed(number: int = 1, **terms: Any) -> JobLife:
     return after(running(number, **terms), RunEnded(at=3.0, becomes=JobState.FAILED, exit_code=1))
