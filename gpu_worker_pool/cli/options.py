@@ -81,6 +81,19 @@ New = Annotated[
 ]
 
 
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name", "-n", metavar="TEXT", help="The name that others see in `status`; otherwise the script or module."
+    ),
+]
+Command = Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")]
+Retries = Annotated[
+    int,
+    typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
+]
+
+
 class OnLost(StrEnum):
     STOP = "stop"
     FINISH = "finish"

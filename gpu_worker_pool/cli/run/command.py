@@ -13,7 +13,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")],
+    command: options.Command,
     gpus: options.Gpus = 1,
     memory: options.MemoryPerGpu = None,
     model: options.Model = None,
@@ -23,10 +23,7 @@ def run(
     preemptible: options.Preemptible = False,
     on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The name that others see in `status`; otherwise the script or module."),
-    ] = None,
+    name: options.Name = None,
     remote: options.Remote = False,
     new: options.New = False,
     nodes: Annotated[

@@ -15,6 +15,8 @@ from gpu_worker_pool.core.model.lease import EndReason
 
 from .job_key import JobKey
 
+# An exit code above this says which signal ended a command.
+SIGNAL_BASE: Final = 128
 # How often a job that was preempted is run again.
 MAX_PREEMPTIONS: Final = 100
 
@@ -294,6 +296,43 @@ def interrupted(life: JobLife, at: float, why: str, exit_code: int | None = None
     """
     becomes = JobState.CANCELLED if life.is_cancel_asked else JobState.INTERRUPTED
     return RunEnded(at=at, becomes=becomes, exit_code=exit_code, why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardOutcome:
+    """What a guard wrote down: whether the command was started, and how it ended."""
+
+    is_started: bool
+    exit_code: int | None = None
+    was_late: bool = False
+    was_limited: bool = False
+    ended_at: float | None = None
+
+
+def found_again(
+    life: JobLife, at: float, outcome: GuardOutcome | None, *, is_same_boot: bool, last_number: int
+) -> RunEnded | RunNotStarted:
+    """What became of a job whose guard is gone, by what that guard wrote down; None: it wrote nothing."""
+    if outcome is None:
+        how = "its guard was killed" if is_same_boot else "the machine was restarted"
+        return interrupted(life, at, f"{how} while it ran")
+    if not outcome.is_started:
+        return RunNotStarted(at=at)
+    ended_at, code = outcome.ended_at or at, outcome.exit_code
+    if not is_same_boot and code is not None and code > SIGNAL_BASE:
+        return interrupted(life, ended_at, "the machine was restarted while it ran", code)
+    if outcome.was_late:
+        return ended(
+            life,
+            ended_at,
+            None,
+            "its GPU was lost: the lease could not be renewed in time",
+            None,
+            last_number=last_number,
+        )
+    reason = EndReason.TIME_LIMIT if outcome.was_limited and code else None
+    why = "its time limit is over" if reason else None
+    return ended(life, ended_at, None if reason else code, why, reason, last_number=last_number)
 
 
 def cancel(life: JobLife, at: float) -> JobClosed | CancelAsked | None:

@@ -1,0 +1,62 @@
+"""`gpu-pool jobs`: what waits and runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.options import Json
+from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.table import print_table
+from gpu_worker_pool.cli.units import count
+
+if TYPE_CHECKING:
+    from .job_store import JobStore
+
+JobIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Jobs by their ids: 12, or 12_3 for a task of an array.")
+]
+
+
+def jobs(ids: JobIds = None, *, json: Json = False) -> None:
+    """Show your jobs on this box: what waits, with its queue position and why, and what runs. With ids, those jobs, also
+    if they are over.
+
+    If a job waits or runs and the keeper is gone, this starts it again. `gpu-pool history` shows what is over.
+    """
+    from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
+    from .job_view import find_jobs, job_json, live_table  # noqa: PLC0415
+
+    store = JobStore(jobs_folder(os.environ))
+    waiting = ask_waiting(store)
+    records = store.load()
+    live = [record for record in records.values() if not record.life.state.is_over]
+    shown = find_jobs(records, ids) if ids else live
+    if json:
+        print_json("jobs", {"jobs": [job_json(record, waiting.get(str(record.key))) for record in shown]})
+        return
+    if not shown:
+        over = len(records) - len(live)
+        complain("no job waits or runs" + (f"; {count(over, 'job')} over: gpu-pool history" if over else ""))
+        return
+    console = out()
+    print_table(console, live_table(console, shown, records.values(), waiting))
+
+
+def ask_waiting(store: JobStore) -> dict[str, Any]:
+    """How the jobs wait, from the keeper; it is started if there are jobs for it. What the files say is shown in any
+    case.
+    """
+    from .keeper_link import ask_keeper  # noqa: PLC0415
+
+    if all(record.life.state.is_over for record in store.load().values()):
+        return {}
+    try:
+        found: dict[str, Any] = ask_keeper(store, {"do": "state"}).get("waiting", {})
+    except Failure as failure:
+        complain(str(failure))
+        return {}
+    return found
