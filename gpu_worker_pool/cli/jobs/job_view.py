@@ -130,8 +130,7 @@ def _notes(record: JobRecord, wait: Mapping[str, Any], tasks: Mapping[int, Seque
         return "is being cancelled" if life.is_cancel_asked else ""
     if life.state is JobState.SUBMITTED and isinstance(ids := why_not_yet(life, tasks), str):
         return f"after {ids}"
-    position = f"position {wait['position']}" if wait.get("position") else ""
-    return "; ".join(filter(None, (position, plain(wait.get("reason") or ""))))
+    return plain(wait.get("reason") or "")
 
 
 def how_ended(record: JobRecord) -> str:

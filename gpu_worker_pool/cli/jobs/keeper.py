@@ -14,11 +14,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.core.jobs.life import JobClosed, JobEvent, JobRequested, JobState, cancel, resumed, retry
 from gpu_worker_pool.core.jobs.plan import make_plan
@@ -79,7 +80,7 @@ class Keeper:
                         await self._changed.wait()
                 self._changed.clear()
         finally:
-            measuring.cancel()
+            await cancel_and_wait(measuring)
         for pool in self._pools:
             await pool.close()
 
@@ -231,16 +232,17 @@ class Keeper:
 
     async def _measure(self) -> None:
         """Read the pools of running jobs again and again."""
-        watchers: dict[JobPool, Servers] = {}
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            running = [run for run, _ in self._runs.values() if run.record.life.state is JobState.RUNNING]
-            for pool in {run.pool for run in running}:
-                if pool not in watchers:
-                    watchers[pool] = await pool.servers().__aenter__()
-                for answer in await watchers[pool].ask_all("/pool?queue=0&leases=0"):
-                    if (seen := read(PoolView, answer.data)) is not None:
-                        await self._take_in_usage([run for run in running if run.pool is pool], seen)
+        async with AsyncExitStack() as opened:
+            watchers: dict[JobPool, Servers] = {}
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                running = [run for run, _ in self._runs.values() if run.record.life.state is JobState.RUNNING]
+                for pool in {run.pool for run in running}:
+                    if pool not in watchers:
+                        watchers[pool] = await opened.enter_async_context(pool.servers())
+                    for answer in await watchers[pool].ask_all("/pool?queue=0&leases=0"):
+                        if (seen := read(PoolView, answer.data)) is not None:
+                            await self._take_in_usage([run for run in running if run.pool is pool], seen)
 
     async def _take_in_usage(self, runs: Iterable[JobRun], seen: PoolView) -> None:
         gpus, now = gpus_in(seen), time.monotonic()

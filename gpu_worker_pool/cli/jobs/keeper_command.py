@@ -42,9 +42,7 @@ def keeper(
     store, ready = JobStore(jobs_folder(os.environ)), Ready(os.environ)
     if detach:
         go_to_background()
-    # It ends at once when it is told to end: all that it knows is on the disk.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _settle_signals()
     try:
         store.make()
         os.umask(0o077)
@@ -69,6 +67,17 @@ def keeper(
         ready.say(str(failure))
         raise
     return 0
+
+
+def _settle_signals() -> None:
+    """Have the signals of a program that was just started, whatever shell this was started from; the jobs inherit them.
+
+    It ends at once when it is told to end: all that it knows is on the disk. A terminal that hangs up is not its own.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _bound_log(path: Path, *, is_ours: bool) -> None:

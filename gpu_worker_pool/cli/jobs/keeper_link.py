@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import gpu_worker_pool
 from gpu_worker_pool.cli.failure import Failure
 
 from .job_store import JOBS_DIR_VARIABLE, JobStore
@@ -24,6 +25,9 @@ LOCK_FILE: Final = "keeper.lock"
 FACTS_FILE: Final = "keeper.json"
 LOG_FILE: Final = "keeper.log"
 READY_VARIABLE: Final = "GPU_POOL_KEEPER_READY"
+_PROGRAM: Final = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.__main__ import main; sys.exit(main())"
+)
 _CREDENTIALS: Final = struct.Struct("3i")
 _MOST_BYTES: Final = 64 * 1024 * 1024
 # A keeper that ends and one that starts may cross; each round waits for one of them.
@@ -81,8 +85,18 @@ def start_keeper(store: JobStore) -> None:
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     env = {**os.environ, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
     with open(store.root / LOG_FILE, "ab", opener=_private) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpu_worker_pool", "keeper", "--detach"],
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            # Neither -m nor a folder of the user's: a file of theirs may have the name of a module.
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                _PROGRAM,
+                str(Path(gpu_worker_pool.__file__).parents[1]),
+                "keeper",
+                "--detach",
+            ],
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

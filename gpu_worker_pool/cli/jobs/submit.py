@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .job_spec import JobSpec
     from .job_store import JobStore
 
-_LEAST_LOG_MB = 0.001
 _MB = 1 << 20
 
 
@@ -90,8 +89,6 @@ def submit(
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool submit -- python train.py", USAGE)
     _check_words(command)
-    if max_log is not None and max_log < _LEAST_LOG_MB:
-        raise Failure("--max-log must be at least 1 KB; leave it out to keep all output", USAGE)
     try:
         tasks = None if array is None else parse_array(array)
     except ValueError as error:
