@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import os
@@ -14,12 +13,15 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.failure import Failure
 
 from .job_store import JOBS_DIR_VARIABLE, JobStore
+
+if TYPE_CHECKING:
+    import asyncio
 
 LOCK_FILE: Final = "keeper.lock"
 FACTS_FILE: Final = "keeper.json"

@@ -78,8 +78,7 @@ def submit(
 
     Exit codes: 0 it is submitted; 2 the arguments are invalid; 126 or 127 the command cannot be run; 125 gpu-pool failed.
     """
-    from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415 - loads what is not needed for the help
-    from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415 - not for the help
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
     from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
 
@@ -93,7 +92,10 @@ def submit(
         tasks = None if array is None else parse_array(array)
     except ValueError as error:
         raise Failure(f"--array: {error}", USAGE) from None
-    Servers(endpoint)  # Failure where it is not a URL
+    if endpoint is not None:
+        from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415 - only where it is needed
+
+        Servers(endpoint)  # Failure where it is not a URL
     check_can_run(command[0], os.environ)
     check_proc()
     store = JobStore(jobs_folder(os.environ))
@@ -174,12 +176,11 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for the job. It outlives a lease around this process, so it knows nothing of that lease."""
-    from gpu_worker_pool.cli.run.lease_facts import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415
-    from gpu_worker_pool.cli.run.sources import is_set_by_lease  # noqa: PLC0415
-    from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE  # noqa: PLC0415
-
     kept = {name: value for name, value in environ.items() if not name.startswith("GPU_POOL_LEASE_")}
-    if environ.get(LEASE_ID_VARIABLE):
+    if environ.get("GPU_POOL_LEASE_ID"):
+        from gpu_worker_pool.cli.run.lease_facts import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415 - only inside a lease
+        from gpu_worker_pool.cli.run.sources import is_set_by_lease  # noqa: PLC0415
+
         complain("the job will outlive the lease around this command, so it requests GPUs of its own")
         if is_set_by_lease(environ):
             kept.pop(VISIBLE_DEVICES_VARIABLE, None)
