@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
@@ -36,16 +37,18 @@ from gpu_worker_pool.core.jobs.life import (
     ended,
     found_again,
 )
+from gpu_worker_pool.core.model.request import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_mark import mark_names
-from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.models import GPUAssignment, LeaseEnding
 from gpu_worker_pool.wire.reader import read
 
 from .adopted_lease import adopted_lease
 from .detached_command import DetachedCommand
 from .job_pools import JobPool
 from .job_store import JobRecord, JobStore, read_outcome
+from .keeper_link import GPU_POOL
 from .usage_meter import UsageMeter
 
 _SPAWN_AGAIN_S: Final = 1.0
@@ -73,7 +76,7 @@ class JobRun:
     async def attempt(self) -> None:
         """Wait and run, and note what became of it."""
         try:
-            while not await self._request_and_run():
+            while not await (self._run_gang() if self.record.spec.nodes > 1 else self._request_and_run()):
                 pass
         except RequestRefusedError as error:
             await self._close(JobState.CANCELLED if error.was_ended else JobState.FAILED, error)
@@ -189,6 +192,33 @@ class JobRun:
         finally:
             await cancel_and_wait(waiting)
 
+    async def _run_gang(self) -> bool:
+        """Run a job on several boxes: `gpu-pool run --nodes` requests the GPUs, starts the others, and writes to the log
+        of the job. False where its guard was killed before.
+        """
+        record, spec = self.record, self.record.spec
+        guarded = self._guarded = await self._spawn()
+        nothing = GPUAssignment(0, "keeper", datetime.now())  # noqa: DTZ005 - it is not used
+        try:
+            await guarded.wake()
+            log = self._open_log()
+            try:
+                lease = LeaseFacts(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
+                await self.note(record, RunStarted(at=time.time(), guard=guarded.facts, lease=lease))
+                command, env = spec.gang_command(record.key, GPU_POOL), {**self.environ, **spec.variables(record.key)}
+                started = await self._start(command, env, nothing, guarded, spec.grace_s, log)
+            finally:
+                os.close(log)
+            await self._finish(started or await self._watch(guarded, nothing, spec.grace_s))
+        except GuardDied:
+            if record.life.state is not JobState.RUNNING:
+                return False
+            await self._finish(self._what_became())
+        finally:
+            self._can_be_told = False
+            guarded.close()
+        return True
+
     # --- the run -------------------------------------------------------------------------------------------------------
 
     async def _run_on(
@@ -208,7 +238,9 @@ class JobRun:
             try:
                 # From here on the command may run: what follows is known to the next keeper.
                 await self.note(record, self._started(assignment, sources, guarded))
-                started = await self._start(assignment, guarded, grace_s, log)
+                env = {**command_env(self.environ, assignment), **spec.variables(record.key)}
+                command = spec.command_of(record.key)
+                started = await self._start(command, env, assignment, guarded, grace_s, log)
             finally:
                 os.close(log)
             await self._finish(started or await self._watch(guarded, assignment, grace_s))
@@ -245,7 +277,13 @@ class JobRun:
         return RunStarted(at=time.time(), guard=guarded.facts, lease=lease)
 
     async def _start(
-        self, assignment: Assignment, guarded: DetachedCommand, grace_s: float, log: int
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        assignment: Assignment,
+        guarded: DetachedCommand,
+        grace_s: float,
+        log: int,
     ) -> RunEnded | None:
         """Start the command; how the job ended where that was not possible."""
         record, spec = self.record, self.record.spec
@@ -253,8 +291,8 @@ class JobRun:
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
                 await guarded.start(
-                    spec.command_of(record.key),
-                    {**command_env(self.environ, assignment), **spec.variables(record.key)},
+                    command,
+                    env,
                     (nothing.fileno(), log, log),
                     group=0,
                     grace_s=grace_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -42,6 +42,9 @@ class JobSpec:
     on_lost: OnLost = OnLost.STOP
     grace_s: float = 10.0
     is_remote: bool = False
+    nodes: int = 1
+    uses_ssh: bool = False
+    env_names: tuple[str, ...] = ()
     endpoints: tuple[str, ...] | None = None
     after: tuple[str, ...] = ()
     after_failure: AfterFailure = AfterFailure.SKIP
@@ -73,6 +76,27 @@ class JobSpec:
         if key.index is None:
             return list(self.command)
         return [word.replace(INDEX_WORD, str(key.index)) for word in self.command]
+
+    def gang_command(self, key: JobKey, program: Sequence[str]) -> list[str]:
+        """The words of `gpu-pool run` for a job on several boxes; `program` is gpu-pool."""
+        given: dict[str, object | None] = {
+            "--nodes": self.nodes,
+            "--gpus": self.gpus,
+            "--memory": self.memory_mb,
+            "--model": self.model,
+            "--priority": self.priority,
+            "--timeout": self.timeout_s,
+            "--time": self.time_limit_s,
+            "--on-lost": self.on_lost,
+            "--grace": self.grace_s,
+            "--name": self.label,
+        }
+        flags = {"--preemptible": self.is_preemptible, "--remote": self.is_remote, "--ssh": self.uses_ssh}
+        words = [f"{option}={value}" for option, value in given.items() if value is not None]
+        words += [option for option, is_set in flags.items() if is_set]
+        words += [f"--env={name}" for name in self.env_names]
+        words += [f"--endpoint={url}" for url in self.endpoints or ()]
+        return [*program, "run", *words, "--", *self.command_of(key)]
 
     def variables(self, key: JobKey) -> Mapping[str, str]:
         """What the command finds in its environment, beside what `run` gives it."""

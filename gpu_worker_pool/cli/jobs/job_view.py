@@ -146,11 +146,11 @@ def past_row(console: Console, record: JobRecord, now: float) -> list[Text]:
     took = show_duration(max((life.ended_at or 0.0) - (life.started_at or 0.0), 0.0)) if ran else "-"
     memory = "-" if usage is None or usage.peak_memory_mb is None else show_memory(usage.peak_memory_mb)
     mean = None if usage is None else usage.mean_utilization_percent
-    gpus = ", ".join(map(str, life.lease.gpus)) if life.lease is not None and ran else "-"
+    gpus = ", ".join(map(str, life.lease.gpus)) if life.lease is not None and ran else ""
     return [
         Text(str(record.key)),
         Text(life.state, style=_COLOURS.get(life.state, "")),
-        Text(gpus),
+        Text(gpus or "-"),
         Text(show_moment(life.started_at if ran else life.ended_at, now)),
         Text(took),
         Text(memory),

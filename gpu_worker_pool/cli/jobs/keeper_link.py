@@ -27,9 +27,11 @@ LOCK_FILE: Final = "keeper.lock"
 FACTS_FILE: Final = "keeper.json"
 LOG_FILE: Final = "keeper.log"
 READY_VARIABLE: Final = "GPU_POOL_KEEPER_READY"
-_PROGRAM: Final = (
+_MAIN: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.__main__ import main; sys.exit(main())"
 )
+# Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
+GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(gpu_worker_pool.__file__).parents[1]))
 _CREDENTIALS: Final = struct.Struct("3i")
 _MOST_BYTES: Final = 64 * 1024 * 1024
 # A keeper that ends and one that starts may cross; each round waits for one of them.
@@ -88,16 +90,7 @@ def start_keeper(store: JobStore) -> None:
     env = {**os.environ, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
     with open(store.root / LOG_FILE, "ab", opener=_private) as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
-            # Neither -m nor a folder of the user's: a file of theirs may have the name of a module.
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                _PROGRAM,
-                str(Path(gpu_worker_pool.__file__).parents[1]),
-                "keeper",
-                "--detach",
-            ],
+            [*GPU_POOL, "keeper", "--detach"],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,

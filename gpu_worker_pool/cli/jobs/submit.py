@@ -64,6 +64,9 @@ def submit(
         ),
     ] = None,
     remote: options.Remote = False,
+    nodes: options.Nodes = 1,
+    ssh: options.Ssh = False,
+    env: options.EnvNames = None,
     json: options.Json = False,
     endpoint: options.Endpoints = None,
 ) -> int:
@@ -78,7 +81,8 @@ def submit(
 
     Exit codes: 0 it is submitted; 2 the arguments are invalid; 126 or 127 the command cannot be run; 125 gpu-pool failed.
     """
-    from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
     from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
 
@@ -96,6 +100,7 @@ def submit(
         from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415 - only where it is needed
 
         Servers(endpoint)  # Failure where it is not a URL
+    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
     check_can_run(command[0], os.environ)
     check_proc()
     store = JobStore(jobs_folder(os.environ))
@@ -116,6 +121,9 @@ def submit(
         on_lost=on_lost,
         grace_s=grace,
         is_remote=remote,
+        nodes=nodes,
+        uses_ssh=ssh,
+        env_names=tuple(env or ()),
         endpoints=None if endpoint is None else tuple(endpoint),
         after=_known(store, after or ()),
         after_failure=after_failure,

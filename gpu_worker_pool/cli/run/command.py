@@ -26,23 +26,9 @@ def run(
     name: options.Name = None,
     remote: options.Remote = False,
     new: options.New = False,
-    nodes: Annotated[
-        int,
-        typer.Option(
-            "--nodes",
-            metavar="NUMBER",
-            min=1,
-            max=1024,
-            help="GPUs on each of so many boxes of the fleet, all or nothing.",
-        ),
-    ] = 1,
-    ssh: Annotated[
-        bool, typer.Option("--ssh", help="With --nodes: start the command on the other boxes too, by your own ssh.")
-    ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME", help="With --ssh: pass this variable on; may be given again."),
-    ] = None,
+    nodes: options.Nodes = 1,
+    ssh: options.Ssh = False,
+    env: options.EnvNames = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
@@ -65,7 +51,7 @@ def run(
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
 
-    from .gang import check_names  # noqa: PLC0415
+    from .gang import check_gang  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
@@ -73,11 +59,7 @@ def run(
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
     label = label_text(name) if name else command_label(command)
-    if nodes == 1 and (ssh or env):
-        raise Failure("--ssh and --env are for --nodes; leave them out, or give --nodes 2", USAGE)
-    if env and not ssh:
-        raise Failure("--env needs --ssh; without it, set the variable on the other boxes yourself", USAGE)
-    check_names(env or (), os.environ)
+    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
     request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
     reporter = RunReporter(is_json=json, is_quiet=quiet)
     runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
