@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,7 @@ from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.table import cut, make_table, print_table
+from gpu_worker_pool.cli.table import print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
@@ -65,7 +64,7 @@ def history(
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
-    """Show jobs that are over: how they ended, on which GPU, how long they took, and how much of the GPU they used.
+    """Show jobs that are over: how they ended, on which GPU, and how much of it they used.
 
     Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
     Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
@@ -96,7 +95,7 @@ def history(
         complain(f"nothing has ended since {show_moment(since_at, now)}")
         return
     console = out()
-    print_table(console, _table(console, over, leases, now))
+    print_table(console, _table(over, leases, now))
 
 
 def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[PastLease]:
@@ -127,14 +126,12 @@ def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[
     return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)
 
 
-def _table(console: Console, over: Sequence[JobRecord], leases: Sequence[PastLease], now: float) -> Table:
-    from .job_view import past_row  # noqa: PLC0415 - loaded by now
+def _table(over: Sequence[JobRecord], leases: Sequence[PastLease], now: float) -> Table:
+    from .job_view import past_row, past_table  # noqa: PLC0415 - loaded by now
 
-    headings = ("ID", "OWNER", "STATE", "GPU", "STARTED", "TIME", "MEMORY", "UTIL", "HOW", "COMMAND")
-    table = make_table(*headings, whole=("ID", "STATE", "STARTED", "TIME"))
-    own = user_name()
+    table, own = past_table(), user_name()
     for record in over:
-        first, *rest = past_row(console, record, now)
+        first, *rest = past_row(record, now)
         table.add_row(first, own, *rest)
     for lease in leases:
         took = None if lease.started_at is None or lease.ended_at is None else lease.ended_at - lease.started_at
@@ -148,6 +145,6 @@ def _table(console: Console, over: Sequence[JobRecord], leases: Sequence[PastLea
             "-",
             "-",
             Text(lease.end_reason or ""),
-            Text(cut(console, lease.command or "-")),
+            Text(lease.command or "-"),
         )
     return table

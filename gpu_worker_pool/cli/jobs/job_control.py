@@ -23,9 +23,9 @@ def cancel(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
     json: Json = False,
 ) -> int:
-    """Take jobs out of the queue, and end those that run: SIGTERM, and SIGKILL after their --grace.
+    """Take jobs out of the queue, and end those that run.
 
-    The id of an array means all its tasks. Jobs that come after a cancelled one do what their --after-failure says. Ends
+    A command that runs gets SIGTERM, and SIGKILL after its --grace. The id of an array means all its tasks. Jobs that come after a cancelled one do what their --after-failure says. Ends
     with 1 if one of the jobs was over before.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
@@ -64,9 +64,9 @@ def cancel(
 
 
 def retry(ids: JobIds = None, *, json: Json = False) -> int:
-    """Run jobs again that are over, with their command, directory and environment of then.
+    """Run jobs again that are over.
 
-    They wait behind what was submitted until now, with all their --retries again. The id of an array means all its tasks
+    They have their command, directory and environment of then. They wait behind what was submitted until now, with all their --retries again. The id of an array means all its tasks
     that are over. Ends with 1 if one of the jobs is not over yet.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed

@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.output import plain
-from gpu_worker_pool.cli.table import cut, make_table
+from gpu_worker_pool.cli.table import make_table
 from gpu_worker_pool.cli.units import show_duration, show_memory
 from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.core.jobs.life import JobLife, JobState
@@ -23,6 +22,7 @@ from gpu_worker_pool.host.clock import iso_time
 
 from .job_store import JobRecord
 
+_WHOLE: Final = ("ID", "OWNER", "STATE", "GPU", "SINCE", "STARTED", "TIME", "TRY", "MEMORY", "UTIL")
 _COLOURS: Final = {
     JobState.RUNNING: "green",
     JobState.WAITING: "yellow",
@@ -88,30 +88,56 @@ def job_json(record: JobRecord, waiting: Mapping[str, Any] | None = None) -> dic
 
 
 def live_table(
-    console: Console,
     records: Sequence[JobRecord],
     everything: Iterable[JobRecord],
     waiting: Mapping[str, Mapping[str, Any]],
+    *,
+    is_each: bool,
 ) -> Table:
-    """What waits and runs: since when, on what, and why not yet."""
+    """What waits and runs: since when, on what, and why not yet. Unless `is_each`, tasks of one array that do not run and
+    are in the same state share a row.
+    """
     now = time.time()
     tasks: dict[int, list[JobLife]] = {}
     for record in everything:
         tasks.setdefault(record.key.number, []).append(record.life)
-    table = make_table("ID", "STATE", "GPU", "SINCE", "TRY", "NOTES", "COMMAND", whole=("ID", "STATE", "SINCE"))
-    for record in records:
-        life = record.life
+    table = make_table("ID", "STATE", "GPU", "SINCE", "TRY", "NOTES", "COMMAND", whole=_WHOLE)
+    for group in [[record] for record in records] if is_each else _groups(records):
+        record, life = group[0], group[0].life
         lease = life.lease if life.state is JobState.RUNNING or life.state.is_over else None
+        gpus = ", ".join(map(str, lease.gpus)) if lease else f"wants {record.spec.gpus}"
+        notes = _notes(record, waiting.get(str(record.key), {}), tasks)
         table.add_row(
-            str(record.key),
+            _ids(group),
             Text(life.state, style=_COLOURS.get(life.state, "")),
-            ", ".join(map(str, lease.gpus)) if lease else f"wants {record.spec.gpus}",
+            gpus or "-",
             _since(record, now),
             str(life.attempts or "-"),
-            Text(_notes(record, waiting.get(str(record.key), {}), tasks)),
-            Text(cut(console, command_text(record))),
+            _line("; ".join(filter(None, (f"{len(group)} tasks" if len(group) > 1 else "", notes)))),
+            _line(
+                command_text(record) if len(group) == 1 else plain(record.spec.name or shlex.join(record.spec.command))
+            ),
         )
     return table
+
+
+def _line(text: str) -> Text:
+    """A long text, which is cut on a terminal that has no room for it: each job has one line."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _groups(records: Sequence[JobRecord]) -> list[list[JobRecord]]:
+    groups: dict[object, list[JobRecord]] = {}
+    for record in records:
+        is_alone = record.key.index is None or record.life.state is JobState.RUNNING
+        key = record.key if is_alone else (record.key.number, record.life.state, record.life.attempts)
+        groups.setdefault(key, []).append(record)
+    return list(groups.values())
+
+
+def _ids(group: Sequence[JobRecord]) -> str:
+    first, last = group[0].key, group[-1].key
+    return str(first) if first == last else f"{first}..{last.index}"
 
 
 def _since(record: JobRecord, now: float) -> str:
@@ -139,7 +165,13 @@ def how_ended(record: JobRecord) -> str:
     return plain("; ".join(filter(None, (code, life.why or ""))))
 
 
-def past_row(console: Console, record: JobRecord, now: float) -> list[Text]:
+def past_table() -> Table:
+    """The table of the history, without rows."""
+    headings = ("ID", "OWNER", "STATE", "GPU", "STARTED", "TIME", "MEMORY", "UTIL", "HOW", "COMMAND")
+    return make_table(*headings, whole=_WHOLE)
+
+
+def past_row(record: JobRecord, now: float) -> list[Text]:
     """A job that is over, for the table of the history, without its owner."""
     life, usage = record.life, record.life.usage
     ran = life.started_at is not None and life.ended_at is not None
@@ -155,6 +187,6 @@ def past_row(console: Console, record: JobRecord, now: float) -> list[Text]:
         Text(took),
         Text(memory),
         Text("-" if mean is None else f"{mean:.0f}%"),
-        Text(how_ended(record)),
-        Text(cut(console, command_text(record))),
+        _line(how_ended(record)),
+        _line(command_text(record)),
     ]

@@ -22,10 +22,9 @@ JobIds = Annotated[
 
 
 def jobs(ids: JobIds = None, *, json: Json = False) -> None:
-    """Show your jobs on this box: what waits, with its queue position and why, and what runs. With ids, those jobs, also
-    if they are over.
+    """Show your jobs on this box: what waits, with its queue position and why, and what runs.
 
-    If a job waits or runs and the keeper is gone, this starts it again. `gpu-pool history` shows what is over.
+    Tasks of an array that wait share a line. With ids, each of those jobs is shown, also if it is over. If a job waits or runs and the keeper is gone, this starts it again. `gpu-pool history` shows what is over.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
     from .job_view import find_jobs, job_json, live_table  # noqa: PLC0415
@@ -43,7 +42,7 @@ def jobs(ids: JobIds = None, *, json: Json = False) -> None:
         complain("no job waits or runs" + (f"; {count(over, 'job')} over: gpu-pool history" if over else ""))
         return
     console = out()
-    print_table(console, live_table(console, shown, records.values(), waiting))
+    print_table(console, live_table(shown, records.values(), waiting, is_each=bool(ids)))
 
 
 def ask_waiting(store: JobStore) -> dict[str, Any]:

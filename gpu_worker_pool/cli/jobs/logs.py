@@ -32,7 +32,7 @@ def logs(
         typer.Option(metavar="NUMBER", min=1, max=1_000_000, help="Which attempt; by default the last one."),
     ] = None,
 ) -> int:
-    """Print what a job has written to its standard output and standard error, byte for byte.
+    """Print what a job has written to its standard output and standard error.
 
     Of an array all tasks, one after the other. With --follow it ends when the job is over; Ctrl-C ends it before, and the
     job goes on. Ends with 1 if there is no such job or no such attempt.

@@ -70,9 +70,9 @@ def submit(
     json: options.Json = False,
     endpoint: options.Endpoints = None,
 ) -> int:
-    """Leave a command with the keeper of your jobs, which waits for GPUs and runs it. Prints its id, and returns.
+    """Submit a command that waits for GPUs and runs without a terminal. Prints its id, and returns.
 
-    The job needs no terminal and goes on when you log out. It runs in the directory and with the environment of now, as
+    The keeper of your jobs runs it, and goes on when you log out. It runs in the directory and with the environment of now, as
     under `gpu-pool run`, and what it writes is kept: `gpu-pool logs ID`. `gpu-pool jobs` shows what waits and runs.
 
     A job that fails is run again --retries times, behind what was submitted until then. One that was preempted keeps its

@@ -279,7 +279,7 @@ def ended(
     if exit_code == 0:
         becomes = JobState.ENDED
     elif life.is_cancel_asked:
-        becomes, why = JobState.CANCELLED, why or "cancelled while it ran"
+        becomes = JobState.CANCELLED
     elif end_reason == EndReason.PREEMPTED:
         if life.preemptions < MAX_PREEMPTIONS:
             becomes = JobState.SUBMITTED
@@ -339,7 +339,7 @@ def cancel(life: JobLife, at: float) -> JobClosed | CancelAsked | None:
     """None where there is nothing to do: it is over, or being cancelled."""
     if life.state is JobState.RUNNING:
         return None if life.is_cancel_asked else CancelAsked(at=at)
-    return None if life.state.is_over else JobClosed(at=at, becomes=JobState.CANCELLED, why="cancelled before it ran")
+    return None if life.state.is_over else JobClosed(at=at, becomes=JobState.CANCELLED)
 
 
 def retry(life: JobLife, at: float, last_number: int) -> JobRetried | None:

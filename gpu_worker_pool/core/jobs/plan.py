@@ -14,8 +14,15 @@ from .life import AfterFailure, JobLife, JobState
 # in the keeper, in their order.
 MOST_WAITING: Final = 256
 # What a dependency that is no longer known counts as.
-_FORGOTTEN: Final = "no longer known"
-_BAD: Final = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.INTERRUPTED, JobState.SKIPPED, _FORGOTTEN})
+_FORGOTTEN: Final = "forgotten"
+# What became of a dependency that has not ended well, in words.
+_BAD: Final[dict[str, str]] = {
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
+    JobState.INTERRUPTED: "was interrupted",
+    JobState.SKIPPED: "was skipped",
+    _FORGOTTEN: "is no longer known",
+}
 _UNFINISHED: Final = frozenset({JobState.SUBMITTED, JobState.WAITING, JobState.RUNNING})
 
 
@@ -64,7 +71,7 @@ def why_not_yet(life: JobLife, tasks: Mapping[int, Sequence[JobLife]]) -> Skippe
         states = _states(before, tasks.get(before.number, ()))
         bad = next((state for state in states if state in _BAD), None)
         if bad is not None and terms.after_failure is AfterFailure.SKIP:
-            return SkippedJob(life.key, f"job {before}, which it comes after, is {bad}")
+            return SkippedJob(life.key, f"job {before} {_BAD[bad]}")
         is_done = not any(state in _UNFINISHED for state in states)
         if not is_done or (bad is not None and terms.after_failure is AfterFailure.WAIT):
             pending.append(str(before))

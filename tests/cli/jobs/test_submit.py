@@ -85,7 +85,7 @@ def test_what_comes_after_a_failure_is_what_was_chosen(user: UserJobs) -> None:
     assert user.until(run).life.state is JobState.ENDED
     assert user.state(waits) is JobState.SUBMITTED
     assert f"after {first}" in user.call("jobs").out
-    assert f"job {first}, which it comes after, is failed" in user.call("history", "--mine").out
+    assert f"job {first} failed" in user.call("history", "--mine").out
     (user.folder / "good").touch()
     assert user.call("retry", first).out == f"job {first} is submitted again\n"
     assert user.until(waits).life.state is JobState.ENDED

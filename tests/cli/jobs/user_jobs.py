@@ -19,6 +19,10 @@ from tests.processes import has_ended
 from tests.server.leasing import eventually
 
 
+# A keeper loads for a while on a busy machine.
+SOON_S = 60.0
+
+
 class UserJobs:
     """`gpu-pool` for one folder of jobs. The context manager kills the keeper and all that runs at the end."""
 
@@ -64,6 +68,7 @@ class UserJobs:
         eventually(
             lambda: self.state(id_) in states if states else self.state(id_).is_over,
             f"job {id_} is {' or '.join(states) or 'over'}: {self.record(id_).life} {self.keeper_log()}",
+            within_s=SOON_S,
         )
         return self.record(id_)
 
