@@ -15,7 +15,7 @@ from gpu_worker_pool.client.acquire.warned import Warned
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.jobs.life import LeaseFacts
+from gpu_worker_pool.core.jobs.life import RunLease
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
@@ -28,7 +28,7 @@ _UNKNOWN_GPU: Final = 0
 
 
 @asynccontextmanager
-async def adopted_lease(facts: LeaseFacts, environ: Mapping[str, str]) -> AsyncIterator[GPUAssignment]:
+async def adopted_lease(facts: RunLease, environ: Mapping[str, str]) -> AsyncIterator[GPUAssignment]:
     """The assignment of a lease that is held already. A loss or a warning reaches it as it would the one that requested
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
@@ -66,7 +66,7 @@ async def adopted_lease(facts: LeaseFacts, environ: Mapping[str, str]) -> AsyncI
                 await book.release(facts.id)
 
 
-async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: LeaseFacts, lost: Lost) -> None:
+async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: RunLease, lost: Lost) -> None:
     """Renew it once; the heartbeat does the rest. Its server may be away for long."""
     while True:
         try:

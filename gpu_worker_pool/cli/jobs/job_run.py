@@ -30,8 +30,8 @@ from gpu_worker_pool.core.jobs.life import (
     JobClosed,
     JobEvent,
     JobState,
-    LeaseFacts,
     RunEnded,
+    RunLease,
     RunNotStarted,
     RunStarted,
     ended,
@@ -203,7 +203,7 @@ class JobRun:
             await guarded.wake()
             log = self._open_log()
             try:
-                lease = LeaseFacts(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
+                lease = RunLease(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
                 await self.note(record, RunStarted(at=time.time(), guard=guarded.facts, lease=lease))
                 command, env = spec.gang_command(record.key, GPU_POOL), {**self.environ, **spec.variables(record.key)}
                 started = await self._start(command, env, nothing, guarded, spec.grace_s, log)
@@ -264,7 +264,7 @@ class JobRun:
 
     def _started(self, assignment: Assignment, sources: Sources, guarded: DetachedCommand) -> RunStarted:
         spec = self.record.spec
-        lease = LeaseFacts(
+        lease = RunLease(
             id=assignment.lease_id or "",
             url=assignment.server_url,
             gpus=tuple(assignment.gpu_ids),

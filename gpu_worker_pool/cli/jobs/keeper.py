@@ -45,10 +45,11 @@ _NOT_SYNCED: Final = frozenset({"JobRequested", "UsageMeasured"})
 
 
 class Keeper:
-    """Keeps the jobs of one folder, until none is left that waits or runs."""
+    """Keeps the jobs of one folder, until none is left that waits or runs; one that `stays`, for ever."""
 
-    def __init__(self, store: JobStore, environ: Mapping[str, str]) -> None:
+    def __init__(self, store: JobStore, environ: Mapping[str, str], *, stays: bool = False) -> None:
         self._store = store
+        self._stays = stays
         self._environ = environ
         self._records: dict[JobKey, JobRecord] = {}
         self._known: set[int] = set()
@@ -90,7 +91,7 @@ class Keeper:
             return not self._runs
         if self._runs or any(not record.life.state.is_over for record in self._records.values()):
             self._busy_at = time.monotonic()
-        return time.monotonic() - self._busy_at >= IDLE_S
+        return not self._stays and time.monotonic() - self._busy_at >= IDLE_S
 
     async def _step(self) -> None:
         """Take in what was submitted; skip and request what the plan says."""

@@ -136,6 +136,8 @@ def submit(
 
 
 def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
+    from gpu_worker_pool.host.login_sessions import logout_ends  # noqa: PLC0415 - not for the help
+
     from .keeper_link import ask_keeper  # noqa: PLC0415
 
     number = store.submit(spec, _environment(os.environ))
@@ -148,11 +150,16 @@ def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
     else:
         print(number, flush=True)  # noqa: T201 - the result
     try:
-        ask_keeper(store, {"do": "look"})
+        keeper = ask_keeper(store, {"do": "look"})
     except Failure as failure:
         raise Failure(
             f"job {number} is written down, and waits for a keeper: {failure}. `gpu-pool jobs` tries again"
         ) from None
+    if logout_ends(int(keeper.get("pid", 0))):
+        complain(
+            "systemd ends your processes when you log out (KillUserProcesses=yes), and with them the keeper and your jobs; "
+            "run the keeper as a unit: see `gpu-pool keeper --help`"
+        )
     if sys.stderr.isatty() and not json:
         what = f"job {number} is submitted" if spec.array is None else f"{count(len(keys), 'job')} are submitted"
         complain(f"{what}; `gpu-pool logs -f {keys[0]}` follows its output, `gpu-pool jobs` shows all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_worker_pool.core.jobs.life import LeaseFacts, UsageMeasured
+from gpu_worker_pool.core.jobs.life import RunLease, UsageMeasured
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 
 
@@ -26,7 +26,7 @@ class UsageMeter:
         mean = before.mean_utilization_percent
         return cls(before.peak_memory_mb, before.peak_utilization_percent, mean or 0.0, 0 if mean is None else 1)
 
-    def see(self, lease: LeaseFacts, gpus: Mapping[str, PoolGpu]) -> bool:
+    def see(self, lease: RunLease, gpus: Mapping[str, PoolGpu]) -> bool:
         """Take in one look at the pool; returns whether it was the most so far."""
         own = [gpu for uuid in lease.uuids if (gpu := gpus.get(uuid)) is not None]
         before = (self.peak_memory_mb, self.peak_utilization_percent)
@@ -54,7 +54,7 @@ def gpus_in(pool: PoolView) -> dict[str, PoolGpu]:
     return {gpu.uuid: gpu for gpu in pool.gpus}
 
 
-def _memory_mb(lease: LeaseFacts, gpus: list[PoolGpu]) -> float | None:
+def _memory_mb(lease: RunLease, gpus: list[PoolGpu]) -> float | None:
     """The memory of the job's processes; where those are not known, that of GPUs that are the job's alone."""
     own = [
         process.used_mb

@@ -71,7 +71,7 @@ class GuardFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseFacts:
+class RunLease:
     """The lease of an attempt. `limit_at` is the end of its time limit, on the clock of leases."""
 
     id: str
@@ -100,7 +100,7 @@ class RunStarted:
 
     at: float
     guard: GuardFacts
-    lease: LeaseFacts
+    lease: RunLease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class JobLife:
     started_at: float | None = None
     ended_at: float | None = None
     guard: GuardFacts | None = None
-    lease: LeaseFacts | None = None
+    lease: RunLease | None = None
     usage: UsageMeasured | None = None
     exit_code: int | None = None
     why: str | None = None

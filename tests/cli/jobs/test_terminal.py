@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from gpu_worker_pool.cli.app import commands
 from gpu_worker_pool.core.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
@@ -83,7 +82,6 @@ def _guard(user: UserJobs, id_: str) -> int:
 
 
 def test_the_help_names_values_in_words() -> None:
-    assert commands(*COMMANDS)
     for name in COMMANDS:
         text = called(name, "--help").out
         assert "<" not in text.replace("->", ""), text

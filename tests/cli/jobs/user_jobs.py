@@ -18,7 +18,6 @@ from tests.cli.own_process import Done, gpu_pool
 from tests.processes import has_ended
 from tests.server.leasing import eventually
 
-
 # A keeper loads for a while on a busy machine.
 SOON_S = 60.0
 

@@ -12,14 +12,14 @@ from gpu_worker_pool.core.jobs.life import (
     JobRequested,
     JobState,
     JobTerms,
-    LeaseFacts,
     RunEnded,
+    RunLease,
     RunStarted,
     evolve,
 )
 
 GUARD = GuardFacts(pid=4711, started=5.0, boot_id="boot", pid_namespace="ns", address="guard-1")
-LEASE = LeaseFacts(id="lease", url="http://box:8000", gpus=(0,), uuids=("GPU-0",), is_local=True, ttl_s=60.0)
+LEASE = RunLease(id="lease", url="http://box:8000", gpus=(0,), uuids=("GPU-0",), is_local=True, ttl_s=60.0)
 STARTED = RunStarted(at=2.0, guard=GUARD, lease=LEASE)
 
 
