@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,12 +13,14 @@ from gpu_worker_pool.cli.pools.servers import NobodyAnswered, Servers
 from gpu_worker_pool.cli.run.sources import Sources, find_sources
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
+from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
 from gpu_worker_pool.core.endpoints.backoff import Backoff
 
 from .job_spec import JobSpec
 
 # What a client reads of its environment, and what chooses the GPUs that may be asked for.
 _SETTINGS: Final = ("GPU_", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR")
+_UNUSED_S: Final = 60.0
 _ASK_AGAIN: Final = Backoff(first_s=0.25, max_s=5.0)
 
 
@@ -48,8 +50,7 @@ class JobPool:
     is_remote: bool
     environ: Mapping[str, str]
     say: Callable[[str], None]
-    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
+    gate: asyncio.Lock
     sources: Sources | None = None
     client: GPUWorkerPoolClient | None = None
     # Why there is no client yet.
@@ -115,11 +116,27 @@ class JobPools:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._pools: dict[object, JobPool] = {}
+        # By the servers: jobs with other settings keep their order there, too.
+        self._gates: dict[object, asyncio.Lock] = {}
+        self._unused_since: dict[JobPool, float] = {}
 
     def of(self, spec: JobSpec, environ: Mapping[str, str]) -> JobPool:
         key = (spec.endpoints, spec.is_remote, tuple(sorted(settings_in(environ).items())))
-        endpoints = None if spec.endpoints is None else list(spec.endpoints)
-        return self._pools.setdefault(key, JobPool(endpoints, spec.is_remote, environ, self._say))
+        if key not in self._pools:
+            endpoints = None if spec.endpoints is None else list(spec.endpoints)
+            named = spec.endpoints or tuple(environ.get(name, "") for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE))
+            gate = self._gates.setdefault(named, asyncio.Lock())
+            self._pools[key] = JobPool(endpoints, spec.is_remote, environ, self._say, gate)
+        return self._pools[key]
 
-    def __iter__(self) -> Iterator[JobPool]:
-        return iter(self._pools.values())
+    async def close_unused(self, used: Collection[JobPool], now: float) -> None:
+        """Stop the clients that no job has used for a while: each polls its servers."""
+        for pool in self._pools.values():
+            if pool in used or pool.client is None:
+                self._unused_since.pop(pool, None)
+            elif now - self._unused_since.setdefault(pool, now) >= _UNUSED_S:
+                await pool.close()
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()

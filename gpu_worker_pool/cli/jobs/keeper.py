@@ -82,8 +82,7 @@ class Keeper:
                 self._changed.clear()
         finally:
             await cancel_and_wait(measuring)
-        for pool in self._pools:
-            await pool.close()
+        await self._pools.close()
 
     def _is_done(self) -> bool:
         """Whether the keeper may end: nothing waits or runs, and has not for a while; or its folder is gone."""
@@ -105,6 +104,7 @@ class Keeper:
             if record.life.state is JobState.SUBMITTED and key not in self._runs:
                 await self.note(record, JobRequested(at=time.time()))
                 self._begin(record)
+        await self._pools.close_unused({run.pool for run, _ in self._runs.values()}, time.monotonic())
         if self._cleaned_at is None or time.monotonic() - self._cleaned_at >= _CLEAN_S:
             self._cleaned_at = time.monotonic()
             self._forget_old()

@@ -15,6 +15,8 @@ import typer
 from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.output import complain
 
+from .jobs import JobId, load_live
+
 if TYPE_CHECKING:
     from .job_store import JobRecord, JobStore
 
@@ -23,7 +25,7 @@ _READ_BYTES: Final = 1 << 16
 
 
 def logs(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The job: 12, or 12_3 for a task of an array.")],
+    id_: JobId,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job is over, and wait for its start.")
     ] = False,
@@ -39,12 +41,10 @@ def logs(
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
     from .job_view import find_jobs  # noqa: PLC0415
-    from .jobs import ask_waiting  # noqa: PLC0415
 
     store = JobStore(jobs_folder(os.environ))
-    if follow:
-        ask_waiting(store)  # a job without a keeper would be followed for ever
-    found = find_jobs(store.load(), [id_])
+    # A job without a keeper would be followed for ever.
+    found = find_jobs(load_live(store)[0] if follow else store.load(), [id_])
     for number, record in enumerate(found):
         if len(found) > 1:
             _print(f"{chr(10) if number else ''}==> {record.key} <==\n".encode())

@@ -190,8 +190,9 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for the job. It outlives a lease around this process, so it knows nothing of that lease."""
-    kept = {name: value for name, value in environ.items() if not name.startswith("GPU_POOL_LEASE_")}
+    """The environment for the job. It outlives a lease or a job around this process, so it knows nothing of those."""
+    of_others = ("GPU_POOL_LEASE_", "GPU_POOL_JOB_ID", "GPU_POOL_ARRAY_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
     if environ.get("GPU_POOL_LEASE_ID"):
         from gpu_worker_pool.cli.run.lease_facts import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415 - only inside a lease
         from gpu_worker_pool.cli.run.sources import is_set_by_lease  # noqa: PLC0415

@@ -27,6 +27,7 @@ from tests.server.leasing import OFTEN
 
 LOG_LINES = 100
 PER_SHELL = 8
+PAUSE_S = 2.0
 JOB = """
 echo "start $GPU_POOL_JOB_ID" >> ran
 while [ ! -e go ]; do sleep 0.05; done
@@ -78,24 +79,28 @@ def check(user: UserJobs, number: int) -> list[str]:
     return faults
 
 
-def run(folder: Path, number: int, rng: random.Random, tell: Callable[[str], None], pause_s: float = 2.0) -> list[str]:
+def run(
+    folder: Path, number: int, rng: random.Random, tell: Callable[[str], None], most_faults: int = 1_000_000
+) -> list[str]:
     """Submit, break things until all jobs are over, and check."""
     with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server, UserJobs(folder, server) as user:
         keepers, servers, began = 0, 0, time.monotonic()
         with ThreadPoolExecutor(1) as submitting:
             submitted = submitting.submit(submit_all, user, number)
             while (left := count_left(user)) > 0 or not submitted.done():
-                time.sleep(rng.uniform(0, pause_s))
+                time.sleep(rng.uniform(0, PAUSE_S))
                 if submitted.done() and not (folder / "go").exists():
                     tell(f"{left} wait or run; the keeper and its waiting processes take {memory_mb(user):.0f} MB")
                     (folder / "go").touch()
+                if keepers + servers >= most_faults:
+                    continue
                 if rng.random() < 0.7:
                     user.kill_keeper()
                     keepers += 1
                 else:
                     server.kill()
                     servers += 1
-                    time.sleep(rng.uniform(0, pause_s / 2))
+                    time.sleep(rng.uniform(0, PAUSE_S / 2))
                     server.start()
                 user.call("jobs")  # starts the keeper
                 tell(f"{left} left, {keepers} keepers and {servers} servers killed, {time.monotonic() - began:.0f} s")
