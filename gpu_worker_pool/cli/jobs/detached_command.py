@@ -47,7 +47,7 @@ class DetachedCommand(GuardLine):
             self._guards.add(child.pid)
 
     @classmethod
-    def spawn(cls, outcome: Path) -> Self:
+    def spawn(cls) -> Self:
         """Start the process that becomes the guard; OSError where that cannot be done."""
         check_proc()
         guard.become_subreaper()
@@ -58,7 +58,7 @@ class DetachedCommand(GuardLine):
             with theirs, listener:
                 listener.bind(f"\0{address}")
                 listener.listen(8)
-                program = [sys.executable, "-I", "-S", detached_guard.__file__, str(listener.fileno()), str(outcome)]
+                program = [sys.executable, "-I", "-S", detached_guard.__file__, str(listener.fileno())]
                 child = subprocess.Popen(  # noqa: S603 - our own program
                     [_SHELL, "-c", _WAIT, *program],
                     stdin=theirs.fileno(),
@@ -109,11 +109,15 @@ class DetachedCommand(GuardLine):
     def is_alive(self) -> bool:
         return self._child is None or self._child.poll() is None
 
-    async def wake(self) -> None:
-        """Make the waiting process the guard. GuardDied where it is gone."""
+    async def wake(self, outcome: Path) -> None:
+        """Make the waiting process the guard, which is to write down here what becomes of the command. GuardDied where it is
+        gone.
+        """
         try:
             self._line.send(_GO)
             async with asyncio.timeout(_START_S):
+                await self._receive()
+                self._line.send(guard.frame({"do": "prepare", "outcome": str(outcome)}))
                 await self._receive()
         except (OSError, TimeoutError):
             self.close()

@@ -22,7 +22,6 @@ from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
-from gpu_worker_pool.client.command_label import label_text
 from gpu_worker_pool.client.events import ClientEvent, ending_text
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.core.jobs.life import (
@@ -59,7 +58,10 @@ Note = Callable[[JobRecord, JobEvent], Awaitable[None]]
 
 @dataclass(eq=False)
 class JobRun:
-    """One attempt. `note` writes an event of the job to the disk; `say` is for the keeper's log."""
+    """One attempt. `note` writes an event of the job to the disk; `say` is for the keeper's log.
+
+    `on_granted` is called when the GPUs are there. It may give this run another job, of those that ask for the same.
+    """
 
     store: JobStore
     record: JobRecord
@@ -67,6 +69,8 @@ class JobRun:
     environ: Mapping[str, str]
     note: Note
     say: Callable[[str], None]
+    on_granted: Callable[[JobRun], None]
+    is_granted: bool = False
     # How the request waits, once it does.
     queued: ClientEvent | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
@@ -105,6 +109,10 @@ class JobRun:
         finally:
             guarded.close()
 
+    def is_like(self, other: JobRun) -> bool:
+        """Whether both ask for the same of the same servers, so that a grant may be used for either."""
+        return self.pool is other.pool and self.record.spec.asks_like(other.record.spec)
+
     def end(self) -> None:
         """End the command of a job that is being cancelled; one that has not quite started ends when it has."""
         if self._can_be_told and self._guarded is not None:
@@ -119,6 +127,7 @@ class JobRun:
 
     async def _request_and_run(self) -> bool:
         """False where the process that waited for the job was killed: GPUs are requested again."""
+        self.is_granted = False
         left_s = self._left_s
         try:
             async with asyncio.timeout(None if left_s is None else max(left_s, ONE_TRY_S)):
@@ -142,6 +151,8 @@ class JobRun:
                 if guarded.is_alive:
                     raise
                 return False  # a server refuses a holder that is dead
+            self.on_granted(self)
+            self.is_granted = True
             return await self._run_on(client, sources, assignment, guarded)
         finally:
             if acquiring is not None and not acquiring.done():
@@ -152,10 +163,9 @@ class JobRun:
 
     async def _spawn(self) -> DetachedCommand:
         give_up_at = time.monotonic() + _SPAWN_S
-        self.record.folder.mkdir(mode=0o700, exist_ok=True)
         while True:
             try:
-                return DetachedCommand.spawn(self.record.outcome_of(self.record.life.attempts + 1))
+                return DetachedCommand.spawn()
             except OSError as error:
                 if time.monotonic() >= give_up_at:
                     raise Failure(f"no process can be started for it: {error.strerror}") from None
@@ -164,14 +174,13 @@ class JobRun:
 
     def _request(self) -> GpuRequest:
         spec = self.record.spec
-        labels = {"command": spec.label, "job": label_text(f"job {self.record.key}")}
         return GpuRequest(
             spec.gpus,
             spec.memory_mb,
             spec.model,
             spec.priority,
             self._left_s,
-            labels,
+            {"command": spec.label},
             is_new=True,
             time_limit_s=spec.time_limit_s,
             is_preemptible=spec.is_preemptible,
@@ -197,10 +206,11 @@ class JobRun:
         of the job. False where its guard was killed before.
         """
         record, spec = self.record, self.record.spec
+        self.is_granted = True
         guarded = self._guarded = await self._spawn()
         nothing = GPUAssignment(0, "keeper", datetime.now())  # noqa: DTZ005 - it is not used
         try:
-            await guarded.wake()
+            await guarded.wake(record.outcome_of(record.life.attempts + 1))
             log = self._open_log()
             try:
                 lease = RunLease(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
@@ -227,7 +237,7 @@ class JobRun:
         record, spec = self.record, self.record.spec
         grace_s = grace_after_loss(spec.grace_s, sources.ttl_s)
         try:
-            await guarded.wake()
+            await guarded.wake(record.outcome_of(record.life.attempts + 1))
         except BaseException as error:
             await release(client, assignment)
             if isinstance(error, GuardDied):
@@ -317,6 +327,7 @@ class JobRun:
         if not os.path.isdir(spec.cwd):  # noqa: PTH112 - Path.is_dir raises where this user may not look
             raise Failure(f"its directory {spec.cwd} is not there any more; make it, and use `gpu-pool retry`")
         try:
+            self.record.folder.mkdir(mode=0o700, exist_ok=True)
             return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Failure(f"its log {path} cannot be written: {error.strerror}") from None

@@ -77,6 +77,14 @@ class JobSpec:
             return list(self.command)
         return [word.replace(INDEX_WORD, str(key.index)) for word in self.command]
 
+    def asks_like(self, other: JobSpec) -> bool:
+        """Whether a server sees the same request in both. One with a limit to its wait is like no other."""
+        one, two = (
+            (spec.label, spec.gpus, spec.memory_mb, spec.model, spec.priority, spec.time_limit_s, spec.is_preemptible)
+            for spec in (self, other)
+        )
+        return one == two and self.timeout_s is None is other.timeout_s and self.nodes == other.nodes == 1
+
     def gang_command(self, key: JobKey, program: Sequence[str]) -> list[str]:
         """The words of `gpu-pool run` for a job on several boxes; `program` is gpu-pool."""
         given: dict[str, object | None] = {

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
+from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -129,20 +130,45 @@ class Keeper:
         task.add_done_callback(lambda _: self._changed.set())
 
     async def _run(self, record: JobRecord, *, is_adopted: bool) -> None:
-        key, task = record.key, asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
-        environ = self._store.environment_of(key)
-        run = JobRun(self._store, record, self._pools.of(record.spec, environ), environ, self.note, self.say)
-        self._runs[key] = run, task
+        environ: dict[str, str] = {}
+        try:
+            environ = self._store.environment_of(record.key)
+        except Failure as failure:
+            if not is_adopted:
+                await self.note(record, JobClosed(at=time.time(), becomes=JobState.FAILED, why=str(failure)))
+                return
+        pool = self._pools.of(record.spec, environ)
+        run = JobRun(self._store, record, pool, environ, self.note, self.say, self._put_in_order, is_granted=is_adopted)
+        self._runs[record.key] = run, task
         try:
             await (run.adopt() if is_adopted else run.attempt())
         except Exception as error:  # noqa: BLE001 - one job must not end the others
-            self.say(f"job {key}: {type(error).__name__}: {error}")
-            if record.life.state is JobState.WAITING:
+            self.say(f"job {run.record.key}: {type(error).__name__}: {error}")
+            if run.record.life.state is JobState.WAITING:
                 why = f"the keeper failed: {type(error).__name__}: {error}"
-                await self.note(record, JobClosed(at=time.time(), becomes=JobState.FAILED, why=why))
+                await self.note(run.record, JobClosed(at=time.time(), becomes=JobState.FAILED, why=why))
         finally:
-            del self._runs[key]
+            del self._runs[run.record.key]
+
+    def _put_in_order(self, granted: JobRun) -> None:
+        """Let the job have this grant that comes first of those that ask for the same; the other one waits in its stead. So
+        a job that had to be requested again loses nothing but its GPU.
+        """
+        alike = [
+            run
+            for run, _ in self._runs.values()
+            if not run.is_granted and run.record.life.state is JobState.WAITING and run.is_like(granted)
+        ]
+        first = min(alike, key=lambda run: run.record.life.order, default=granted)
+        if first is not granted:
+            self._runs[first.record.key], self._runs[granted.record.key] = (
+                self._runs[granted.record.key],
+                self._runs[first.record.key],
+            )
+            first.record, granted.record = granted.record, first.record
+            first.environ, granted.environ = granted.environ, first.environ
 
     async def note(self, record: JobRecord, event: JobEvent) -> None:
         """Write an event to the disk, however long that takes: nothing that follows from it happens before."""

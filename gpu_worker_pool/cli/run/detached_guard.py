@@ -1,11 +1,11 @@
 """The guard of a submitted job: as guard.py, but it and the command go on when the process that started them is gone.
 
 Another keeper connects later, to the guard's own socket, and takes over the line. What became of the command is written to
-a file, so that it is known also where no keeper was there. Until a keeper says `start`, nothing is run; if that keeper is
-gone before, the file says so.
+a file, so that it is known also where no keeper was there. The keeper names that file before it says `start`. Until then,
+nothing is run; if that keeper is gone before, the file says so.
 
-It is run as a program, without the package and without site-packages. Arguments: the descriptor of a socket that listens,
-and the file for the outcome. The line to the first keeper is standard input.
+It is run as a program, without the package and without site-packages. Its argument is the descriptor of a socket that
+listens. The line to the first keeper is standard input.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class LimitedLog:
 class DetachedGuard(Guard):
     """Guards one job. `listener` takes the connections of later keepers."""
 
-    def __init__(self, line: socket.socket, listener: socket.socket, outcome: str) -> None:
+    def __init__(self, line: socket.socket, listener: socket.socket) -> None:
         super().__init__(line)
         self._listener = listener
-        self._outcome_path = outcome
+        self._outcome_path: str | None = None
         self._log: LimitedLog | None = None
         self._output: int | None = None
 
@@ -68,6 +68,13 @@ class DetachedGuard(Guard):
         """Run until the command is gone; where none was started, until the line closes."""
         self._send({"event": "ready"})
         super().run()
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["do"] != "prepare":
+            super()._obey(message)
+            return
+        self._outcome_path = message["outcome"]
+        self._send({"event": "prepared"})
 
     def _outcome(self) -> dict[str, Any]:
         self._drain()
@@ -137,6 +144,8 @@ class DetachedGuard(Guard):
 
     def _note(self, outcome: dict[str, Any]) -> None:
         """Write the outcome as a whole: the file is there with all of it, or not at all."""
+        if self._outcome_path is None:
+            return
         new = f"{self._outcome_path}.new"
         with contextlib.suppress(OSError):  # the keeper, if it is there, is told in any case
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -149,4 +158,4 @@ class DetachedGuard(Guard):
 
 
 if __name__ == "__main__":
-    DetachedGuard(socket.socket(fileno=0), socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).run()
+    DetachedGuard(socket.socket(fileno=0), socket.socket(fileno=int(sys.argv[1]))).run()

@@ -191,17 +191,20 @@ class Guard:
             return
         self._buffer += data
         for message in unframe(self._buffer):
-            match message["do"]:
-                case "start":
-                    self._start(message)
-                case "safe":
-                    self._safe_until = message["until"] if self._kill_at is None else None
-                case "limit":
-                    self._limit, self._limit_grace_s = message["at"], message["grace_s"]
-                case "signal":
-                    self._signal_all(message["number"])
-                case "end":
-                    self._end(message["grace_s"])
+            self._obey(message)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        match message["do"]:
+            case "start":
+                self._start(message)
+            case "safe":
+                self._safe_until = message["until"] if self._kill_at is None else None
+            case "limit":
+                self._limit, self._limit_grace_s = message["at"], message["grace_s"]
+            case "signal":
+                self._signal_all(message["number"])
+            case "end":
+                self._end(message["grace_s"])
 
     def _start(self, message: dict[str, Any]) -> None:
         self._grace_s = message["grace_s"]

@@ -16,7 +16,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs import soak
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.processes import has_ended
-from tests.server.leasing import OFTEN, eventually
+from tests.server.leasing import OFTEN, eventually, queue, release
 
 # Says that it began, and goes on until it is told to end.
 HELD = "echo began $GPU_POOL_JOB_ID >> ran; while [ ! -e go-$GPU_POOL_JOB_ID ]; do sleep 0.05; done; echo good"
@@ -154,18 +154,49 @@ def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJ
 
 
 def test_a_job_whose_waiting_process_was_killed_is_requested_again(user: UserJobs) -> None:
-    running, waiting = held(user), user.script("echo ran")
-    user.until(waiting, JobState.WAITING)
-    eventually(lambda: _holders(user), "its request is in the queue")
-    for pid in _holders(user):
-        os.kill(pid, signal.SIGKILL)
+    running = held(user)
+    waiting = [user.script("echo $GPU_POOL_JOB_ID >> places") for _ in range(3)]
+    eventually(lambda: len(_holders(user)) == 3, "the requests are in the queue")
+    os.kill(_holders(user)[0], signal.SIGKILL)
     let_go(user, running)
-    assert user.until(waiting).life.state is JobState.ENDED
+    for id_ in waiting:
+        assert user.until(id_).life.state is JobState.ENDED
+    assert user.lines("places") == waiting  # it has kept its place
 
 
 def _holders(user: UserJobs) -> list[int]:
     assert user.server is not None
     return [lease["pid"] for lease in user.server.json("/leases")["leases"] if lease["state"] == "queued"]
+
+
+def test_a_preempted_job_is_run_again_before_those_behind_it(tmp_path: Path) -> None:
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
+    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as user:
+        script = "echo $GPU_POOL_JOB_ID >> order; while [ ! -e go ]; do sleep 0.05; done"
+        ids = [user.script(script, "--preemptible", "--grace", "0.1s") for _ in range(3)]
+        eventually(lambda: len(_holders(user)) == 2, "the others wait")
+        eventually(lambda: user.lines("order"), "the first one runs")
+        other = queue(server, priority=1)
+        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        eventually(lambda: len(_holders(user)) == 3, "the first one waits again")
+        (user.folder / "go").touch()
+        release(server, other["id"])
+        for id_ in ids:
+            assert user.until(id_).life.state is JobState.ENDED
+        assert user.lines("order") == [ids[0], *ids]
+        life = user.record(ids[0]).life
+        assert (life.attempts, life.tries, life.preemptions) == (2, 1, 1)
+
+
+def test_a_job_without_its_environment_is_not_run(user: UserJobs) -> None:
+    running, waiting = held(user), user.script("touch it-ran")
+    user.kill_keeper()
+    (user.record(waiting).folder / "environment.json").unlink()
+    user.call("jobs")
+    assert "environment of job" in (user.until(waiting).life.why or "")
+    let_go(user, running)
+    user.until(running)
+    assert not (user.folder / "it-ran").exists()
 
 
 def test_there_is_one_keeper(user: UserJobs) -> None:
