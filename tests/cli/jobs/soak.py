@@ -1,7 +1,7 @@
 """Many submitted jobs, with shells, keepers and the server killed on the way: `python -m tests.cli.jobs.soak`.
 
-JOBS (200), SOAK_SEED. All jobs use one GPU, one after the other. They wait until all are submitted. Each
-must run once, in the order of their submission, and leave a whole log.
+JOBS (200), GPUS (1), SOAK_SEED. They wait until all are submitted. Each must run once, in the order of their submission, and
+leave a whole log. Jobs that are granted GPUs at the same time may begin in any order.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def memory_mb(user: UserJobs) -> float:
     return found
 
 
-def check(user: UserJobs, number: int) -> list[str]:
+def check(user: UserJobs, number: int, gpus: int) -> list[str]:
     """What is wrong."""
     ran = user.lines("ran")
     faults = [f"{line!r} twice" for line in twice(ran)]
     starts = [line.split()[1] for line in ran if line.startswith("start")]
     ids = [str(id_) for id_ in range(1, number + 1)]
-    if starts != ids:
+    if sorted(starts, key=int) != ids or any(abs(int(id_) - place) >= gpus for place, id_ in enumerate(starts, 1)):
         faults.append(f"started in the order {starts}")
     for id_ in ids:
         record = user.record(id_)
@@ -80,10 +80,16 @@ def check(user: UserJobs, number: int) -> list[str]:
 
 
 def run(
-    folder: Path, number: int, rng: random.Random, tell: Callable[[str], None], most_faults: int = 1_000_000
+    folder: Path,
+    number: int,
+    rng: random.Random,
+    tell: Callable[[str], None],
+    *,
+    gpus: int = 1,
+    most_faults: int = 1_000_000,
 ) -> list[str]:
     """Submit, break things until all jobs are over, and check."""
-    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server, UserJobs(folder, server) as user:
+    with ServerProcess({"SIMULATED_GPUS": str(gpus), **OFTEN}) as server, UserJobs(folder, server) as user:
         keepers, servers, began = 0, 0, time.monotonic()
         with ThreadPoolExecutor(1) as submitting:
             submitted = submitting.submit(submit_all, user, number)
@@ -105,7 +111,7 @@ def run(
                 user.call("jobs")  # starts the keeper
                 tell(f"{left} left, {keepers} keepers and {servers} servers killed, {time.monotonic() - began:.0f} s")
             submitted.result()
-        return check(user, number)
+        return check(user, number, gpus)
 
 
 def main() -> int:
@@ -113,7 +119,8 @@ def main() -> int:
     ServerProcess.popen = PreloadedPopen
     folder = Path(tempfile.mkdtemp(prefix="gpu-jobs-"))
     sys.stdout.write(f"seed {seed}, {folder}\n")
-    faults = run(folder, number, random.Random(seed), lambda text: print(text, flush=True))  # noqa: T201
+    gpus = int(os.environ.get("GPUS", "1"))
+    faults = run(folder, number, random.Random(seed), lambda text: print(text, flush=True), gpus=gpus)  # noqa: T201
     sys.stdout.write("".join(f"{fault}\n" for fault in faults) or "each ran once, in order, with its whole log\n")
     return 1 if faults else 0
 
