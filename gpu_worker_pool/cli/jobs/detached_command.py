@@ -25,6 +25,8 @@ from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import Machine, own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 
+from .keeper_link import uid_at
+
 _SHELL: Final = "/bin/sh"
 # The line closes when the keeper dies: the shell ends then, and with it the request of the job.
 _WAIT: Final = 'read -r _ && exec "$0" "$@"'
@@ -93,7 +95,10 @@ class DetachedCommand(GuardLine):
             line = socket.socket(socket.AF_UNIX)
             try:
                 line.connect(f"\0{facts.address}")
+                is_ours = uid_at(line) == os.geteuid()
             except OSError:
+                is_ours = False
+            if not is_ours:
                 line.close()
             else:
                 found = cls(line, facts, None)

@@ -365,10 +365,12 @@ class JobRun:
         """What became of a command whose guard is gone."""
         life = self.record.life
         data = read_outcome(self.record.outcome_of(life.attempts))
-        if data is not None and isinstance(status := data.pop("status", None), int):
+        if data is None or life.guard is None or data.get("address") != life.guard.address:
+            data = {}  # it is that of an attempt that was never started, and had the same number
+        if isinstance(status := data.pop("status", None), int):
             with suppress(ValueError):
                 data["exit_code"] = exit_code(status)
-        outcome = None if data is None else read(GuardOutcome, data)
+        outcome = read(GuardOutcome, data)
         is_same_boot = life.guard is not None and life.guard.boot_id == boot_id()
         last_number = self.store.last_number()
         return found_again(life, time.time(), outcome, is_same_boot=is_same_boot, last_number=last_number)

@@ -22,7 +22,17 @@ from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.core.jobs.life import JobClosed, JobEvent, JobRequested, JobState, cancel, resumed, retry
+from gpu_worker_pool.core.jobs.life import (
+    JobClosed,
+    JobEvent,
+    JobRequested,
+    JobState,
+    RunStarted,
+    cancel,
+    evolve,
+    resumed,
+    retry,
+)
 from gpu_worker_pool.core.jobs.plan import make_plan
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
@@ -175,6 +185,12 @@ class Keeper:
         while True:
             try:
                 self._store.note(record, event, is_synced=type(event).__name__ not in _NOT_SYNCED)
+            except FileNotFoundError:
+                # Its files were removed. What runs may end, but nothing is started that is not written down.
+                if isinstance(event, RunStarted):
+                    raise Failure("its files were removed") from None
+                record.life = evolve(record.life, event)
+                return
             except OSError as error:
                 self.say(f"job {record.key} cannot be written down: {error.strerror}; trying again")
                 await asyncio.sleep(_WRITE_AGAIN_S)
@@ -266,7 +282,10 @@ class Keeper:
                 running = [run for run, _ in self._runs.values() if run.record.life.state is JobState.RUNNING]
                 for pool in {run.pool for run in running}:
                     if pool not in watchers:
-                        watchers[pool] = await opened.enter_async_context(pool.servers())
+                        try:
+                            watchers[pool] = await opened.enter_async_context(pool.servers())
+                        except Failure:
+                            continue  # of a job that goes on and whose environment is gone, say
                     for answer in await watchers[pool].ask_all("/pool?queue=0&leases=0"):
                         if (seen := read(PoolView, answer.data)) is not None:
                             await self._take_in_usage([run for run in running if run.pool is pool], seen)

@@ -66,8 +66,7 @@ def _ask(root: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         try:
             line.settimeout(_ANSWER_S)
             line.connect(f"\0{facts['address']}")
-            _, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-            if uid != os.geteuid():
+            if uid_at(line) != os.geteuid():
                 raise NoKeeper
             line.sendall(json.dumps(question).encode() + b"\n")
             with line.makefile("rb") as file:
@@ -164,6 +163,10 @@ def lock_keeper(root: Path) -> int | None:
 
 def is_own_peer(writer: asyncio.StreamWriter) -> bool:
     """Whether this user, or root, is at the other end."""
-    peer = writer.get_extra_info("socket")
-    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return uid in {0, os.geteuid()}
+    return uid_at(writer.get_extra_info("socket")) in {0, os.geteuid()}
+
+
+def uid_at(line: socket.socket) -> int:
+    """The user at the other end of a Unix socket: any user may have taken a name."""
+    _, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)

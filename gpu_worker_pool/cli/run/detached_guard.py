@@ -51,7 +51,11 @@ class LimitedLog:
                 self._file, self._size = self._open(), 0
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(self._path, flags, 0o600)
+        except OSError:
+            return os.open(os.devnull, flags)  # a folder that was removed must not end the command
 
 
 class DetachedGuard(Guard):
@@ -150,7 +154,9 @@ class DetachedGuard(Guard):
         with contextlib.suppress(OSError):  # the keeper, if it is there, is told in any case
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.write(descriptor, json.dumps(outcome).encode())
+                # Its address tells it from the guard of another attempt.
+                address = os.fsdecode(self._listener.getsockname()).removeprefix("\0")
+                os.write(descriptor, json.dumps({"address": address, **outcome}).encode())
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -26,7 +26,7 @@ from tests.preloaded import PreloadedPopen
 from tests.server.leasing import OFTEN
 
 LOG_LINES = 100
-PER_SHELL = 8
+PER_SHELL = 3
 PAUSE_S = 2.0
 JOB = """
 echo "start $GPU_POOL_JOB_ID" >> ran

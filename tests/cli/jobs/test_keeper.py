@@ -146,11 +146,26 @@ def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJ
     folder = user.record(waiting).folder
     with (folder / "events.jsonl").open("a", encoding="utf-8") as journal:
         journal.write(f"{json.dumps(event)}\n")
-    (folder / "outcome-1.json").write_text('{"is_started": false}', encoding="utf-8")
+    outcome = folder / "outcome-1.json"
+    outcome.write_text('{"address": "nothing listens here", "is_started": false}', encoding="utf-8")
     let_go(user, running)
     user.call("jobs")
     life = user.until(waiting).life
     assert (life.state, life.attempts, user.output(waiting)) == (JobState.ENDED, 1, "ran at last\n")
+
+
+def test_what_the_guard_of_an_attempt_before_wrote_does_not_count(user: UserJobs) -> None:
+    """An attempt that was not started and the one after it have the same number: the job must not run twice."""
+    running = held(user)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    os.kill(guard, signal.SIGKILL)
+    assert has_ended(guard)
+    outcome = user.record(running).folder / "outcome-1.json"
+    outcome.write_text('{"address": "of another guard", "is_started": false}', encoding="utf-8")
+    user.call("jobs")
+    assert user.until(running).life.state is JobState.INTERRUPTED
+    assert user.lines("ran").count(f"began {running}") == 1
 
 
 def test_a_job_whose_waiting_process_was_killed_is_requested_again(user: UserJobs) -> None:
