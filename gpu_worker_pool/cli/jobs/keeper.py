@@ -142,6 +142,8 @@ class Keeper:
     async def _run(self, record: JobRecord, *, is_adopted: bool) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
+        if record.life.state.is_over:
+            return  # it was cancelled before this began
         environ: dict[str, str] = {}
         try:
             environ = self._store.environment_of(record.key)
