@@ -19,7 +19,7 @@ from gpu_worker_pool.core.endpoints.backoff import Backoff
 from .job_spec import JobSpec
 
 # What a client reads of its environment, and what chooses the GPUs that may be asked for.
-_SETTINGS: Final = ("GPU_", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR")
+_SETTINGS: Final = ("GPU_", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "HOME")
 _UNUSED_S: Final = 60.0
 _ASK_AGAIN: Final = Backoff(first_s=0.25, max_s=5.0)
 
