@@ -24,6 +24,7 @@ from gpu_worker_pool.core.jobs.life import (
     RunStarted,
     UsageMeasured,
 )
+from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.wire.reader import read
 
 _KINDS: Final[dict[str, type[Any]]] = {
@@ -78,6 +79,7 @@ def _decoded(path: Path, lines: Sequence[bytes]) -> Iterator[JobEvent]:
 
 def append(path: Path, event: JobEvent, *, is_synced: bool) -> None:
     """Append an event as a whole, or raise OSError and leave nothing of it. Synced, it is on the disk on return."""
+    reach("before_append")
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     is_new = not path.exists()
     descriptor = os.open(path, flags, 0o600)
@@ -89,6 +91,7 @@ def append(path: Path, event: JobEvent, *, is_synced: bool) -> None:
         try:
             if os.pwrite(descriptor, data, end) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+            reach("in_append")
             if is_synced:
                 os.fsync(descriptor)
         except OSError:
@@ -98,6 +101,7 @@ def append(path: Path, event: JobEvent, *, is_synced: bool) -> None:
         os.close(descriptor)
     if is_new and is_synced:
         sync_folder(path.parent)
+    reach("after_append")
 
 
 def _end_of_lines(descriptor: int) -> int:

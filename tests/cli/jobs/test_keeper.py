@@ -154,6 +154,23 @@ def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJ
     assert (life.state, life.attempts, user.output(waiting)) == (JobState.ENDED, 1, "ran at last\n")
 
 
+# Of one job a keeper appends: that it is requested, that it starts, what it used, and how it ended.
+@pytest.mark.parametrize(
+    "failpoint", ["before_append:2", "in_append:2", "after_append:2", "before_append:4", "after_append:4"]
+)
+def test_a_keeper_that_dies_at_a_boundary_of_the_journal_leaves_a_job_that_runs_once(
+    user: UserJobs, failpoint: str
+) -> None:
+    user.kill_keeper()
+    id_ = user.submit("--", "sh", "-c", "echo $GPU_POOL_JOB_ID >> once", env={"GPU_POOL_FAILPOINT": failpoint})
+    pid = user.keeper_facts()["pid"]
+    assert has_ended(pid, within_s=60.0)
+    user.call("jobs")
+    life = user.until(id_).life
+    assert (life.state, life.exit_code, life.attempts) == (JobState.ENDED, 0, 1)
+    assert user.lines("once").count(id_) == 1
+
+
 def test_what_the_guard_of_an_attempt_before_wrote_does_not_count(user: UserJobs) -> None:
     """An attempt that was not started and the one after it have the same number: the job must not run twice."""
     running = held(user)
