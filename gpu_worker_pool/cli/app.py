@@ -103,6 +103,13 @@ _PLACES: Final = {
     "run": _CommandModule(".run.command", "Run"),
     "join": _CommandModule(".run.join", "Run"),
     "batch": _CommandModule(".batch.command", "Run"),
+    "submit": _CommandModule(".jobs.submit", "Run"),
+    "jobs": _CommandModule(".jobs.jobs", "Jobs"),
+    "logs": _CommandModule(".jobs.logs", "Jobs"),
+    "cancel": _CommandModule(".jobs.job_control", "Jobs"),
+    "retry": _CommandModule(".jobs.job_control", "Jobs"),
+    "history": _CommandModule(".jobs.history", "Jobs"),
+    "keeper": _CommandModule(".jobs.keeper_command", "Operate"),
     "top": _CommandModule(".top.command", "Look"),
     "serve": _CommandModule(".serve.command", "Operate"),
     "doctor": _CommandModule(".doctor.command", "Operate"),
@@ -145,8 +152,8 @@ def commands(*names: str) -> typer.Typer:
         module, panel, of_group = _PLACES[name]
         loaded = import_module(module, __package__)
         if of_group is None:
-            # Everything after the name of `run` belongs to its command.
-            settings = {"allow_interspersed_args": False} if name == "run" else None
+            # Everything after the first word that is not an option belongs to the command that is to be run.
+            settings = {"allow_interspersed_args": False} if name in {"run", "submit"} else None
             app.command(cls=_Command, rich_help_panel=panel, context_settings=settings)(getattr(loaded, name))
             continue
         group = _fleet(loaded.show_fleet) if name == "fleet" else _group(_GROUPS[name])

@@ -14,6 +14,9 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
+from gpu_worker_pool.cli.jobs.history_limit import KEEP_VARIABLE
+from gpu_worker_pool.cli.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE, JOB_ID_VARIABLE
+from gpu_worker_pool.cli.jobs.job_store import JOBS_DIR_VARIABLE
 from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
@@ -45,6 +48,12 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_EVENT_NODE",
         "GPU_POOL_OWNER",
         "GPU_POOL_REASON",
+        # What a submitted job is told, and where and for how long such jobs are kept.
+        JOB_ID_VARIABLE,
+        ARRAY_ID_VARIABLE,
+        ARRAY_INDEX_VARIABLE,
+        JOBS_DIR_VARIABLE,
+        KEEP_VARIABLE,
     }
 )
 

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
 
-from .guarded_command import GuardedCommand
+from .guarded_command import GuardLine
 
 _PREEMPTED: Final = "preempted"
 _TIME_LIMIT: Final = "time_limit"
@@ -26,7 +26,7 @@ KILL_AHEAD_S: Final = 0.5
 _OBEYED: Final = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGKILL})
 
 
-def end_if_announced(guarded: GuardedCommand, assignment: Assignment, grace_s: float) -> bool:
+def end_if_announced(guarded: GuardLine, assignment: Assignment, grace_s: float) -> bool:
     """End the command if its lease was lost for one of these reasons; at once if the command has been warned."""
     is_announced = getattr(assignment.lost, "code", None) in EXIT_CODES
     if is_announced:
@@ -34,7 +34,7 @@ def end_if_announced(guarded: GuardedCommand, assignment: Assignment, grace_s: f
     return is_announced
 
 
-def ended_because(guarded: GuardedCommand, assignment: Assignment, exit_code: int) -> str | None:
+def ended_because(guarded: GuardLine, assignment: Assignment, exit_code: int) -> str | None:
     """The announced reason for which the command was ended; None where it ended by itself: with 0 even after a warning,
     and with a code of its own before the lease has ended.
     """
@@ -62,7 +62,7 @@ def end_text(reason: str, assignment: Assignment) -> str:
 
 
 async def warn_command(
-    guarded: GuardedCommand, assignment: Assignment, grace_s: float, on_ending: Callable[[LeaseEnding | None], None]
+    guarded: GuardLine, assignment: Assignment, grace_s: float, on_ending: Callable[[LeaseEnding | None], None]
 ) -> None:
     """Send SIGTERM to the command when its lease is about to be ended, and have the guard kill it at the end.
 

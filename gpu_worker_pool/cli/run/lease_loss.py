@@ -10,7 +10,7 @@ from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.guarded_lease import safe_until
 from gpu_worker_pool.client.pool_client import Assignment
 
-from .guarded_command import GuardedCommand
+from .guarded_command import GuardLine
 from .lease_end import KILL_AHEAD_S
 
 _NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
@@ -19,7 +19,7 @@ _MAX_UPDATE_INTERVAL_S: Final = 1.0
 
 
 async def wait_for_end(
-    guarded: GuardedCommand,
+    guarded: GuardLine,
     assignment: Assignment,
     ttl_s: float | None,
     on_lost: Callable[[str], None],
@@ -51,7 +51,7 @@ async def _tell_loss(assignment: Assignment, on_lost: Callable[[str], None]) -> 
         on_lost(await assignment.lost.wait())
 
 
-async def _update_guard(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> None:
+async def _update_guard(guarded: GuardLine, assignment: Assignment, ttl_s: float) -> None:
     while True:
         if (at := safe_until(assignment)) is not None:
             guarded.tell_safe_until(at)

@@ -95,7 +95,7 @@ async def choose_sources(
         inside = [lease.url.url] if config.is_named or endpoints else None
         async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
-    if is_new and environ.get(LEASE_ID_VARIABLE) and _is_set_by_lease(environ):
+    if is_new and environ.get(LEASE_ID_VARIABLE) and is_set_by_lease(environ):
         # The lease around this process set it, and this request is for other GPUs.
         environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
@@ -215,7 +215,7 @@ def _installed_gpus(pool: PoolView | None) -> list[InstalledGpu]:
     return [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in pool.gpus if gpu.gpu_id is not None] if pool else []
 
 
-def _is_set_by_lease(environ: Mapping[str, str]) -> bool:
+def is_set_by_lease(environ: Mapping[str, str]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES is as the lease around this process set it, and not as the user did since."""
     names, _ = names_in(environ.get(VISIBLE_DEVICES_VARIABLE, ""))
     own = {gpu_id.rpartition(":")[2] for gpu_id in environ.get(LEASE_GPUS_VARIABLE, "").split(",")}
