@@ -13,6 +13,8 @@ from typing import Any, Self
 from gpu_worker_pool.cli.jobs.job_store import JobRecord, JobStore
 from gpu_worker_pool.core.jobs.job_key import parse_key
 from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, gpu_pool
 from tests.processes import has_ended
@@ -37,9 +39,11 @@ class UserJobs:
     def __exit__(self, *_: object) -> None:
         self.kill_keeper()
         for record in self.store.load().values():
-            if record.life.guard is not None:
+            guard = record.life.guard
+            # Another process may have the pid of a guard that is gone.
+            if guard is not None and Machine.here().is_alive(ProcessId(guard.pid, guard.started)):
                 with suppress(ProcessLookupError):
-                    os.kill(record.life.guard.pid, signal.SIGKILL)
+                    os.kill(guard.pid, signal.SIGKILL)
 
     def call(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Done:
         """Run a command, which must end with this code."""
