@@ -15,8 +15,8 @@ def train(number: int) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
-    with cluster, Client(cluster) as client:
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)  # type: ignore[no-untyped-call]
+    with cluster, Client(cluster) as client:  # type: ignore[no-untyped-call]
         client.register_plugin(LeasedWorker(timeout=600))
         for number, gpu in client.gather(client.map(train, range(4))):
             print(f"task {number} on GPU {gpu}")

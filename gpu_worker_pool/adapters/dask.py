@@ -14,7 +14,7 @@ from distributed import WorkerPlugin
 from gpu_worker_pool.client.process_lease import lease_for_process, release_for_process
 
 
-class LeasedWorker(WorkerPlugin):  # type: ignore[misc] # distributed has no types
+class LeasedWorker(WorkerPlugin):
     """A plugin of Dask's workers. `asked` is that of `lease_for_process`. A worker takes no task before it has its GPUs.
 
     Workers must be processes of their own (`processes=True`, or `dask worker`): a process has one environment.

@@ -101,6 +101,22 @@ EnvNames = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME", help="With --ssh: pass this variable on; may be given again."),
 ]
+OnGranted = Annotated[
+    str | None,
+    typer.Option(
+        "--on-granted",
+        metavar="PROGRAM",
+        help="Run this when the GPUs are there, beside the command. No shell reads it; for one: \"sh -c '...'\".",
+    ),
+]
+Notify = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="URL",
+        help="Tell this http(s) URL, or mailto:ADDRESS, when it is granted, warned, lost and ended; may be given again.",
+    ),
+]
 Retries = Annotated[
     int,
     typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),

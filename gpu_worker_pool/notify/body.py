@@ -29,6 +29,8 @@ def as_json(delivery: Delivery) -> bytes:
         "why": notice.why,
         "ends_at": None if notice.ends_at is None else _iso(notice.ends_at),
         "labels": dict(notice.labels),
+        "job": notice.job,
+        "exit_code": notice.exit_code,
     }
     return json.dumps(said, separators=(",", ":")).encode()
 
@@ -40,15 +42,17 @@ def in_words(notice: Notice) -> str:
 
 def _sentence(notice: Notice) -> str:
     gpus = "a GPU" if len(notice.gpus) == 1 else f"{len(notice.gpus)} GPUs"
-    whose = f"the lease {notice.lease_id} of {notice.owner or 'a caller without a name'}"
+    whose = _whose(notice)
     on = f"on {', '.join(notice.nodes)}" if notice.nodes else ""
     match notice.occasion:
         case Occasion.GRANTED:
             return f"{whose} has {gpus} {on}".strip()
         case Occasion.LOST | Occasion.ENDED:
-            because = f": {notice.reason}" if notice.reason else ""
+            told = notice.reason or (notice.why if notice.exit_code is None else None)
+            because = f": {told}" if told else ""
             verb = "was lost" if notice.occasion is Occasion.LOST else "has ended"
-            return f"{whose} {verb}{because}{f', by {notice.by}' if notice.by else ''}"
+            code = "" if notice.exit_code is None else f" with exit code {notice.exit_code}"
+            return f"{whose} {verb}{code}{because}{f', by {notice.by}' if notice.by else ''}"
         case Occasion.IDLE:
             return f"{whose} computes nothing {on}".strip()
         case Occasion.PREEMPTED:
@@ -57,6 +61,15 @@ def _sentence(notice: Notice) -> str:
             return f"{whose} ends at {_iso(notice.ends_at)}, because its time is over"
         case Occasion.NODE_UNKNOWN:
             return f"nothing is known of the node {notice.node}{f': {notice.why}' if notice.why else ''}"
+
+
+def _whose(notice: Notice) -> str:
+    owner, command = notice.owner or "a caller without a name", dict(notice.labels).get("command")
+    if notice.job is not None:
+        return f"the job {notice.job}{f' ({command})' if command else ''} of {owner}"
+    if notice.lease_id is None:
+        return f"the command{f' {command}' if command else ''} of {owner}"
+    return f"the lease {notice.lease_id} of {owner}"
 
 
 def _iso(at: float | None) -> str:

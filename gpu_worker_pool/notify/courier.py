@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.hooks.pending import Delivery
 from gpu_worker_pool.core.hooks.rule import Mail, Program, Webhook
+from gpu_worker_pool.wire.connections import ConnectFailed
+from gpu_worker_pool.wire.http1 import BadAnswer
+from gpu_worker_pool.wire.post import post
 
 from .body import as_json, in_words
-
-if TYPE_CHECKING:
-    import aiohttp
 
 # What a receiver checks: the time, and the HMAC of the time, a dot and the body.
 SIGNATURE = "GPU-Pool-Signature"
@@ -46,7 +45,6 @@ class Courier:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
-        self._session: aiohttp.ClientSession | None = None
 
     async def tell(self, delivery: Delivery) -> Failed | None:
         """Tell the target; None if it was told."""
@@ -55,37 +53,25 @@ class Courier:
             case Webhook():
                 return await self._post(delivery, target)
             case Program():
-                return await self._run(target.arguments, as_json(delivery), self._env(delivery), limit_s)
+                env = self._environ if target.env is None else dict(target.env)
+                return await self._run(
+                    target.arguments, as_json(delivery), {**env, **_said(delivery)}, limit_s, target.cwd
+                )
             case Mail():
                 return await self._mail(delivery, target)
 
-    async def close(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-
     async def _post(self, delivery: Delivery, target: Webhook) -> Failed | None:
-        import aiohttp  # noqa: PLC0415 - most servers have no webhooks
-
-        if self._session is None:
-            # No proxies, cookies or redirects: no request goes where the operator has not said.
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
         body = as_json(delivery)
-        headers = {"Content-Type": "application/json", "User-Agent": "gpu-worker-pool"}
-        if target.secret is not None:
-            headers[SIGNATURE] = sign(target.secret, body, int(time.time()))
-        limit = aiohttp.ClientTimeout(total=delivery.rule.timeout_s)
+        signed = {} if target.secret is None else {SIGNATURE: sign(target.secret, body, int(time.time()))}
         try:
-            async with self._session.post(
-                target.url, data=body, headers=headers, timeout=limit, allow_redirects=False
-            ) as answer:
-                return _judge(answer.status, answer.headers.get("Retry-After"))
+            answer = await post(target.url, body, signed, delivery.rule.timeout_s)
         except TimeoutError:
             return Failed(f"it has not answered within {delivery.rule.timeout_s:g} s")
-        except (aiohttp.ClientError, OSError) as error:
+        except (ConnectFailed, BadAnswer, OSError) as error:
             return Failed(str(error) or type(error).__name__)
-        except ValueError as error:  # a URL that aiohttp does not take
+        except ValueError as error:  # a host whose name cannot be looked up
             return Failed(str(error), is_final=True)
+        return _judge(answer.status, answer.fields.get("retry-after"))
 
     async def _mail(self, delivery: Delivery, target: Mail) -> Failed | None:
         sendmail = shutil.which("sendmail", path=f"{self._environ.get('PATH', '')}:{_SENDMAIL_PLACES}")
@@ -98,21 +84,10 @@ class Courier:
         arguments = (sendmail, "-i", "--", target.address)
         return await self._run(arguments, message.as_bytes(), self._environ, delivery.rule.timeout_s)
 
-    def _env(self, delivery: Delivery) -> dict[str, str]:
-        notice = delivery.notice
-        said = {
-            "GPU_POOL_EVENT": notice.occasion.value,
-            "GPU_POOL_NOTICE_ID": delivery.id,
-            "GPU_POOL_LEASE_ID": notice.lease_id,
-            "GPU_POOL_OWNER": notice.owner,
-            "GPU_POOL_EVENT_NODE": ",".join(notice.nodes),
-            "GPU_POOL_REASON": notice.reason,
-        }
-        # A NUL cannot be passed on.
-        return {**self._environ, **{name: text.replace("\0", "") for name, text in said.items() if text}}
-
     @staticmethod
-    async def _run(arguments: tuple[str, ...], sent: bytes, env: Mapping[str, str], limit_s: float) -> Failed | None:
+    async def _run(
+        arguments: tuple[str, ...], sent: bytes, env: Mapping[str, str], limit_s: float, cwd: str = "/"
+    ) -> Failed | None:
         # Not cancelled half-way: what the program has started by then would stay.
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
@@ -121,7 +96,7 @@ class Courier:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 env=env,
-                cwd="/",
+                cwd=cwd,
                 start_new_session=True,
             )
         )
@@ -143,6 +118,22 @@ class Courier:
         if process.returncode:
             return Failed(f"{arguments[0]} ended with {process.returncode}")
         return None
+
+
+def _said(delivery: Delivery) -> dict[str, str]:
+    """What a program finds in its environment."""
+    notice = delivery.notice
+    said = {
+        "GPU_POOL_EVENT": notice.occasion.value,
+        "GPU_POOL_NOTICE_ID": delivery.id,
+        "GPU_POOL_LEASE_ID": notice.lease_id,
+        "GPU_POOL_OWNER": notice.owner,
+        "GPU_POOL_EVENT_NODE": ",".join(notice.nodes),
+        "GPU_POOL_REASON": notice.reason,
+        "GPU_POOL_JOB_ID": notice.job,
+    }
+    # A NUL cannot be passed on.
+    return {name: text.replace("\0", "") for name, text in said.items() if text}
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from email.utils import parseaddr
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.core.hooks.notice import Occasion
-from gpu_worker_pool.core.hooks.rule import DEFAULT_TIMEOUT_S, Mail, Program, Rule, Target, Webhook
+from gpu_worker_pool.core.hooks.rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook
+
+from .targets import check_secret, check_url, mail_to
 
 MOST_RULES = 100
 _KEYS = frozenset({"on", "owner", "node", "url", "secret_file", "command", "mail", "timeout_s"})
@@ -87,9 +88,7 @@ def _target(entry: Mapping[str, Any], allowed: tuple[str, ...]) -> Target:
         return Program(arguments)
     if given == ["mail"]:
         address = _optional_text("mail", entry) or ""
-        if parseaddr(address)[1] != address or "@" not in address or not address.isprintable() or " " in address:
-            raise ValueError(f"mail is {address!r}; it must be one address, such as ada@example.org")
-        return Mail(address)
+        return mail_to(address)
     url = _optional_text("url", entry) or ""
     check_allowed(url, allowed)
     return Webhook(url, _secret(entry))
@@ -103,19 +102,14 @@ def _secret(entry: Mapping[str, Any]) -> str | None:
         secret = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"secret_file {file} cannot be read: {error}") from None
-    if len(secret) < 16:
-        raise ValueError(f"secret_file {file} has fewer than 16 characters; `openssl rand -hex 32` makes a secret")
-    return secret
+    return check_secret(secret, f"secret_file {file}")
 
 
 def check_allowed(url: str, allowed: tuple[str, ...]) -> None:
     """Raise a ValueError unless the URL is http or https and begins with one that is allowed, up to a whole part of it."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("a webhook must be a URL that begins with http:// or https:// and names a host")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the URL of a webhook has a user name or password, which ends up in logs; use secret_file")
+    check_url(url)
     if not any(_is_under(url, prefix) for prefix in allowed):
+        parts = urlsplit(url)
         raise ValueError(
             f"no request goes to {parts.scheme}://{parts.netloc}, because `allow` does not name it; add the beginning of the "
             "URL there"

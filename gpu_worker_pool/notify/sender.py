@@ -1,4 +1,4 @@
-"""Sends notices to where the rules say. Nothing waits for it: a notice is taken in at once, or dropped."""
+"""Sends notices to where rules say. Nothing waits for it: a notice is taken in at once, or dropped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
 from uuid import uuid4
 
@@ -24,8 +24,7 @@ Clock = Callable[[], float]
 class Sender:
     """Must be made and used in one event loop. `clock` counts seconds and never goes back."""
 
-    def __init__(self, rules: Sequence[Rule], clock: Clock) -> None:
-        self._rules = tuple(rules)
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pending = PendingNotices()
         self._courier = Courier(os.environ)
@@ -38,19 +37,29 @@ class Sender:
     def __repr__(self) -> str:
         return f"<Sender {len(self._pending)} waiting, {self._pending.sent} sent, {self._pending.dropped} dropped>"
 
-    def tell(self, notice: Notice) -> None:
-        """Send this to all targets whose rules it fits."""
+    def __len__(self) -> int:
+        """How many notices are still to be sent."""
+        return len(self._pending)
+
+    def tell(self, notice: Notice, rules: Iterable[Rule]) -> None:
+        """Send this to the targets of those rules that it fits."""
         if self._is_closed:
             return
-        for rule in self._rules:
+        for rule in rules:
             if rule.applies_to(notice):
                 self._note(self._pending.add(Delivery(uuid4().hex, notice, rule, self._clock())))
         self._start()
 
     async def finish(self, within_s: float) -> None:
-        """Let what is under way end, and close. What waits for a later attempt is dropped."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within_s)
+        """Send what can be sent in this time, and close."""
+        until = self._clock() + within_s
+        while (left_s := until - self._clock()) > 0 and len(self._pending):
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            elif (next_at := self._pending.next_at()) < until:
+                await asyncio.sleep(max(next_at - self._clock(), 0.0))
+            else:
+                break
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -58,7 +67,6 @@ class Sender:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._courier.close()
         if len(self._pending):
             logger.warning("%d notices were not sent, because this program ends", len(self._pending))
 

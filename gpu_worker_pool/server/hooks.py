@@ -1,6 +1,6 @@
 """Tells the operator's hooks of what happens in the pool that this server leads.
 
-It follows events once they are written, and only puts notices into a bounded pending: no decision waits for a hook.
+It follows events once they are written, and only puts notices into a bounded queue: no decision waits for a hook.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Hooks:
         """Begin to tell. In the event loop of the server."""
         if not self._rules:
             return
-        self._sender = Sender(self._rules, boot_time)
+        self._sender = Sender(boot_time)
         self._pool.follow(self._follow)
         self._looking = asyncio.ensure_future(self._look_often())
 
@@ -63,7 +63,7 @@ class Hooks:
             return
         for event in events:
             for notice in self._notices(event):
-                sender.tell(notice)
+                sender.tell(notice, self._rules)
 
     def _notices(self, event: ev.Event) -> Iterator[Notice]:
         state, wall_offset_s = self._pool.state, self._pool.state.wall_offset_s
@@ -110,10 +110,10 @@ class Hooks:
         state, now = self._pool.state, self._pool.now()
         idle, unknown = idle_leases(state, now), unknown_nodes(state, now)
         for lease_id in sorted(idle - self._idle):
-            sender.tell(self._of_lease(lease_id, Occasion.IDLE, now))
+            sender.tell(self._of_lease(lease_id, Occasion.IDLE, now), self._rules)
         for node in sorted(unknown - self._unknown):
             why = "its GPUs have not been read lately"
-            sender.tell(Notice(Occasion.NODE_UNKNOWN, self._pool.wall_now(), node=node, why=why))
+            sender.tell(Notice(Occasion.NODE_UNKNOWN, self._pool.wall_now(), node=node, why=why), self._rules)
         self._idle, self._unknown = idle, unknown
 
 

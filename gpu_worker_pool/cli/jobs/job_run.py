@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
@@ -19,7 +20,7 @@ from gpu_worker_pool.cli.run.guarded_command import GuardDied, exit_code
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
-from gpu_worker_pool.client.events import ClientEvent, ending_text
+from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.core.jobs.life import (
@@ -56,7 +57,8 @@ Note = Callable[[JobRecord, JobEvent], Awaitable[None]]
 
 @dataclass(eq=False)
 class JobRun:
-    """One attempt. `note` writes an event of the job to the disk; `say` is for the keeper's log.
+    """One attempt. `note` writes an event of the job to the disk; `warn` is told when its lease is about to end; `say` is for the
+    keeper's log.
 
     `on_granted` is called when the GPUs are there. It may give this run another job, of those that ask for the same.
     """
@@ -66,6 +68,7 @@ class JobRun:
     pool: JobPool
     environ: Mapping[str, str]
     note: Note
+    warn: Callable[[JobRecord, LeaseEnding | None], None]
     say: Callable[[str], None]
     on_granted: Callable[[JobRun], None]
     is_granted: bool = False
@@ -336,13 +339,16 @@ class JobRun:
         lease = self.record.life.lease
         ttl_s = lease.ttl_s if lease is not None else 0.0
 
-        def warn(ending: LeaseEnding | None) -> None:
-            self.say(f"job {self.record.key}: {ending_text(ending)}")
-
         stops = self.record.spec.on_lost is OnLost.STOP
         try:
             outcome = await watch(
-                guarded, assignment, Outcome(None), ttl_s=ttl_s, grace_s=grace_s, on_ending=warn, stops=stops
+                guarded,
+                assignment,
+                Outcome(None),
+                ttl_s=ttl_s,
+                grace_s=grace_s,
+                on_ending=partial(self.warn, self.record),
+                stops=stops,
             )
         except GuardDied:
             return self._what_became()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from gpu_worker_pool.cli.options import OnLost
+from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.core.jobs.life import AfterFailure, JobTerms
 from gpu_worker_pool.wire.reader import read
@@ -14,7 +15,6 @@ from gpu_worker_pool.wire.reader import read
 SCHEMA: Final = "gpu-pool/job/1"
 # Stands for the index of a task in the words of its command.
 INDEX_WORD: Final = "{index}"
-JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
 ARRAY_ID_VARIABLE: Final = "GPU_POOL_ARRAY_ID"
 ARRAY_INDEX_VARIABLE: Final = "GPU_POOL_ARRAY_INDEX"
 
@@ -52,6 +52,8 @@ class JobSpec:
     at_once: int | None = None
     retries: int = 0
     log_limit_bytes: int | None = None
+    on_granted: str | None = None
+    notify: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -98,11 +100,13 @@ class JobSpec:
             "--on-lost": self.on_lost,
             "--grace": self.grace_s,
             "--name": self.label,
+            "--on-granted": self.on_granted,
         }
         flags = {"--preemptible": self.is_preemptible, "--remote": self.is_remote, "--ssh": self.uses_ssh}
         words = [f"{option}={value}" for option, value in given.items() if value is not None]
         words += [option for option, is_set in flags.items() if is_set]
         words += [f"--env={name}" for name in self.env_names]
+        words += [f"--notify={where}" for where in self.notify]
         words += [f"--endpoint={url}" for url in self.endpoints or ()]
         return [*program, "run", *words, "--", *self.command_of(key)]
 

@@ -21,6 +21,7 @@ from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.client.events import ending_text
 from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.core.jobs.life import (
     JobClosed,
@@ -34,11 +35,13 @@ from gpu_worker_pool.core.jobs.life import (
     retry,
 )
 from gpu_worker_pool.core.jobs.plan import make_plan
+from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
 from .history_limit import keep_s, numbers_to_forget
+from .job_notices import JobNotices
 from .job_pools import JobPool, JobPools
 from .job_run import JobRun
 from .job_store import JobRecord, JobStore
@@ -66,6 +69,7 @@ class Keeper:
         self._known: set[int] = set()
         self._runs: dict[JobKey, tuple[JobRun, asyncio.Task[None]]] = {}
         self._pools = JobPools(self.say)
+        self._notices = JobNotices(store, self.say)
         self._changed = asyncio.Event()
         self._noted_usage_at: dict[JobKey, float] = {}
         self._busy_at = time.monotonic()
@@ -93,13 +97,14 @@ class Keeper:
                 self._changed.clear()
         finally:
             await cancel_and_wait(measuring)
+        await self._notices.close()
         await self._pools.close()
 
     def _is_done(self) -> bool:
         """Whether the keeper may end: nothing waits or runs, and has not for a while; or its folder is gone."""
         if not self._store.root.is_dir():
             return not self._runs
-        if self._runs or any(not record.life.state.is_over for record in self._records.values()):
+        if self._runs or len(self._notices) or any(not record.life.state.is_over for record in self._records.values()):
             self._busy_at = time.monotonic()
         return not self._stays and time.monotonic() - self._busy_at >= IDLE_S
 
@@ -152,7 +157,17 @@ class Keeper:
                 await self.note(record, JobClosed(at=time.time(), becomes=JobState.FAILED, why=str(failure)))
                 return
         pool = self._pools.of(record.spec, environ)
-        run = JobRun(self._store, record, pool, environ, self.note, self.say, self._put_in_order, is_granted=is_adopted)
+        run = JobRun(
+            self._store,
+            record,
+            pool,
+            environ,
+            self.note,
+            self._warn,
+            self.say,
+            self._put_in_order,
+            is_granted=is_adopted,
+        )
         self._runs[record.key] = run, task
         try:
             await (run.adopt() if is_adopted else run.attempt())
@@ -197,8 +212,13 @@ class Keeper:
                 self.say(f"job {record.key} cannot be written down: {error.strerror}; trying again")
                 await asyncio.sleep(_WRITE_AGAIN_S)
             else:
+                self._notices.tell(record, event)
                 self._changed.set()
                 return
+
+    def _warn(self, record: JobRecord, ending: LeaseEnding | None) -> None:
+        self.say(f"job {record.key}: {ending_text(ending)}")
+        self._notices.warn(record, ending)
 
     # --- questions of commands -----------------------------------------------------------------------------------------
 

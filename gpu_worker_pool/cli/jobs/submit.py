@@ -67,6 +67,8 @@ def submit(
     nodes: options.Nodes = 1,
     ssh: options.Ssh = False,
     env: options.EnvNames = None,
+    on_granted: options.OnGranted = None,
+    notify: options.Notify = None,
     json: options.Json = False,
     endpoint: options.Endpoints = None,
 ) -> int:
@@ -83,6 +85,7 @@ def submit(
     """
     from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415 - not for the help
     from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.notices import rules_of_options  # noqa: PLC0415
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
     from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
 
@@ -103,6 +106,7 @@ def submit(
     check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
     check_can_run(command[0], os.environ)
     check_proc()
+    rules_of_options(on_granted, notify, os.environ)
     store = JobStore(jobs_folder(os.environ))
     spec = JobSpec(
         submitted_at=clock.time(),
@@ -131,6 +135,8 @@ def submit(
         at_once=None if tasks is None else tasks.at_once,
         retries=retries,
         log_limit_bytes=None if max_log is None else int(max_log * _MB),
+        on_granted=on_granted,
+        notify=tuple(notify or ()),
     )
     return _submit(store, spec, json=json)
 

@@ -29,6 +29,8 @@ def run(
     nodes: options.Nodes = 1,
     ssh: options.Ssh = False,
     env: options.EnvNames = None,
+    on_granted: options.OnGranted = None,
+    notify: options.Notify = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
@@ -53,6 +55,7 @@ def run(
 
     from .gang import check_gang  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from .notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 
@@ -61,6 +64,12 @@ def run(
     label = label_text(name) if name else command_label(command)
     check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
     request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
-    reporter = RunReporter(is_json=json, is_quiet=quiet)
-    runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
-    return asyncio.run(runner.run())
+    rules = rules_of_options(on_granted, notify, os.environ)
+
+    async def run_and_tell() -> int:
+        async with told(rules, label, os.environ.get(JOB_ID_VARIABLE)) as notices:
+            reporter = RunReporter(is_json=json, is_quiet=quiet, notices=notices)
+            runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
+            return await runner.run()
+
+    return asyncio.run(run_and_tell())

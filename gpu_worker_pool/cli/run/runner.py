@@ -54,10 +54,12 @@ class Runner:
         try:
             code = await self._find_and_run(signals)
         except (Failure, PoolError) as error:
-            if not self.reporter.is_json:
-                raise
             code = error.code if isinstance(error, Failure) and error.code != USAGE else FAILED
             self.reporter.failed(str(error))
+            self.reporter.ended(code, str(error))
+            if not self.reporter.is_json:
+                raise
+            return code
         self.reporter.ended(code)
         return code
 

@@ -27,7 +27,9 @@ class Occasion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`at` is a wall-clock time. What does not apply is None: a node has no owner."""
+    """`at` is a wall-clock time. What does not apply is None: a node has no owner. `job` and `exit_code` are known of the
+    commands of `gpu-pool run` and `submit`.
+    """
 
     occasion: Occasion
     at: float
@@ -40,6 +42,8 @@ class Notice:
     why: str | None = None
     ends_at: float | None = None
     labels: tuple[tuple[str, str], ...] = ()
+    job: str | None = None
+    exit_code: int | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:

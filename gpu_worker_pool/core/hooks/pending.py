@@ -15,7 +15,6 @@ MOST_WAITING = 1_000
 # So many wait for one target: one that is down must not take the places of the others.
 MOST_FOR_ONE = 250
 MOST_AT_ONCE = 8
-MOST_ATTEMPTS = 8
 MAX_AGE_S = 3600.0
 BACKOFF = Backoff(first_s=1.0, max_s=300.0)
 
@@ -101,7 +100,7 @@ class PendingNotices:
         """Plan the next attempt, not before `after_s`; Dropped if there is none. `jitter` is a random number in [0, 1)."""
         next_at = now + max(BACKOFF.delay_s(delivery.attempts, jitter), after_s)
         attempts = delivery.attempts + 1
-        if is_final or attempts >= MOST_ATTEMPTS or next_at > delivery.added_at + MAX_AGE_S:
+        if is_final or attempts >= delivery.rule.attempts or next_at > delivery.added_at + MAX_AGE_S:
             self._finish(delivery)
             return self._drop(delivery, why)
         # It goes before those that came later.

@@ -1,4 +1,4 @@
-"""The operator's rules: which occasions go where."""
+"""The rules of an operator, or of a job's user: which occasions go where."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .notice import Notice, Occasion
 
 DEFAULT_TIMEOUT_S = 10.0
 MAX_TIMEOUT_S = 300.0
+MOST_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,13 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program and its arguments, which are passed on as they are: no shell reads them."""
+    """A program and its arguments, which are passed on as they are: no shell reads them. `env` is its environment, as pairs;
+    None: only what any program needs.
+    """
 
     arguments: tuple[str, ...]
+    cwd: str = "/"
+    env: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Rule:
     owner: str | None = None
     node: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
+    attempts: int = MOST_ATTEMPTS
 
     def __post_init__(self) -> None:
         if not self.occasions:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.hooks import pending as bounds
 from gpu_worker_pool.core.hooks.notice import Notice, Occasion, ends, warns
 from gpu_worker_pool.core.hooks.pending import Delivery, PendingNotices
-from gpu_worker_pool.core.hooks.rule import Program, Rule, Webhook
+from gpu_worker_pool.core.hooks.rule import MOST_ATTEMPTS, Program, Rule, Webhook
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 
@@ -61,7 +61,7 @@ def test_attempts_are_bounded_and_spread_out() -> None:
     pending = PendingNotices()
     pending.add(delivery(1))
     now, times, is_given_up = 0.0, [], False
-    for _ in range(bounds.MOST_ATTEMPTS):
+    for _ in range(MOST_ATTEMPTS):
         now = max(now, pending.next_at())
         times.append(now)
         (under_way,) = pending.start(now)
