@@ -44,7 +44,7 @@ def backup(
     from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
     from gpu_worker_pool.ledger.sqlite.backup import back_up  # noqa: PLC0415
 
-    settings = _settings()
+    settings = _settings(journal)
     path = journal or _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
     try:
         facts = back_up(path, file, settings.pool_settings())
@@ -79,7 +79,7 @@ def restore(
     from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
     from gpu_worker_pool.ledger.sqlite.restore import restore as put_in_place  # noqa: PLC0415
 
-    settings = _settings()
+    settings = _settings(journal)
     path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
     try:
         done = put_in_place(file, path, settings.pool_settings(), _installed(settings), replace=force)
@@ -102,14 +102,23 @@ def restore(
     )
 
 
-def _settings() -> ServerSettings:
+def _settings(journal: Path | None) -> ServerSettings:
+    """The settings of the server. A .env that cannot be read matters only where it may name the journal: with `sudo -u` the
+    current directory is often one of root.
+    """
     try:
         from gpu_worker_pool.cli.serve.flags import settings_of  # noqa: PLC0415 - may be missing
+        from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise Failure(
             f"{error.name} is not installed, and this command needs it; run pip install 'gpu-worker-pool[server]'"
         ) from None
-    return settings_of({}, {})
+    try:
+        return settings_of({}, {})
+    except Failure:
+        if journal is None:
+            raise
+        return ServerSettings(_env_file=None)
 
 
 def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
