@@ -31,7 +31,7 @@ from gpu_worker_pool.core.model.span import parse_span
 from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 
-from .http.access import Tokens
+from .http.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,8 @@ class ServerSettings(BaseSettings):
     # "socket": a forwarder of TCP connections, as ssh -L, makes callers from elsewhere look local.
     gpu_pool_local: Literal["loopback", "socket"] = "loopback"
     gpu_pool_admin_group: str | None = None
+    gpu_pool_operator_group: str | None = None
+    gpu_pool_hooks_file: str | None = None
     gpu_memory_threshold_percent: float = Field(80.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_utilization_threshold_percent: float = Field(90.0, ge=0.0, le=100.0, allow_inf_nan=False)
     gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = None

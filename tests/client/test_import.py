@@ -40,11 +40,14 @@ def loaded_after(program: str) -> set[str]:
         "import gpu_worker_pool.client",
         "from gpu_worker_pool.client import GPUWorkerPoolClient; GPUWorkerPoolClient()",
         "from gpu_worker_pool import GPUWorkerPool, gpu; GPUWorkerPool()",
-        "from gpu_worker_pool import *",
     ],
 )
 def test_nothing_heavy_is_loaded_before_the_start(program: str) -> None:
     assert loaded_after(program).isdisjoint(HEAVY)
+
+
+def test_with_all_names_multiprocessing_is_loaded_too_for_the_executor_and_nothing_else_that_is_heavy() -> None:
+    assert loaded_after("from gpu_worker_pool import *").intersection(HEAVY) == {"multiprocessing"}
 
 
 def test_the_package_alone_loads_nothing_of_itself() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandl
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 
 
