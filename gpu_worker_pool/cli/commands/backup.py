@@ -89,12 +89,20 @@ def restore(
         raise Failure(str(error)) from None
     replaced = None if done.replaced is None else str(done.replaced)
     if json:
-        print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(done.facts)})
+        tokens = list(done.token_names)
+        print_json(
+            "restore", {"journal": str(path), "replaced": replaced, **_as_json(done.facts), "token_names": tokens}
+        )
         return
     console = out()
     console.print(f"{path} is as the backup has it: {_in_words(done.facts)}", markup=False)
     if replaced is not None:
         console.print(f"The journal that was there is {replaced}", markup=False)
+    if done.token_names:
+        console.print(
+            f"It accepts tokens of {', '.join(done.token_names)}, also those that were revoked since: gpu-pool token list",
+            markup=False,
+        )
     console.print(
         "All GPUs are out of service. Start the server, make sure that no program from before uses them (gpu-pool status), "
         "and put them into service: gpu-pool undrain --all",

@@ -29,9 +29,10 @@ REASON = "restored from a backup: make sure that no program from before uses thi
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was put in place, and where the journal is now that was there before."""
+    """What was put in place, whose tokens it accepts, and where the journal is now that was there before."""
 
     facts: JournalFacts
+    token_names: tuple[str, ...]
     replaced: Path | None
 
 
@@ -55,7 +56,7 @@ def restore(
                 f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, and "
                 "puts the backup in its place"
             )
-        facts, new = _prepared(copy, journal, settings, installed)
+        facts, token_names, new = _prepared(copy, journal, settings, installed)
         # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
         # way to grant anything.
         aside = quarantine.isolate(journal) if is_there else None
@@ -65,11 +66,13 @@ def restore(
         new.rename(journal)
         quarantine.sync_folder(journal.parent)
         new.parent.rmdir()
-        return Restored(facts, None if aside is None else _kept(aside))
+        return Restored(facts, token_names, None if aside is None else _kept(aside))
 
 
-def _prepared(copy: Path, journal: Path, settings: PoolSettings, installed: Iterable[str]) -> tuple[JournalFacts, Path]:
-    """The journal to put in place, complete, in a folder of its own."""
+def _prepared(
+    copy: Path, journal: Path, settings: PoolSettings, installed: Iterable[str]
+) -> tuple[JournalFacts, tuple[str, ...], Path]:
+    """What the journal to put in place has, whose tokens it accepts, and where it is: complete, in a folder of its own."""
     folder = Path(f"{journal}.restoring")
     shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
     folder.mkdir(mode=0o700)
@@ -91,7 +94,7 @@ def _prepared(copy: Path, journal: Path, settings: PoolSettings, installed: Iter
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return facts, new
+    return facts, tuple(sorted({token.name for token in state.tokens.values()})), new
 
 
 def _kept(aside: Path) -> Path:
