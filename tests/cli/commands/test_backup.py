@@ -95,14 +95,19 @@ def test_a_box_of_a_fleet_is_told_how_its_database_is_backed_up(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_journal_under_another_name_is_named(tmp_path: Path) -> None:
+def test_a_journal_under_another_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ServerProcess({"GPU_POOL_NODE": "box"}) as simulated:
         state = {"GPU_POOL_STATE_DIR": str(simulated.state_dir)}
         done = called("backup", str(tmp_path / "file"), env=state)
         named = str(simulated.state_dir / "simulated-box.sqlite3")
         assert (done.code, f"--journal: {named}" in done.err) == (125, True)
 
-        found = called("backup", str(tmp_path / "file"), "--journal", named, env=state)
+        # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
+        monkeypatch.chdir(tmp_path)
+        Path(".env").write_bytes(b"\xff")
+        assert called("backup", "file", env=state).code == 2
+
+        found = called("backup", "file", "--journal", named, env=state)
 
         assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out) == (0, True), found.err
 
