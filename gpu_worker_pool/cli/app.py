@@ -123,6 +123,8 @@ _PLACES: Final = {
     "reserve": _CommandModule(".commands.reserve", "Operate"),
     "drain": _CommandModule(".commands.drain", "Operate"),
     "undrain": _CommandModule(".commands.drain", "Operate"),
+    "backup": _CommandModule(".commands.backup", "Operate"),
+    "restore": _CommandModule(".commands.backup", "Operate"),
     "demo": _CommandModule(".demo.command", "Try"),
     "quota": _CommandModule(
         ".commands.quota", "Operate", {"set": "set_quota", "list": "list_quotas", "remove": "remove_quota"}

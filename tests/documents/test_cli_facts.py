@@ -28,7 +28,7 @@ from tests.documents.test_facts import code_in, document, rows, section
 CLI = ROOT / "docs" / "CLI.md"
 COMMANDS: dict[str, Any] = typer.main.get_command(commands()).commands  # type: ignore[attr-defined]
 # Two that are told together.
-TOLD_AS = {"drain": "drain, undrain", "undrain": "drain, undrain"}
+TOLD_AS = {name: told for told in ("drain, undrain", "backup, restore") for name in told.split(", ")}
 
 
 def options_of(command: Any) -> set[str]:
