@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
+# Where commands look for a server without being told.
+DEFAULT_URL: Final = "http://localhost:8000"
 BACKLOG: Final = 2048
 
 
@@ -79,7 +81,8 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         if app.pool.is_open and app.tokens.is_unset and not is_this_machine(host):
             logger.warning(
                 "callers on other machines can look, and request nothing: there is no token yet. For each of them, here: "
-                "gpu-pool token add NAME"
+                "gpu-pool token add NAME%s",
+                "" if app.locks.url == DEFAULT_URL else f" --endpoint {app.locks.url}",
             )
         if on_ready is not None:
             on_ready()
