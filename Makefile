@@ -61,6 +61,7 @@ soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10),
 	$(BIN)/python -m tests.e2e.soak
 	$(BIN)/python -m tests.e2e.fleet.soak
 	$(BIN)/python -m tests.e2e.fleet.nemesis_soak
+	$(BIN)/python -m tests.cli.jobs.soak
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

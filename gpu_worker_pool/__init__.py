@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import ClientEvent, GPUContextManager, GPUWorkerPoolClient, gpu_worker_pool_client
-    from .client.blocking import GPUWorkerPool, gpu
+    from .client.blocking import GPUWorkerPool
+    from .client.process_lease import gpu, lease_for_process, release_for_process
     from .errors import (
         EndpointError,
         NoEndpointAnsweredError,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         StaleAssignmentError,
         WorkerTimeoutError,
     )
+    from .executor import ExecutorBrokenError, GPUExecutor, RemoteTaskError, WorkerLostError
     from .models import (
         EndpointInfo,
         GlobalGPUAssignment,
@@ -35,8 +37,10 @@ __all__ = [
     "ClientEvent",
     "EndpointError",
     "EndpointInfo",
+    "ExecutorBrokenError",
     "GPUAssignment",
     "GPUContextManager",
+    "GPUExecutor",
     "GPUInfo",
     "GPUStats",
     "GPUWorkerPool",
@@ -47,13 +51,17 @@ __all__ = [
     "NoEndpointAnsweredError",
     "PoolError",
     "PoolStatus",
+    "RemoteTaskError",
     "RequestRefusedError",
     "ServiceUnavailableError",
     "StaleAssignmentError",
     "WorkerInfo",
+    "WorkerLostError",
     "WorkerTimeoutError",
     "gpu",
     "gpu_worker_pool_client",
+    "lease_for_process",
+    "release_for_process",
 ]
 
 
@@ -61,7 +69,9 @@ __all__ = [
 # the package must be cheap.
 _MODULES = {
     ".client": ("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"),
-    ".client.blocking": ("GPUWorkerPool", "gpu"),
+    ".client.blocking": ("GPUWorkerPool",),
+    ".client.process_lease": ("gpu", "lease_for_process", "release_for_process"),
+    ".executor": ("ExecutorBrokenError", "GPUExecutor", "RemoteTaskError", "WorkerLostError"),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 
@@ -71,6 +81,20 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     path = next((path for path, names in _MODULES.items() if name in names), ".models")
     return getattr(importlib.import_module(path, __name__), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Load the magic `%gpu`, for `%load_ext gpu_worker_pool`."""
+    from .adapters.jupyter import load  # noqa: PLC0415 - only in a notebook
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Release the notebook's GPUs, for `%unload_ext gpu_worker_pool`."""
+    from .adapters.jupyter import unload  # noqa: PLC0415 - only in a notebook
+
+    unload(shell)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Settings of a client: from its constructor, else from the environment, else the defaults.
+"""Settings of a client: from its constructor, else from the environment, else the user's logins, else the defaults.
 
 A bad value in the constructor is a ValueError, because the programmer is there to see it. A bad value in the environment
 is logged as an error, and the default is used.
@@ -18,6 +18,7 @@ from .core.endpoints.strategies import STRATEGIES
 from .core.model.checks import check_number, check_whole
 from .core.model.thresholds import DEFAULT_THRESHOLDS
 from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
+from .logins import Login, LoginsUnusable, logins_file, read_logins
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,8 @@ class ClientConfig:
         A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
-        endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ)
+        logins = _logins(environ)
+        endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ, logins)
         if scope not in (None, "box", "fleet"):
             raise ValueError(f"scope is {scope!r}; it must be box or fleet, or be left out")
         return cls(
@@ -174,10 +176,11 @@ class ClientConfig:
             workers_per_gpu=int(_WORKERS_PER_GPU.chosen(workers_per_gpu, environ)),
             ttl_s=_TTL.chosen(None, environ),
             ca_file=_text(environ, CA_FILE_VARIABLE),
-            tokens=_tokens(token, endpoints, environ),
+            tokens=_tokens(token, endpoints, environ, logins),
             scope=scope,
             is_named=service_endpoint is not None
             or service_endpoints is not None
+            or bool(logins)
             or any(split_endpoints(environ.get(variable, "")) for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
         )
 
@@ -200,8 +203,16 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
     return DEFAULT_STRATEGY
 
 
+def _logins(environ: Mapping[str, str]) -> list[Login]:
+    try:
+        return read_logins(logins_file(environ))
+    except LoginsUnusable as why:
+        logger.error("%s", why)  # noqa: TRY400
+        return []
+
+
 def _endpoints(
-    single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str]
+    single: str | None, several: str | Sequence[str] | None, environ: Mapping[str, str], logins: Sequence[Login]
 ) -> tuple[dict[str, EndpointUrl], bool]:
     """The endpoints by id, and whether this is multi-endpoint mode."""
     if several is not None:
@@ -209,7 +220,7 @@ def _endpoints(
     elif single is not None:
         name, given = "service_endpoint", [single]
     else:
-        return _endpoints_from(environ)
+        return _endpoints_from(environ, logins)
     try:
         urls = parse_endpoints(given)
         if several is None and len(urls) > 1:
@@ -219,11 +230,12 @@ def _endpoints(
     return assign_ids(urls), several is not None
 
 
-def _endpoints_from(environ: Mapping[str, str]) -> tuple[dict[str, EndpointUrl], bool]:
-    """Use the first variable that is not blank. Bad URLs in it are logged and left out."""
+def _endpoints_from(environ: Mapping[str, str], logins: Sequence[Login]) -> tuple[dict[str, EndpointUrl], bool]:
+    """Use the first variable that is not blank, else the logins. Bad URLs in a variable are logged and left out."""
     variables = (*PLURAL_VARIABLES, SINGULAR_VARIABLE)
     found = ((variable, split_endpoints(environ.get(variable, ""))) for variable in variables)
-    variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", [DEFAULT_ENDPOINT]))
+    here = [login.endpoint.url for login in logins] or [DEFAULT_ENDPOINT]
+    variable, texts = next(((variable, texts) for variable, texts in found if texts), ("", here))
     if variable == SINGULAR_VARIABLE and len(texts) > 1:
         place = PLURAL_VARIABLES[0]
         logger.error("%s has several URLs, which belong in %s; using the default %s", variable, place, DEFAULT_ENDPOINT)
@@ -244,15 +256,20 @@ def _endpoints_from(environ: Mapping[str, str]) -> tuple[dict[str, EndpointUrl],
     return assign_ids(urls), len(urls) + bad > 1
 
 
-def _tokens(given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str]) -> dict[str, str]:
-    """The tokens by endpoint id. With a token from the constructor, the environment's token is not sent."""
+def _tokens(
+    given: object, endpoints: Mapping[str, EndpointUrl], environ: Mapping[str, str], logins: Sequence[Login]
+) -> dict[str, str]:
+    """The tokens by endpoint id. With a token from the constructor, the environment's token is not sent; with either, none
+    of the logins is.
+    """
     if isinstance(given, Mapping):
         return _tokens_by_endpoint(given, endpoints)
     if given is not None:
         return dict.fromkeys(endpoints, _checked_token("token", given))
     text = _text(environ, TOKEN_VARIABLE)
     if text is None:
-        return {}
+        kept = {login.endpoint.identity: login.token for login in logins if login.token is not None}
+        return {id_: kept[url.identity] for id_, url in endpoints.items() if url.identity in kept}
     try:
         return dict.fromkeys(endpoints, _checked_token(TOKEN_VARIABLE, text))
     except ValueError as error:

@@ -25,7 +25,6 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -280,14 +279,9 @@ class _Leases:
 
 
 def _has_initialized_cuda() -> bool:
-    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
-    for descriptor in Path("/proc/self/fd").glob("*"):
-        try:
-            if descriptor.readlink().name == "nvidia-uvm":
-                return True
-        except OSError:
-            continue  # closed meanwhile
-    return False
+    from .host.cuda import has_initialized_cuda  # noqa: PLC0415 - see above
+
+    return has_initialized_cuda()
 
 
 def _wishes(item: pytest.Item) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from tests.preloaded import NO_CERTIFICATES, ROOT, PreloadedPopen
 
 # Applications in the tests' own process may read the same stand-in for a GPU as those of another worker.
 os.environ.setdefault("GPU_POOL_LOCK_SCOPE", f"test-{os.getpid()}")
+# Nobody is logged in, whatever the logins of the user who runs the tests.
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 # The servers of tests leave no socket where those of this machine are, and their clients use none of these.
 os.environ.setdefault("GPU_POOL_SOCKET", "")
 

@@ -35,8 +35,8 @@ ROOT: Final = Path(__file__).parent.parent
 NO_CERTIFICATES: Final = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 # What the package loads only where it is needed.
 _LOADED: Final = ("typer.rich_utils", "encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "pynvml")
-# Those that do something when they are loaded.
-_NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
+# Those that do something when they are loaded, or need what is not installed.
+_NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin", "adapters.dask", "adapters.joblib", "adapters.jupyter")
 # Read by the loader, by Python or by aiohttp when it starts.
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")

@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("memory", 90),
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
+    Benchmark("executors", 180),
     Benchmark("decisions", 90),
     Benchmark("turns", 90),
     Benchmark("growth", 180),

@@ -103,6 +103,13 @@ _PLACES: Final = {
     "run": _CommandModule(".run.command", "Run"),
     "join": _CommandModule(".run.join", "Run"),
     "batch": _CommandModule(".batch.command", "Run"),
+    "submit": _CommandModule(".jobs.submit", "Run"),
+    "jobs": _CommandModule(".jobs.jobs", "Jobs"),
+    "logs": _CommandModule(".jobs.logs", "Jobs"),
+    "cancel": _CommandModule(".jobs.job_control", "Jobs"),
+    "retry": _CommandModule(".jobs.job_control", "Jobs"),
+    "history": _CommandModule(".jobs.history", "Jobs"),
+    "keeper": _CommandModule(".jobs.keeper_command", "Operate"),
     "top": _CommandModule(".top.command", "Look"),
     "serve": _CommandModule(".serve.command", "Operate"),
     "doctor": _CommandModule(".doctor.command", "Operate"),
@@ -116,10 +123,17 @@ _PLACES: Final = {
     "reserve": _CommandModule(".commands.reserve", "Operate"),
     "drain": _CommandModule(".commands.drain", "Operate"),
     "undrain": _CommandModule(".commands.drain", "Operate"),
+    "backup": _CommandModule(".commands.backup", "Operate"),
+    "restore": _CommandModule(".commands.backup", "Operate"),
     "demo": _CommandModule(".demo.command", "Try"),
     "quota": _CommandModule(
         ".commands.quota", "Operate", {"set": "set_quota", "list": "list_quotas", "remove": "remove_quota"}
     ),
+    "token": _CommandModule(
+        ".commands.token", "Operate", {"add": "add_token", "list": "list_tokens", "revoke": "revoke_token"}
+    ),
+    "login": _CommandModule(".commands.login", "Look"),
+    "logout": _CommandModule(".commands.login", "Look"),
     "fleet": _CommandModule(".commands.fleet", "Operate", {"forget": "forget_node"}),
 }
 
@@ -140,11 +154,11 @@ def commands(*names: str) -> typer.Typer:
         module, panel, of_group = _PLACES[name]
         loaded = import_module(module, __package__)
         if of_group is None:
-            # Everything after the name of `run` belongs to its command.
-            settings = {"allow_interspersed_args": False} if name == "run" else None
+            # Everything after the first word that is not an option belongs to the command that is to be run.
+            settings = {"allow_interspersed_args": False} if name in {"run", "submit"} else None
             app.command(cls=_Command, rich_help_panel=panel, context_settings=settings)(getattr(loaded, name))
             continue
-        group = _fleet(loaded.show_fleet) if name == "fleet" else _quota()
+        group = _fleet(loaded.show_fleet) if name == "fleet" else _group(_GROUPS[name])
         for part, function in of_group.items():
             group.command(part, cls=_Command)(getattr(loaded, function))
         app.add_typer(group, name=name, rich_help_panel=panel)
@@ -159,8 +173,14 @@ def _root(
     pass
 
 
-def _quota() -> typer.Typer:
-    return typer.Typer(cls=_Commands, no_args_is_help=True, help="Show and set who may use how much.")
+_GROUPS: Final = {
+    "quota": "Show and set who may use how much.",
+    "token": "Show and set who may use the server from other machines.",
+}
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(cls=_Commands, no_args_is_help=True, help=help_text)
 
 
 def _fleet(show_fleet: Callable[..., None]) -> typer.Typer:

@@ -81,6 +81,48 @@ New = Annotated[
 ]
 
 
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name", "-n", metavar="TEXT", help="The name that others see in `status`; otherwise the script or module."
+    ),
+]
+Command = Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        "--nodes", metavar="NUMBER", min=1, max=1024, help="GPUs on each of so many boxes of the fleet, all or nothing."
+    ),
+]
+Ssh = Annotated[
+    bool, typer.Option("--ssh", help="With --nodes: start the command on the other boxes too, by your own ssh.")
+]
+EnvNames = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME", help="With --ssh: pass this variable on; may be given again."),
+]
+OnGranted = Annotated[
+    str | None,
+    typer.Option(
+        "--on-granted",
+        metavar="PROGRAM",
+        help="Run this when the GPUs are there, beside the command. No shell reads it; for one: \"sh -c '...'\".",
+    ),
+]
+Notify = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="URL",
+        help="Tell this http(s) URL, or mailto:ADDRESS, when it is granted, warned, lost and ended; may be given again.",
+    ),
+]
+Retries = Annotated[
+    int,
+    typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
+]
+
+
 class OnLost(StrEnum):
     STOP = "stop"
     FINISH = "finish"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -164,31 +164,3 @@ class GPUWorkerPool:
 
 async def _drop(_: object) -> None:
     """Leave a result that came too late."""
-
-
-@contextmanager
-def gpu(
-    timeout: float | None = None,
-    *,
-    gpus: int = 1,
-    memory_mb: float | None = None,
-    memory: str | float | None = None,
-    model: str | None = None,
-    among: Iterable[int | str] | None = None,
-    priority: int = 0,
-    labels: Mapping[str, str] | None = None,
-    pid: int | None = None,
-    new: bool = False,
-    time_limit: float | str | None = None,
-    preemptible: bool = False,
-    **options: Any,
-) -> Iterator[Assignment]:
-    """A GPU for the length of a `with` block, for a program that needs no more than that.
-
-    The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
-    """
-    wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
-    wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
-    wishes |= {"time_limit": time_limit, "preemptible": preemptible}
-    with GPUWorkerPool(**options) as pool, pool.gpu(timeout, **wishes) as assignment:
-        yield assignment

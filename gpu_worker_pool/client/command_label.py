@@ -224,7 +224,7 @@ def _module(wrapper: _Wrapper, word: str, left: _Left) -> str | None:
 
 def _run_by(wrapper: _Wrapper, left: _Left) -> str | None:
     words = left.words
-    if not words or words[0] == "-" or (not left.is_certain and not _is_program(words[0])):
+    if not words or words[0].startswith("-") or (not left.is_certain and not _is_program(words[0])):
         return None
     if "=" not in words[0] and (wrapper.is_python or wrapper in {_PYTHON, _SHELL}):
         return PurePath(words[0]).name or None  # a file, whatever its name

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.access_token import AccessToken
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.core.model.lease import EndedLease
@@ -38,7 +39,9 @@ LATER: dict[type, dict[str, object]] = {
 }
 
 _codec = RecordCodec(
-    (*EVENT_KINDS.values(), InventoryGpu, EndedLease, Request, Wishes, Holder, Quota, Booking), LATER, "a journal"
+    (*EVENT_KINDS.values(), InventoryGpu, EndedLease, Request, Wishes, Holder, Quota, AccessToken, Booking),
+    LATER,
+    "a journal",
 )
 
 

@@ -37,30 +37,30 @@ def is_environmental(error: sqlite3.Error) -> bool:
     return _code(error) in _ENVIRONMENT
 
 
-def describe(error: sqlite3.Error | OSError, path: Path) -> str:
+def describe(error: sqlite3.Error | OSError, path: Path, what: str = "journal") -> str:
     if isinstance(error, sqlite3.Error):
         reason = _ENVIRONMENT.get(_code(error) or 0, "{error}")
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason = _ENVIRONMENT[sqlite3.SQLITE_FULL]
     else:
         reason = "{error}: check {folder} and the rights on it"
-    return f"the journal {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
+    return f"the {what} {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
 
 
-def as_journal_error(error: sqlite3.Error | OSError, path: Path) -> JournalError:
+def as_journal_error(error: sqlite3.Error | OSError, path: Path, what: str = "journal") -> JournalError:
     """An error of SQLite or the system, as a journal promises it."""
     if isinstance(error, sqlite3.Error) and is_corruption(error):
-        return JournalDamaged(f"the journal {path} is damaged: {error}")
-    return JournalError(describe(error, path))
+        return JournalDamaged(f"the {what} {path} is damaged: {error}")
+    return JournalError(describe(error, path, what))
 
 
 @contextmanager
-def journal_errors(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the system into the errors that a journal promises."""
+def journal_errors(path: Path, what: str = "journal") -> Iterator[None]:
+    """Turn errors of SQLite and the system into the errors that a journal promises; `what` is said of the file."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise as_journal_error(error, path) from error
+        raise as_journal_error(error, path, what) from error
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.core.model.lease import EndedLease
+# For types only: a command that looks for a folder need not load the core.
+if TYPE_CHECKING:
+    from gpu_worker_pool.core.model.events import DurableEvent
+    from gpu_worker_pool.core.model.lease import EndedLease
 
 
 class JournalError(Exception):

@@ -51,6 +51,7 @@ from .calls.pool_view import PoolFrames
 from .calls.quotas import QuotaCalls
 from .calls.renewals import FleetRenewals
 from .calls.statistics import Statistics
+from .calls.tokens import TokenCalls
 from .fleet import (
     FleetUnusable,
     address_for_itself,
@@ -63,6 +64,7 @@ from .fleet import (
     own_address,
     spread_s,
 )
+from .hooks import Hooks, load_rules
 from .http.access import AccessRules
 from .http.docs import Docs, assets_folder
 from .http.fleet_routing import FleetRouting
@@ -98,13 +100,14 @@ class PoolApp:
     ) -> None:
         self.settings = settings
         self.tokens = settings.load_tokens()
-        users = Users(settings.gpu_pool_admin_group)
-        if why := users.why_no_admins():
+        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group)
+        for why in users.why_no_members():
             logger.error("%s", why)
         self.access = AccessRules(
             self.tokens,
             takes_loopback=settings.gpu_pool_local == "loopback",
             administrators=users.administrators(),
+            operators=users.operators(),
         )
         self.why_not_started: str | None = None
         # The port that it listens on, once that is known.
@@ -141,12 +144,15 @@ class PoolApp:
         )
         self._simulated = simulated_probe
         self.pool: Pool = self._authority.pool
+        self.tokens.added = lambda: self.pool.state.tokens
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
+        self._hooks = Hooks(
+            self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
+        )
         self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, self._open_accounts)
         timeline = TimelineCalls(self.pool, self._open_accounts)
-        has_tokens = not self.tokens.is_unset
         quotas = QuotaCalls(self.pool)
         frames = PoolFrames(self.pool)
         self._page_data = PageData(
@@ -157,7 +163,7 @@ class PoolApp:
             timeline=timeline,
             peers=self._peers,
             quotas=quotas,
-            has_tokens=has_tokens,
+            tokens=self.tokens,
         )
         self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
@@ -168,6 +174,7 @@ class PoolApp:
             self._leases,
             AdminCalls(self.pool),
             quotas,
+            TokenCalls(self.pool, self.tokens),
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
@@ -247,6 +254,7 @@ class PoolApp:
             self._agent.start()
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self._watch_readings())
+            self._hooks.start()
             notify("READY=1")
             yield
             notify("STOPPING=1")
@@ -261,6 +269,7 @@ class PoolApp:
         if self._agent is not None:
             await self._agent.stop()
         await self._authority.stop()
+        await self._hooks.stop()
         self._sampler.stop()
         self.locks.close()
 

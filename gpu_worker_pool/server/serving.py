@@ -13,7 +13,7 @@ from typing import Final
 
 import uvicorn
 
-from gpu_worker_pool.host.addresses import urls
+from gpu_worker_pool.host.addresses import is_this_machine, urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 from gpu_worker_pool.wire.transport import IDLE_S
 
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # A long poll or a stream that is open when the server stops is cut off after this time.
 GRACE_S: Final = 1
+# Where commands look for a server without being told.
+DEFAULT_URL: Final = "http://localhost:8000"
 BACKLOG: Final = 2048
 # Calls of pages that begin in one turn of the event loop.
 MOST_PAGE_CALLS: Final = 4
@@ -77,9 +79,20 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     app.locks.url = urls(host, port, settings.api_prefix, names=())[0]
     logger.info("listening on http://%s:%d%s/", f"[{host}]" if ":" in host else host, port, settings.api_prefix)
     unix = _listen_unix(app, port)
+
+    def ready() -> None:
+        if app.pool.is_open and app.tokens.is_unset and not is_this_machine(host):
+            logger.warning(
+                "callers on other machines can look, and request nothing: there is no token yet. For each of them, here: "
+                "gpu-pool token add NAME%s",
+                "" if app.locks.url == DEFAULT_URL else f" --endpoint {app.locks.url}",
+            )
+        if on_ready is not None:
+            on_ready()
+
     # The sockets listen already, so a client that is told of READY can connect at once.
     try:
-        _Server(config, on_ready, unix).run(sockets=[listener, *([unix.socket] if unix else [])])
+        _Server(config, ready, unix).run(sockets=[listener, *([unix.socket] if unix else [])])
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 130  # a shell's exit code for Ctrl-C
@@ -136,7 +149,7 @@ def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None, unix: UnixListener | None) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], unix: UnixListener | None) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._unix = unix
@@ -159,7 +172,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._garbage.start()
-        if self.started and self._on_ready is not None:
+        if self.started:
             self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:

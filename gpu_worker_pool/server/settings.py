@@ -21,7 +21,7 @@ from gpu_worker_pool.core.model.thresholds import Thresholds
 from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 
-from .http.access import Tokens
+from .http.tokens import Tokens
 from .setting_rules import (
     FALSE_WORDS,
     PLAIN,
@@ -172,6 +172,8 @@ class ServerSettings:
     # "socket": a forwarder of TCP connections, as ssh -L, makes callers from elsewhere look local.
     gpu_pool_local: Literal["loopback", "socket"] = setting("loopback", one_of("loopback", "socket"))
     gpu_pool_admin_group: str | None = None
+    gpu_pool_operator_group: str | None = None
+    gpu_pool_hooks_file: str | None = None
     gpu_memory_threshold_percent: float = setting(80.0, number(0.0, 100.0))
     gpu_utilization_threshold_percent: float = setting(90.0, number(0.0, 100.0))
     gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = setting(None, optional(one_of("avoid", "thresholds")))

@@ -42,6 +42,8 @@ class LocalSockets:
     def __init__(self, ask: Ask, *, is_named: bool) -> None:
         self._ask = ask
         self._is_named = is_named
+        # As it was when the client was made: a program may have clients of several environments.
+        self._environ = dict(os.environ)
         self._settled: dict[str, Path | None] = {}
         self._comparisons: set[asyncio.Task[None]] = set()
         self._deciding = asyncio.Lock()
@@ -54,8 +56,8 @@ class LocalSockets:
         parts = urlsplit(url)
         if not is_local(server):
             return None
-        path = find_socket(os.environ, port=parts.port or 80)
-        if path is None or not (self._is_named and is_configured(os.environ)) or is_dead(path):
+        path = find_socket(self._environ, port=parts.port or 80)
+        if path is None or not (self._is_named and is_configured(self._environ)) or is_dead(path):
             return path  # for a socket that is dead, the caller decides about the port
         async with self._deciding:
             if server not in self._settled:

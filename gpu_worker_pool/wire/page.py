@@ -94,3 +94,4 @@ class MeView:
 
     name: str | None
     is_admin: bool
+    role: str = "user"

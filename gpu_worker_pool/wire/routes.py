@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import accounting, fleet, forms, leases, page, plans, pool, service, statistics
+from . import accounting, fleet, forms, leases, page, plans, pool, service, statistics, tokens
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -285,6 +285,20 @@ TABLE: tuple[Resource, ...] = (
         "PUT: ignore processes of a name; DELETE: count them again (admin)",
         _admin("PUT", "ignore_process", "Ignore processes of this name", pool.IgnoredProcesses),
         _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
+    ),
+    replace(
+        _operator(
+            "/admin/tokens",
+            "Get the tokens that are accepted (admin)",
+            _admin("GET", "tokens", "All tokens that are accepted", tokens.TokenList),
+        ),
+        cors="never",
+    ),
+    _operator(
+        "/admin/tokens/{digest}",
+        "PUT: accept a token; DELETE: revoke it (admin)",
+        _admin("PUT", "add_token", "Accept the token of this digest", tokens.TokenView, 409, form=tokens.TokenForm),
+        _admin("DELETE", "revoke_token", "Revoke a token", tokens.TokenList, 404),
     ),
     _statistics("/livez", "Whether the server is alive", _get("livez", "Whether the server is alive", service.Alive)),
     _statistics(

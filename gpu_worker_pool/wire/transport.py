@@ -214,7 +214,7 @@ class Transport:
         if _PLAIN.fullmatch(target) is None:
             target = quote(target, safe=_SAFE)
         try:
-            where, fields = _address(base, path)
+            where, fields = address_of(base, path)
         except UnicodeError as error:
             raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
         if token:
@@ -331,7 +331,7 @@ class _Outgoing(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _address(base: str, path: Path | None) -> tuple[Where, str]:
+def address_of(base: str, path: Path | None) -> tuple[Where, str]:
     """Where a server is, and the fields of every call to it."""
     parts = urlsplit(base)
     name = parts.hostname or ""

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.run.lease_loss import grace_after_loss
 from gpu_worker_pool.cli.run.waiting_line import WaitingLine, waiting_text
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
 from gpu_worker_pool.client.command_label import command_label, label_text
 from gpu_worker_pool.client.events import ClientEvent
+from gpu_worker_pool.client.guarded_lease import grace_after_loss
 from gpu_worker_pool.wire.leases import ObstacleView
 
 

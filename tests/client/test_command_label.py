@@ -6,7 +6,7 @@ import shlex
 from pathlib import PurePath
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.client.command_label import _WRAPPERS, command_label
@@ -100,6 +100,7 @@ WORDS = st.sampled_from([*WRAPPERS, *OPTIONS]) | st.text("abcXYZ019=.-/_", min_s
 
 
 @given(st.lists(WORDS, min_size=1, max_size=8))
+@example(["python", "--", "--key"])
 def test_no_word_with_an_equals_sign_and_no_option_is_shown(command: list[str]) -> None:
     label = command_label(command)
     assert "=" not in label

@@ -40,7 +40,6 @@ def loaded_after(program: str) -> set[str]:
         "import gpu_worker_pool.client",
         "from gpu_worker_pool.client import GPUWorkerPoolClient; GPUWorkerPoolClient()",
         "from gpu_worker_pool import GPUWorkerPool, gpu; GPUWorkerPool()",
-        "from gpu_worker_pool import *",
     ],
 )
 def test_nothing_heavy_is_loaded_before_the_start(program: str) -> None:
@@ -51,6 +50,10 @@ def test_a_client_that_is_not_started_loads_little_of_the_package() -> None:
     loaded = loaded_after("from gpu_worker_pool import GPUWorkerPoolClient; GPUWorkerPoolClient()")
     later = {"asyncio", "gpu_worker_pool.core.model.request", "gpu_worker_pool.core.model.settings", "ipaddress"}
     assert loaded & later == set()
+
+
+def test_with_all_names_multiprocessing_is_loaded_too_for_the_executor_and_nothing_else_that_is_heavy() -> None:
+    assert loaded_after("from gpu_worker_pool import *").intersection(HEAVY) == {"multiprocessing"}
 
 
 def test_the_package_alone_loads_nothing_of_itself() -> None:

@@ -42,7 +42,7 @@ ALLOWED_REASONS = frozenset(
     }
 )
 # Nothing is done with these but to be read; a command hides in none of them.
-PLAIN = frozenset({"", "text", "ini", "nginx", "yaml", "env"})
+PLAIN = frozenset({"", "text", "ini", "nginx", "yaml", "env", "toml"})
 RUN = frozenset({"python", "bash"})
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<text>.*?)^(?P=indent)``` *$", re.DOTALL | re.MULTILINE)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.ledger.sqlite import SqliteJournal
 from tests.documents.blocks import ROOT, Block, Chain
 from tests.documents.names import PORT, hosts_in, port_for
 from tests.documents.network import Network
@@ -168,6 +169,8 @@ class Shell:
             if (ROOT / name).exists():
                 (folder / name).symlink_to(ROOT / name)
         (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+        if "gpu-pool backup" in text:
+            SqliteJournal(folder / "state" / "leases.sqlite3").close()  # as a server has left it that ran here
         leads = [f'connect-to = "{host}:{PORT}:127.0.0.1:{port_for(host, ports)}"' for host in sorted(hosts_in(text))]
         options = ["silent", "show-error", "fail-with-body", "max-time = 20", r'write-out = "\n"', *leads]
         (folder / ".curlrc").write_text("\n".join(options) + "\n", encoding="utf-8")

@@ -16,8 +16,8 @@ import typer.main
 from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import commands
 from gpu_worker_pool.cli.demo.summary import Record, summarize
-from gpu_worker_pool.cli.run.lease_facts import command_env
 from gpu_worker_pool.cli.serve.command import FLAGS
+from gpu_worker_pool.client.guarded_lease import command_env
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
 from tests.cli.demo.test_demo import CLEAN, by_demo, turn
@@ -28,7 +28,7 @@ from tests.documents.test_facts import code_in, document, rows, section
 CLI = ROOT / "docs" / "CLI.md"
 COMMANDS: dict[str, Any] = typer.main.get_command(commands()).commands  # type: ignore[attr-defined]
 # Two that are told together.
-TOLD_AS = {"drain": "drain, undrain", "undrain": "drain, undrain"}
+TOLD_AS = {name: told for told in ("drain, undrain", "backup, restore") for name in told.split(", ")}
 
 
 def options_of(command: Any) -> set[str]:

@@ -14,6 +14,10 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
+from gpu_worker_pool.cli.jobs.history_limit import KEEP_VARIABLE
+from gpu_worker_pool.cli.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
+from gpu_worker_pool.cli.jobs.job_store import JOBS_DIR_VARIABLE
+from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
@@ -21,6 +25,7 @@ from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import verdicts
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
+from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.forms import LeaseForm
@@ -40,6 +45,18 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
         "GPU_POOL_BATCH_LINE",
+        # What signs the notices of one command, and what a hook's program is told.
+        SECRET_VARIABLE,
+        "GPU_POOL_EVENT",
+        "GPU_POOL_EVENT_NODE",
+        "GPU_POOL_OWNER",
+        "GPU_POOL_REASON",
+        # What a submitted job is told, and where and for how long such jobs are kept.
+        JOB_ID_VARIABLE,
+        ARRAY_ID_VARIABLE,
+        ARRAY_INDEX_VARIABLE,
+        JOBS_DIR_VARIABLE,
+        KEEP_VARIABLE,
     }
 )
 
@@ -133,15 +150,17 @@ def test_every_public_name_is_described() -> None:
     [
         ("GPUWorkerPoolClient", gpu_worker_pool.GPUWorkerPoolClient.__init__),
         ("request_gpu", gpu_worker_pool.GPUWorkerPoolClient.request_gpu),
+        ("GPUExecutor", gpu_worker_pool.GPUExecutor.__init__),
     ],
 )
 def test_every_parameter_is_in_the_table_with_its_default(heading: str, function: Any) -> None:
-    table = {code_in(name)[0]: default for name, default, *_ in rows(section("API.md", heading)) if "(" not in name}
+    listed = [row for row in rows(section("API.md", heading)) if "(" not in row[0] and not row[0].endswith("Error`")]
+    table = {name: default for names, default, *_ in listed for name in code_in(names)}
     parameters = inspect.signature(function).parameters
     assert table.keys() == parameters.keys() - {"self"}
     for name, cell in table.items():
         default = parameters[name].default
-        assert default is None or shown(cell) == as_text(default), name
+        assert default in (None, inspect.Parameter.empty) or shown(cell) == as_text(default), name
 
 
 def test_every_method_is_described() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import socket
 import struct
 import sys
@@ -11,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.host import connections
 from gpu_worker_pool.host.connections import UserNotKnown, uid_of_tcp_peer, uid_of_unix_peer
 from gpu_worker_pool.host.users import Users, is_in_group, user_name
@@ -121,9 +124,21 @@ def test_names_groups_and_administrators() -> None:
     assert not is_in_group(nobody, "root")
     assert not is_in_group(0, None)
     users = Users("root")
-    assert users.find(0).is_admin
-    assert users.find(os.geteuid()).is_admin
-    assert not users.find(nobody).is_admin
-    assert users.why_no_admins() is None
-    assert "no-such-group" in str(Users("no-such-group").why_no_admins())
+    assert users.find(0).role is Role.ADMINISTRATOR
+    assert users.find(os.geteuid()).role is Role.ADMINISTRATOR
+    assert users.find(nobody).role is Role.USER
+    assert users.why_no_members() == []
+    assert "GPU_POOL_ADMIN_GROUP='no-such-group'" in str(Users("no-such-group").why_no_members())
+    assert "GPU_POOL_OPERATOR_GROUP='none'" in str(Users("root", "none").why_no_members())
     assert users.administrators().endswith("the members of the group root")
+
+
+def test_members_of_the_second_group_are_operators() -> None:
+    # A system user that has its own group, and is neither root nor the user of this process.
+    other = next(user for user in pwd.getpwall() if user.pw_uid not in {0, os.geteuid()} and user.pw_gid != 0)
+    group = grp.getgrgid(other.pw_gid).gr_name
+
+    assert Users(None, group).find(other.pw_uid).role is Role.OPERATOR
+    assert Users(group, group).find(other.pw_uid).role is Role.ADMINISTRATOR
+    assert Users().find(other.pw_uid).role is Role.USER
+    assert Users(None, group).operators().endswith(f"the members of the group {group}")

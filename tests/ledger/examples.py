@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.access_token import AccessToken, Role
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
@@ -57,6 +58,8 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.NodeRenamed(19.0, "box", "other"),
     ev.NodeForgotten(20.0, "box"),
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
+    ev.TokenAdded(22.0, AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")),
+    ev.TokenRevoked(23.0, "ab" * 32),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -131,6 +134,15 @@ quotas = st.builds(
 ) | st.builds(Quota, ceiling=counts)
 bookings = st.builds(Booking, texts, some_gpus, floats, st.none() | floats, optional, texts, optional)
 reasons = st.sampled_from(EndReason)
+tokens = st.builds(
+    AccessToken,
+    st.binary(min_size=32, max_size=32).map(bytes.hex),
+    st.from_regex(r"[A-Za-z0-9._@-]{1,64}", fullmatch=True),
+    st.sampled_from(Role),
+    floats,
+    optional,
+    texts.map(lambda text: "".join(filter(str.isprintable, text))[:200]),
+)
 
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.TakenOver: st.builds(ev.TakenOver, floats, wholes, texts, floats, floats),
@@ -155,6 +167,8 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
     ev.QuotaChanged: st.builds(ev.QuotaChanged, floats, texts, st.none() | quotas),
+    ev.TokenAdded: st.builds(ev.TokenAdded, floats, tokens),
+    ev.TokenRevoked: st.builds(ev.TokenRevoked, floats, texts),
     ev.UseCounted: st.builds(ev.UseCounted, floats, optional, floats, floats, some_floats),
     ev.GpusBooked: st.builds(ev.GpusBooked, floats, bookings),
     ev.BookingEnded: st.builds(ev.BookingEnded, floats, texts),

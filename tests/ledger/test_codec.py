@@ -57,6 +57,11 @@ GOLDEN = (
     '{"kind":"NodeRenamed","at":19.0,"old":"box","new":"other"}',
     '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
     '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',
+    (
+        '{"kind":"TokenAdded","at":22.0,"token":{"digest":"' + "ab" * 32 + '","name":"alice","role":"operator",'
+        '"added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
+    ),
+    '{"kind":"TokenRevoked","at":23.0,"digest":"' + "ab" * 32 + '"}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'

@@ -101,6 +101,16 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1, "ceiling": 2})
         ask("PUT", "/quotas/*", "/quotas/{owner}", {"weight": 2})
         ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": 2, "ceiling": 1})
+        digest = "ab" * 32
+        ask(
+            "PUT",
+            f"/admin/tokens/{digest}",
+            "/admin/tokens/{digest}",
+            {"name": "ada", "role": "operator", "note": "pc"},
+        )
+        ask("PUT", f"/admin/tokens/{digest}", "/admin/tokens/{digest}", {"name": "bob"})
+        ask("GET", "/admin/tokens")
+        ask("DELETE", f"/admin/tokens/{digest}", "/admin/tokens/{digest}")
         ask("GET", "/quotas")
         ask("GET", "/bookings")
         ask("DELETE", "/quotas/ada", "/quotas/{owner}")

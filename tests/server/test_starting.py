@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
+from tests.cli.own_process import gpu_pool
 from tests.preloaded import run_preloaded
 from tests.server.leasing import eventually
 from tests.server.running import MODULE, ROOT
@@ -36,6 +39,19 @@ WAYS = {
         "from gpu_worker_pool.gpu_server import app; import uvicorn; uvicorn.run(app, host='127.0.0.1', port={port})",
     ),
 }
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])  # noqa: S104 - what is tested
+def test_a_server_that_others_reach_says_how_to_add_a_token(host: str) -> None:
+    with ServerProcess({"HOST": host, "SIMULATED_GPUS": "1"}) as server:
+        if host == "127.0.0.1":
+            server.stop()
+            assert "token" not in server.log()
+            return
+        said = r"there is no token yet. For each of them, here: gpu-pool (.*)"
+        advice = eventually(lambda: re.search(said, server.log()), "the server says how to add a token")
+        assert gpu_pool(*shlex.split(advice[1].replace("NAME", "bob"))).code == 0
+        assert [token["name"] for token in gpu_pool("token", "list", "--json", server=server).json["tokens"]] == ["bob"]
 
 
 @pytest.mark.parametrize("way", WAYS)

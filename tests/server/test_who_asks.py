@@ -61,7 +61,7 @@ def test_the_owner_is_the_unix_user(server: ServerProcess, socket_path: Path, by
     assert (own.status, own.json["owner"]) == (201, ALICES)
     assert_problem(anothers, 403, ALICES, BOBS, "leave owner out")
     assert (named.status, named.json["owner"]) == (201, ALICES)
-    assert me.json == {"name": ALICES, "is_admin": False}
+    assert me.json == {"name": ALICES, "is_admin": False, "role": "user"}
 
 
 def test_the_holder_is_a_process_of_the_user_who_asks(server: ServerProcess) -> None:

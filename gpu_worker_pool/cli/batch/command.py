@@ -23,6 +23,7 @@ from gpu_worker_pool.cli.options import (
     Preemptible,
     Priority,
     Remote,
+    Retries,
     TimeLimit,
     Timeout,
 )
@@ -49,10 +50,7 @@ def batch(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
     ] = False,
-    retries: Annotated[
-        int,
-        typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
-    ] = 0,
+    retries: Retries = 0,
     parallel: Annotated[
         int | None,
         typer.Option(

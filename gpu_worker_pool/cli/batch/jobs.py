@@ -1,15 +1,16 @@
-"""The jobs of a batch and their states. Pure: this module decides which job is run next, and the runner runs it."""
+"""The jobs of a batch and their states. This module does nothing itself: it decides which job is run next, and the runner runs it."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
-from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.cli.run.attempt import Outcome
+from gpu_worker_pool.core.jobs.life import MAX_PREEMPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,8 @@ class Job:
     command: str
 
 
-# The end reason of a job whose lease was ended for another request, and how often such a job is run again.
+# The end reason of a job whose lease was ended for another request.
 PREEMPTED: Final = "preempted"
-MAX_PREEMPTIONS: Final = 100
 
 
 class State(StrEnum):
@@ -32,36 +32,6 @@ class State(StrEnum):
     DONE = "done"
     DONE_BEFORE = "done before"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of an attempt at a job. `exit_code` is None where it did not run to its end; `why` has the reason.
-
-    `end_reason` is set where the server ended the lease as announced: `time_limit`, `preempted` or `idle`.
-    """
-
-    exit_code: int | None
-    why: str | None = None
-    gpus: tuple[int | str, ...] = ()
-    started_at: float | None = None
-    ended_at: float | None = None
-    log: str | None = None
-    end_reason: str | None = None
-
-    @property
-    def is_good(self) -> bool:
-        return self.exit_code == 0
-
-    @property
-    def took_s(self) -> float | None:
-        """How long the job ran; None where it did not run."""
-        if self.started_at is None or self.ended_at is None:
-            return None
-        return max(self.ended_at - self.started_at, 0.0)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "started_at": iso_time(self.started_at), "ended_at": iso_time(self.ended_at)}
 
 
 @dataclass(slots=True)

@@ -10,21 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
+from gpu_worker_pool.cli.run.attempt import Outcome, watch
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardedCommand
-from gpu_worker_pool.cli.run.lease_end import end_if_announced, end_text, ended_because, limit_of, warn_command
-from gpu_worker_pool.cli.run.lease_facts import command_env
-from gpu_worker_pool.cli.run.lease_loss import grace_after_loss, safe_until, wait_for_end
 from gpu_worker_pool.cli.run.signals import ENDING, Received, Signals
 from gpu_worker_pool.cli.run.sources import Sources
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.command_label import label_text
 from gpu_worker_pool.client.events import ending_text
+from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding
 
-from .jobs import Batch, Job, Outcome
+from .jobs import Batch, Job
 from .state import StateFile
 
 SHELL = "/bin/sh"
@@ -167,12 +166,6 @@ class BatchRunner:
     async def _run_on(self, assignment: Assignment, guarded: GuardedCommand, started: Started) -> Outcome:
         outcome = Outcome(None, gpus=started.gpus, started_at=started.started_at)
         log = _open_log(self.plan.logs, started)
-        lost: list[str] = []
-
-        def lose(reason: str) -> None:
-            if not end_if_announced(guarded, assignment, self._grace_s):
-                lost.append(reason)
-                guarded.end(self._grace_s)
 
         def warn(ending: LeaseEnding | None) -> None:
             os.write(log, f"# {ending_text(ending)}\n".encode())
@@ -189,25 +182,14 @@ class BatchRunner:
                     limit=limit_of(assignment),
                     marks=mark_names(assignment.lease_id or "", assignment.uuids),
                 )
-            warnings = warn_command(guarded, assignment, self._grace_s, warn)
-            code = await wait_for_end(guarded, assignment, self.sources.ttl_s, lose, warnings)
-            outcome = _outcome(outcome, guarded, assignment, code)
+            ttl_s = self.sources.ttl_s
+            return await watch(guarded, assignment, outcome, ttl_s=ttl_s, grace_s=self._grace_s, on_ending=warn)
         except GuardDied:
-            outcome = replace(outcome, why="its guard was killed, and the job with it")
+            return replace(outcome, why="its guard was killed, and the job with it")
         except Failure as failure:  # there is no shell, say
-            outcome = replace(outcome, exit_code=failure.code, why=str(failure))
+            return replace(outcome, exit_code=failure.code, why=str(failure))
         finally:
             os.close(log)
-        return replace(outcome, exit_code=None, why=f"its GPU was lost: {lost[0]}") if lost else outcome
-
-
-def _outcome(outcome: Outcome, guarded: GuardedCommand, assignment: Assignment, code: int) -> Outcome:
-    reason, ending = ended_because(guarded, assignment, code), assignment.ending
-    if reason is None and code != 0 and ending is not None:
-        reason = ending.reason  # it was told to end, and ended with a code of its own
-    if reason is None:
-        return replace(outcome, exit_code=code)
-    return replace(outcome, why=end_text(reason, assignment), end_reason=reason)
 
 
 def log_path(folder: Path, job: Job) -> Path:

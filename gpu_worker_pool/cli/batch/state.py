@@ -23,13 +23,14 @@ from typing import Any, Final, Self
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.output import complain
+from gpu_worker_pool.cli.run.attempt import Outcome
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine, own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.reader import read, read_time
 
-from .jobs import PREEMPTED, Job, Outcome
+from .jobs import PREEMPTED, Job
 
 # How long guards without a job may take to end after their batch was killed.
 _GUARDS_END_S: Final = 2.0

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_worker_pool.cli.output import out, plain, print_json
+from gpu_worker_pool.cli.run.attempt import Outcome
 from gpu_worker_pool.cli.units import show_duration
 
-from .jobs import Batch, Job, Outcome, State
+from .jobs import Batch, Job, State
 from .jobs import Progress as JobProgress
 from .runner import Started, log_path
 

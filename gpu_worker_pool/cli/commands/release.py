@@ -131,8 +131,8 @@ async def _release_at(servers: Servers, lease: LeaseReport, reason: str | None) 
         raise Failure(f"{detail.rstrip('.')}; try again")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         owner = lease.view.owner or "its owner"
-        detail += f" On the server's machine {owner}, its administrators and root may release it; from elsewhere set "
-        detail += f"GPU_POOL_TOKEN to the token of {owner} or of admin."
+        detail += f" On the server's machine {owner}, its operators and root may release it; from elsewhere log in "
+        detail += f"with a token of {owner} or of an operator (`gpu-pool login`), or set GPU_POOL_TOKEN to it."
     raise Failure(detail, REFUSED)
 
 

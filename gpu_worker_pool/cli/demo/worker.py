@@ -24,11 +24,11 @@ from typing import Any, Final
 
 # A client loads this when it starts; loaded here once for all workers.
 import gpu_worker_pool.client.started_client  # noqa: F401
-from gpu_worker_pool.cli.run.guard import die_with
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.guard import die_with
 
 PATIENCE_S: Final = 120.0  # longer than any demo
 SHORTEST_HOLD_S: Final = 0.4

@@ -16,9 +16,10 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
 from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe
 from gpu_worker_pool.ledger.state_dir import check_is_private
+from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.authority.deaths import open_pidfd
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 
@@ -44,6 +45,7 @@ def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
         Check("authority", lambda: judge_authority(find_holders(facts.readings))),
         Check("state-dir", lambda: check_state_dir(settings)),
         Check("tokens", lambda: check_tokens(settings, heard)),
+        Check("hooks", lambda: check_hooks(settings)),
         Check("pidfd", check_pidfd),
         *fleet.checks(settings),
     ]
@@ -226,7 +228,7 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
         return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "no tokens are set: only programs on this machine may ask for its GPUs"
-        how = "for other machines set GPU_POOL_TOKENS=name:secret, or GPU_POOL_TOKENS_FILE"
+        how = "for other machines: `gpu-pool token add NAME` once the server runs, or GPU_POOL_TOKENS_FILE"
         return [Finding(name, "ok", text, how)]
     if open_file is not None:
         text = f"every user of this machine can read the tokens in {open_file}, and use them"
@@ -256,6 +258,17 @@ def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Find
         text = "whether there are tokens is not known, because .env cannot be read: see server-settings"
         return [Finding("tokens", "skipped", text)]
     return judge_tokens(tokens, heard, file if file and can_everybody_read(Path(file)) else None)
+
+
+def check_hooks(settings: ServerSettings) -> list[Finding]:
+    file = settings.gpu_pool_hooks_file
+    if not file:
+        return []
+    try:
+        rules = read_rules(Path(file))
+    except RulesUnusable as why:
+        return [Finding("hooks", "problem", str(why), "correct GPU_POOL_HOOKS_FILE; until then no hook is told")]
+    return [Finding("hooks", "ok", f"{count(len(rules), 'hook')} in {file}")]
 
 
 def check_pidfd() -> Finding:

@@ -27,5 +27,7 @@ def failure_of(answer: ServerAnswer, message: str) -> Failure:
     if answer.status is None:
         return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        message += " From another machine, set GPU_POOL_TOKEN to the token of admin."
+        message += (
+            " From another machine, log in with a token that may (`gpu-pool login`), or set GPU_POOL_TOKEN to it."
+        )
     return Failure(message, FAILED if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED)

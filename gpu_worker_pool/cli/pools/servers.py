@@ -187,11 +187,20 @@ def _is_answer(found: Any) -> bool:
     return found.error is None or found.status is not None
 
 
-def nobody_answered(answers: Sequence[ServerAnswer]) -> Failure:
+class NobodyAnswered(Failure):
+    """No server can be used now. Where one was `reached`, it said why, and waiting will not help."""
+
+    def __init__(self, message: str, *, is_reached: bool) -> None:
+        super().__init__(message)
+        self.is_reached = is_reached
+
+
+def nobody_answered(answers: Sequence[ServerAnswer]) -> NobodyAnswered:
     reasons = "; ".join(f"{answer.endpoint} ({answer.url}): {answer.why_not}" for answer in answers)
     start = "Start one with `gpu-pool serve`, or name" if any(answer.status is None for answer in answers) else "Name"
-    return Failure(
-        f"no GPU server can be used: {reasons}. {start} another one with --endpoint; `gpu-pool doctor` looks closer."
+    return NobodyAnswered(
+        f"no GPU server can be used: {reasons}. {start} another one with --endpoint; `gpu-pool doctor` looks closer.",
+        is_reached=all(answer.status is not None for answer in answers),
     )
 
 

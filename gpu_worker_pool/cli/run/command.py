@@ -13,7 +13,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")],
+    command: options.Command,
     gpus: options.Gpus = 1,
     memory: options.MemoryPerGpu = None,
     model: options.Model = None,
@@ -23,29 +23,14 @@ def run(
     preemptible: options.Preemptible = False,
     on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The name that others see in `status`; otherwise the script or module."),
-    ] = None,
+    name: options.Name = None,
     remote: options.Remote = False,
     new: options.New = False,
-    nodes: Annotated[
-        int,
-        typer.Option(
-            "--nodes",
-            metavar="NUMBER",
-            min=1,
-            max=1024,
-            help="GPUs on each of so many boxes of the fleet, all or nothing.",
-        ),
-    ] = 1,
-    ssh: Annotated[
-        bool, typer.Option("--ssh", help="With --nodes: start the command on the other boxes too, by your own ssh.")
-    ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME", help="With --ssh: pass this variable on; may be given again."),
-    ] = None,
+    nodes: options.Nodes = 1,
+    ssh: options.Ssh = False,
+    env: options.EnvNames = None,
+    on_granted: options.OnGranted = None,
+    notify: options.Notify = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
@@ -68,20 +53,23 @@ def run(
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
 
-    from .gang import check_names  # noqa: PLC0415
+    from .gang import check_gang  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
+    from .notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
     label = label_text(name) if name else command_label(command)
-    if nodes == 1 and (ssh or env):
-        raise Failure("--ssh and --env are for --nodes; leave them out, or give --nodes 2", USAGE)
-    if env and not ssh:
-        raise Failure("--env needs --ssh; without it, set the variable on the other boxes yourself", USAGE)
-    check_names(env or (), os.environ)
+    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
     request = GpuRequest(gpus, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
-    reporter = RunReporter(is_json=json, is_quiet=quiet)
-    runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
-    return asyncio.run(runner.run())
+    rules = rules_of_options(on_granted, notify, os.environ)
+
+    async def run_and_tell() -> int:
+        async with told(rules, label, os.environ.get(JOB_ID_VARIABLE)) as notices:
+            reporter = RunReporter(is_json=json, is_quiet=quiet, notices=notices)
+            runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
+            return await runner.run()
+
+    return asyncio.run(run_and_tell())

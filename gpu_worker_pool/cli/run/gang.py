@@ -85,8 +85,14 @@ class Gang:
         }
 
 
-def check_names(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise Failure where --env names something that cannot be passed on: better now than after a night in the queue."""
+def check_gang(nodes: int, names: Sequence[str], environ: Mapping[str, str], *, uses_ssh: bool) -> None:
+    """Raise Failure where --nodes, --ssh and --env do not go together, or --env names something that cannot be passed on:
+    better now than after a night in the queue.
+    """
+    if nodes == 1 and (uses_ssh or names):
+        raise Failure("--ssh and --env are for --nodes; leave them out, or give --nodes 2", USAGE)
+    if names and not uses_ssh:
+        raise Failure("--env needs --ssh; without it, set the variable on the other boxes yourself", USAGE)
     for name in names:
         if "=" in name:
             raise Failure(

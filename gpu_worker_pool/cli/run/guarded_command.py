@@ -1,4 +1,4 @@
-"""A command and its guard, as `gpu-pool` sees them; guard.py says what a guard does."""
+"""A command and its guard, as `gpu-pool` sees them; host/guard.py says what a guard does."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpu_worker_pool.cli.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
-
-from . import guard
+from gpu_worker_pool.host import guard
 
 _ADVICE = {
     errno.ENOENT: "the program that its first line names does not exist; correct that line",
@@ -36,41 +35,23 @@ class GuardDied(Exception):  # noqa: N818 - what happened
     """The guard was killed. What it guarded is dead by then."""
 
 
-class GuardedCommand:
-    """A command under guard. It is made before the GPU is requested, because the guard is the holder of the lease."""
+class GuardLine:
+    """The line to a guard: what it is told, and what it says. `close` is called when the guard is gone."""
 
     # The guards that live. Any other descendant of ours was left by a guard that was killed.
     _guards: ClassVar[set[int]] = set()
 
-    def __init__(self, keeps_open: Sequence[int] = ()) -> None:
-        """`keeps_open`: descriptors that stay open for as long as the guard lives, and are not the command's."""
-        if not guard.can_see_processes():
-            raise Failure(_NO_PROC)
-        guard.become_subreaper()
-        self._line, theirs = socket.socketpair()
-        self._line.setblocking(False)  # noqa: FBT003 - its only parameter
-        with theirs:
-            self._guard = subprocess.Popen(  # noqa: S603 - our own program
-                # -I and -S: nothing of the user's environment, and no packages.
-                [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), *keeps_open],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # In a group of its own, so that a signal to our group does not end both of us at once.
-                process_group=0,
-            )
-        self._guards.add(self._guard.pid)
+    def __init__(self, line: socket.socket, pid: int) -> None:
+        line.setblocking(False)  # noqa: FBT003 - its only parameter
+        self._line = line
+        # The process id of the guard, which lives for as long as any process of the command.
+        self.pid = pid
         self._buffer = bytearray()
         self._safe_until: float | None = None
         # Whether the guard ended the command because no update said in time that the lease is safe.
         self.was_late = False
         # Whether the guard ended the command because the announced end of the lease had come.
         self.was_limited = False
-
-    @property
-    def pid(self) -> int:
-        """The process id of the guard, which lives for as long as any process of the command."""
-        return self._guard.pid
 
     async def start(
         self,
@@ -83,16 +64,17 @@ class GuardedCommand:
         safe_until: float | None,
         limit: float | None = None,
         marks: Sequence[str] = (),
+        **more: Any,
     ) -> None:
         """Start the command with these standard streams, in this process group (0: one of its own).
 
         `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
         behind. `safe_until` and `limit` are as in `tell_safe_until` and `tell_limit`. `marks` are the names by which the guard says which GPUs it holds.
-        Failure with 126 or 127 where the command cannot be run.
+        `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
         limits = {"safe_until": safe_until, "limit": limit, "group": group, "grace_s": grace_s, "marks": list(marks)}
-        message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits})
+        message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
         answer = await self._receive()
@@ -103,8 +85,7 @@ class GuardedCommand:
         """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
         answer = await self._receive()
         self.was_late, self.was_limited = answer["was_late"], answer["was_limited"]
-        code = os.waitstatus_to_exitcode(answer["status"])
-        return code if code >= 0 else SIGNAL_BASE - code
+        return exit_code(answer["status"])
 
     def tell_safe_until(self, at: float) -> None:
         """Tell the guard when to end the command, on the clock of leases, unless it is told a later time."""
@@ -124,10 +105,8 @@ class GuardedCommand:
         self._send({"do": "end", "grace_s": grace_s})
 
     def close(self) -> None:
-        """End the guard, and with it what may be left of the command."""
         self._line.close()
-        self._guard.wait()
-        self._guards.discard(self._guard.pid)
+        self._guards.discard(self.pid)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the guard has ended, or was killed: `wait` reports it
@@ -161,6 +140,46 @@ class GuardedCommand:
     def _unguarded(self) -> list[int]:
         guarded = {pid for guard_pid in self._guards for pid in (guard_pid, *guard.descendants(guard_pid))}
         return [pid for pid in guard.descendants(os.getpid()) if pid not in guarded]
+
+
+class GuardedCommand(GuardLine):
+    """A command under guard. It is made before the GPU is requested, because the guard is the holder of the lease."""
+
+    def __init__(self, keeps_open: Sequence[int] = ()) -> None:
+        """`keeps_open`: descriptors that stay open for as long as the guard lives, and are not the command's."""
+        check_proc()
+        guard.become_subreaper()
+        line, theirs = socket.socketpair()
+        with theirs:
+            self._guard = subprocess.Popen(  # noqa: S603 - our own program
+                # -I and -S: nothing of the user's environment, and no packages.
+                [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), *keeps_open],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # In a group of its own, so that a signal to our group does not end both of us at once.
+                process_group=0,
+            )
+        super().__init__(line, self._guard.pid)
+        self._guards.add(self.pid)
+
+    def close(self) -> None:
+        """End the guard, and with it what may be left of the command."""
+        self._line.close()
+        self._guard.wait()
+        super().close()
+
+
+def exit_code(status: int) -> int:
+    """A status of wait(2) as an exit code of a shell."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else SIGNAL_BASE - code
+
+
+def check_proc() -> None:
+    """Raise Failure where what a command starts could not be seen, and so not be ended with it."""
+    if not guard.can_see_processes():
+        raise Failure(_NO_PROC)
 
 
 def check_can_run(program: str, environ: Mapping[str, str]) -> None:

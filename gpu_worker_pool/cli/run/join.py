@@ -13,7 +13,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 
 def join(
     id_: Annotated[str, typer.Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The command with its arguments.")],
+    command: options.Command,
     grace: options.Grace = 10.0,
     endpoint: options.Endpoints = None,
 ) -> int:

@@ -17,6 +17,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.backends.grant_check import UnbelievableGrant, environment
+from gpu_worker_pool.client.guarded_lease import grace_after_loss
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, LEASE_URL_VARIABLE
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.ttl import DEFAULT_TTL_S
@@ -29,7 +30,6 @@ from gpu_worker_pool.wire.reader import read
 
 from .gang import Gang
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
-from .lease_loss import grace_after_loss
 from .signals import Received, Signals, has_controlling_terminal
 
 POLL_S: Final = 2.0

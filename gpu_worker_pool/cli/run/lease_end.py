@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Final
 
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT
+from gpu_worker_pool.client.guarded_lease import limit_of, on_lease_clock
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
 
-from .guarded_command import GuardedCommand
+from .guarded_command import GuardLine
 
 _PREEMPTED: Final = "preempted"
 _TIME_LIMIT: Final = "time_limit"
@@ -27,12 +26,7 @@ KILL_AHEAD_S: Final = 0.5
 _OBEYED: Final = frozenset({SIGNAL_BASE + signal.SIGTERM, SIGNAL_BASE + signal.SIGKILL})
 
 
-def limit_of(assignment: Assignment) -> float | None:
-    """When the time limit ends the lease, on the clock of leases. The server may end it a little before."""
-    return None if assignment.ends_at is None else _on_lease_clock(assignment.ends_at)
-
-
-def end_if_announced(guarded: GuardedCommand, assignment: Assignment, grace_s: float) -> bool:
+def end_if_announced(guarded: GuardLine, assignment: Assignment, grace_s: float) -> bool:
     """End the command if its lease was lost for one of these reasons; at once if the command has been warned."""
     is_announced = getattr(assignment.lost, "code", None) in EXIT_CODES
     if is_announced:
@@ -40,7 +34,7 @@ def end_if_announced(guarded: GuardedCommand, assignment: Assignment, grace_s: f
     return is_announced
 
 
-def ended_because(guarded: GuardedCommand, assignment: Assignment, exit_code: int) -> str | None:
+def ended_because(guarded: GuardLine, assignment: Assignment, exit_code: int) -> str | None:
     """The announced reason for which the command was ended; None where it ended by itself: with 0 even after a warning,
     and with a code of its own before the lease has ended.
     """
@@ -68,7 +62,7 @@ def end_text(reason: str, assignment: Assignment) -> str:
 
 
 async def warn_command(
-    guarded: GuardedCommand, assignment: Assignment, grace_s: float, on_ending: Callable[[LeaseEnding | None], None]
+    guarded: GuardLine, assignment: Assignment, grace_s: float, on_ending: Callable[[LeaseEnding | None], None]
 ) -> None:
     """Send SIGTERM to the command when its lease is about to be ended, and have the guard kill it at the end.
 
@@ -80,7 +74,7 @@ async def warn_command(
         if ending is None and known is not None:
             guarded.tell_limit(limit_of(assignment), grace_s)
         elif ending is not None and ending != known:
-            ends = _on_lease_clock(ending.ends_at)
+            ends = on_lease_clock(ending.ends_at)
             # Where the server sees the processes of the command, it waits for their end.
             is_seen = getattr(assignment.lost, "is_local", False)
             guarded.tell_limit(ends if is_seen else ends - min(KILL_AHEAD_S, (ends - boot_time()) / 10), 0.0)
@@ -90,7 +84,3 @@ async def warn_command(
             on_ending(ending)
         known = ending
         await notice.changed()
-
-
-def _on_lease_clock(at: datetime) -> float:
-    return boot_time() + at.timestamp() - time.time()

@@ -7,33 +7,19 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from gpu_worker_pool.cli.tasks import cancel_and_wait
-from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
+from gpu_worker_pool.client.guarded_lease import safe_until
 from gpu_worker_pool.client.pool_client import Assignment
 
-from .guarded_command import GuardedCommand
+from .guarded_command import GuardLine
 from .lease_end import KILL_AHEAD_S
 
 _NOT_RENEWED_IN_TIME: Final = "the lease could not be renewed in time"
-# A client gives up a lease one heartbeat before the server grants the GPU again. A command may take this part of that
-# time to end; the rest is for the kernel, which takes its time to free the memory of a GPU.
-_GRACE_PART: Final = 0.5
 _UPDATES_PER_TTL: Final = 20
 _MAX_UPDATE_INTERVAL_S: Final = 1.0
 
 
-def grace_after_loss(grace_s: float, ttl_s: float) -> float:
-    """How long a command may take to end once its lease is lost: it is gone before the server grants the GPU again."""
-    return min(grace_s, _GRACE_PART * ttl_s / BEATS_PER_TTL)
-
-
-def safe_until(assignment: Assignment) -> float | None:
-    """When the lease is lost unless a heartbeat gets through, on the clock of leases; None where it cannot be lost."""
-    at: float | None = getattr(assignment.lost, "ends_at", None)
-    return at
-
-
 async def wait_for_end(
-    guarded: GuardedCommand,
+    guarded: GuardLine,
     assignment: Assignment,
     ttl_s: float | None,
     on_lost: Callable[[str], None],
@@ -65,7 +51,7 @@ async def _tell_loss(assignment: Assignment, on_lost: Callable[[str], None]) -> 
         on_lost(await assignment.lost.wait())
 
 
-async def _update_guard(guarded: GuardedCommand, assignment: Assignment, ttl_s: float) -> None:
+async def _update_guard(guarded: GuardLine, assignment: Assignment, ttl_s: float) -> None:
     while True:
         if (at := safe_until(assignment)) is not None:
             guarded.tell_safe_until(at)

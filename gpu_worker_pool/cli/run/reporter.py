@@ -16,15 +16,19 @@ from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import coming_end
 from gpu_worker_pool.wire.leases import LeaseView
 
+from .notices import CommandNotices
+
 _EXPECTED: Final = ("expected_start_at", "expected_start_basis", "expected_after")
 
 
 class RunReporter:
     """Reports each event as a JSON line, or as a sentence if it matters to a person; `is_quiet`: losses and warnings."""
 
-    def __init__(self, *, is_json: bool, is_quiet: bool) -> None:
+    def __init__(self, *, is_json: bool, is_quiet: bool, notices: CommandNotices | None = None) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
+        self._notices = notices
+        self._is_granted = False
 
     def warn(self, message: str) -> None:
         if self.is_json:
@@ -39,6 +43,10 @@ class RunReporter:
 
     def granted(self, assignment: Assignment, waited_s: float, *, has_waited: bool) -> None:
         """Which GPUs, and where there was a wait, for how long."""
+        self._is_granted = True
+        if self._notices is not None:
+            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids)
+            self._notices.granted()
         gpus = list(assignment.gpu_ids)
         ends_at = None if assignment.ends_at is None else assignment.ends_at.timestamp()
         if self.is_json:
@@ -57,6 +65,8 @@ class RunReporter:
 
     def ending(self, ending: LeaseEnding | None) -> None:
         """The server is about to end the lease, or, with None, no longer is."""
+        if self._notices is not None:
+            self._notices.ending(ending)
         if self.is_json:
             ends_at = None if ending is None else iso_time(ending.ends_at.timestamp())
             self._print("ending", reason=None if ending is None else ending.reason, ends_at=ends_at)
@@ -67,12 +77,16 @@ class RunReporter:
 
     def stopped(self, reason: str, text: str) -> None:
         """The command was stopped because its lease ended as announced."""
+        if self._notices is not None:
+            self._notices.lost(reason, text)
         if self.is_json:
             self._print("stopped", reason=reason, message=text)
         else:
             complain(f"the command was stopped: {text}")
 
     def lost(self, reason: str, *, is_stopped: bool) -> None:
+        if self._notices is not None:
+            self._notices.lost(None, reason)
         if self.is_json:
             self._print("lost", reason=reason, is_stopped=is_stopped)
             return
@@ -84,7 +98,10 @@ class RunReporter:
         if self.is_json:
             self._print("failed", message=message)
 
-    def ended(self, exit_code: int) -> None:
+    def ended(self, exit_code: int, why: str | None = None) -> None:
+        """`why` is set where gpu-pool itself failed."""
+        if self._notices is not None and (self._is_granted or why is not None):
+            self._notices.ended(exit_code, why=why)
         if self.is_json:
             self._print("ended", exit_code=exit_code)
 

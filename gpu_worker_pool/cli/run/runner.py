@@ -16,6 +16,7 @@ from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
+from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.holder_mark import mark_names
@@ -23,9 +24,8 @@ from gpu_worker_pool.host.holder_mark import mark_names
 from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
 from .gpu_request import GpuRequest, acquire, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
-from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, limit_of, warn_command
-from .lease_facts import command_env
-from .lease_loss import grace_after_loss, safe_until, wait_for_end
+from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, warn_command
+from .lease_loss import wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
 from .sources import Sources, choose_sources
@@ -54,10 +54,12 @@ class Runner:
         try:
             code = await self._find_and_run(signals)
         except (Failure, PoolError) as error:
-            if not self.reporter.is_json:
-                raise
             code = error.code if isinstance(error, Failure) and error.code != USAGE else FAILED
             self.reporter.failed(str(error))
+            self.reporter.ended(code, str(error))
+            if not self.reporter.is_json:
+                raise
+            return code
         self.reporter.ended(code)
         return code
 

@@ -15,6 +15,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
+from gpu_worker_pool.client.guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.client.inherited_lease import (
     LEASE_ID_VARIABLE,
     LEASE_URL_VARIABLE,
@@ -30,8 +31,6 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
-
-from .lease_facts import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 
 # How long the others are waited for when a server has answered, where only servers of this machine matter: those have no network
 # in between.
@@ -96,7 +95,7 @@ async def choose_sources(
         inside = [lease.url.url] if config.is_named or endpoints else None
         async with Servers(inside) as servers:
             return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
-    if is_new and environ.get(LEASE_ID_VARIABLE) and _is_set_by_lease(environ):
+    if is_new and environ.get(LEASE_ID_VARIABLE) and is_set_by_lease(environ):
         # The lease around this process set it, and this request is for other GPUs.
         environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
@@ -216,7 +215,7 @@ def _installed_gpus(pool: PoolView | None) -> list[InstalledGpu]:
     return [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in pool.gpus if gpu.gpu_id is not None] if pool else []
 
 
-def _is_set_by_lease(environ: Mapping[str, str]) -> bool:
+def is_set_by_lease(environ: Mapping[str, str]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES is as the lease around this process set it, and not as the user did since."""
     names, _ = names_in(environ.get(VISIBLE_DEVICES_VARIABLE, ""))
     own = {gpu_id.rpartition(":")[2] for gpu_id in environ.get(LEASE_GPUS_VARIABLE, "").split(",")}

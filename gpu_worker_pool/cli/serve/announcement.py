@@ -57,7 +57,7 @@ class Writing:
             return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
         if self.tokens_are == "broken":
             return f"{here}; no caller from elsewhere, because the tokens cannot be used: see the log"
-        return f"{here}; no caller from elsewhere. To open it: --tokens-file FILE with lines of name:secret"
+        return f"{here}; no caller from elsewhere. To let one in, also while this runs: gpu-pool token add NAME"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 
 

@@ -31,6 +31,7 @@ class Condensed:
         self._fences, self._next_seq, self._recent = tuple(state.fences.items()), state.next_seq, state.recent
         self._waiting = (*state.queue, *state.inside)
         self._quotas = tuple(state.quotas.items())
+        self._tokens = tuple(state.tokens.values())
         self._owners = [(owner, use.used, use.as_of, use.recent) for owner, use in state.owners.items()]
         self._bookings = tuple(state.bookings.values())
         self._excluded = tuple(state.excluded.items())
@@ -66,6 +67,8 @@ class Condensed:
     def _of_owners_and_operators(self, at: float) -> Iterator[ev.DurableEvent]:
         for owner, quota in sorted(self._quotas, key=itemgetter(0)):
             yield ev.QuotaChanged(at, owner, quota)
+        for token in self._tokens:
+            yield ev.TokenAdded(at, token)
         for name_of_owner, used, as_of, recent in self._owners:
             yield ev.UseCounted(at, name_of_owner, used, as_of, recent)
         for booking in self._bookings:

@@ -304,6 +304,17 @@ def _set_quota(state: PoolState, command: cmd.SetQuota, now: float) -> list[ev.E
     return [ev.QuotaChanged(now, command.owner, command.quota)]
 
 
+def _add_token(state: PoolState, command: cmd.AddToken, now: float) -> list[ev.Event]:
+    token, known = command.token, state.tokens.get(command.token.digest)
+    if known is not None and (known.name, known.role, known.note) == (token.name, token.role, token.note):
+        return []
+    return [ev.TokenAdded(now, token)]
+
+
+def _revoke_token(state: PoolState, command: cmd.RevokeToken, now: float) -> list[ev.Event]:
+    return [ev.TokenRevoked(now, command.digest)] if command.digest in state.tokens else []
+
+
 def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.Event]:
     known = state.bookings.get(command.booking.id)
     if known is not None and is_repeated(state, known, command.booking, command.wishes):
@@ -341,6 +352,8 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.IgnoreProcess: _ignore_process,
     cmd.CountProcess: _count_process,
     cmd.SetQuota: _set_quota,
+    cmd.AddToken: _add_token,
+    cmd.RevokeToken: _revoke_token,
     cmd.BookGpus: _book_gpus,
     cmd.CancelBooking: _cancel_booking,
 }

@@ -254,6 +254,14 @@ def _quota_changed(state: PoolState, event: ev.QuotaChanged) -> None:
     state.line_up()
 
 
+def _token_added(state: PoolState, event: ev.TokenAdded) -> None:
+    state.tokens[event.token.digest] = event.token
+
+
+def _token_revoked(state: PoolState, event: ev.TokenRevoked) -> None:
+    state.tokens.pop(event.digest, None)
+
+
 def _gpus_booked(state: PoolState, event: ev.GpusBooked) -> None:
     state.bookings[event.booking.id] = event.booking
     state.line_up()
@@ -373,6 +381,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.GpusObserved: _gpus_observed,
     ev.UseCounted: _use_counted,
     ev.QuotaChanged: _quota_changed,
+    ev.TokenAdded: _token_added,
+    ev.TokenRevoked: _token_revoked,
     ev.GpusBooked: _gpus_booked,
     ev.BookingEnded: _booking_ended,
     ev.GpuExcluded: _gpu_excluded,

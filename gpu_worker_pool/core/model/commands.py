@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from .access_token import AccessToken
 from .booking import Booking
 from .gpu import GpuKey, InventoryGpu, Reading
 from .lease import KeptLease
@@ -170,6 +171,18 @@ class SetQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class AddToken:
+    """Accept a token. One that is known gets this role and note."""
+
+    token: AccessToken
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeToken:
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class BookGpus:
     """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool. With
     `must_be_free` it is refused if a lease may still be there when it begins.
@@ -206,6 +219,8 @@ Command = (
     | IgnoreProcess
     | CountProcess
     | SetQuota
+    | AddToken
+    | RevokeToken
     | BookGpus
     | CancelBooking
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .access_token import AccessToken
 from .booking import Booking
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason
@@ -169,6 +170,18 @@ class QuotaChanged(DurableEvent):
 
     owner: str
     quota: Quota | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdded(DurableEvent):
+    """A token is accepted from now on. It replaces what was known of the same token."""
+
+    token: AccessToken
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRevoked(DurableEvent):
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

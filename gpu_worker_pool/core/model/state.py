@@ -12,6 +12,7 @@ from gpu_worker_pool.core.queue.capacity import Capacity
 from gpu_worker_pool.core.queue.inside import LeasesInside
 from gpu_worker_pool.core.queue.waiting import LeaseQueue
 
+from .access_token import AccessToken
 from .booking import Booking
 from .deadlines import Deadlines
 from .gpu import GpuKey, ProcessId
@@ -61,6 +62,8 @@ class PoolState:
     owners: dict[str | None, OwnerUse] = field(default_factory=dict)
     recent: tuple[float, ...] = ()
     quotas: dict[str, Quota] = field(default_factory=dict)
+    # By their digests.
+    tokens: dict[str, AccessToken] = field(default_factory=dict)
     bookings: dict[str, Booking] = field(default_factory=dict)
     # The active leases that may be preempted.
     preemptible: set[str] = field(default_factory=set)

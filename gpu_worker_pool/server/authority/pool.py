@@ -95,6 +95,11 @@ class Pool:
         return self._driver.is_open
 
     @property
+    def leads(self) -> bool:
+        """Whether this server decides."""
+        return self._driver.is_in_charge
+
+    @property
     def trouble(self) -> str | None:
         """Why nothing can be granted at present; None if GPUs can be."""
         return self._driver.trouble
@@ -259,7 +264,7 @@ class Pool:
         self._starts, self._starts_good_until = expectation.starts, self.now() + FORECAST_SHARE * took_s
 
     async def command(
-        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode
+        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode | cmd.AddToken | cmd.RevokeToken
     ) -> list[ev.Event]:
         return await self._driver.do(command)
 

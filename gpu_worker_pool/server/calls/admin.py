@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.access import Denied, name_of
+from gpu_worker_pool.server.http.access import Caller, Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
@@ -44,7 +44,7 @@ class AdminCalls:
 
     async def revoke(self, call: Call) -> Response:
         lease_id = check_lease_id(call.parameters["lease_id"])
-        await check_admin(call, REASON)
+        await check_operator(call, REASON)
         is_known = await self._pool.revoke(lease_id, by=name_of(call.caller()), why=call.query(REASON)["reason"])
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
@@ -52,7 +52,7 @@ class AdminCalls:
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
-        form = parse_form(DrainForm, await check_admin(call))
+        form = parse_form(DrainForm, await check_operator(call))
         key = self._key(call)
         reason = form.reason.strip() or "drained by the operator"
         starts_at, now = read_time("at", form.at), self._pool.wall_now()
@@ -68,7 +68,7 @@ class AdminCalls:
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
-        await check_admin(call)
+        await check_operator(call)
         key = self._key(call)
         if _drain_id(key) in self._pool.state.bookings:
             await self._pool.command(cmd.CancelBooking(_drain_id(key)))
@@ -82,7 +82,7 @@ class AdminCalls:
         return await self._change_ignored(cmd.CountProcess, call)
 
     async def _change_ignored(self, command: type[cmd.IgnoreProcess | cmd.CountProcess], call: Call) -> Response:
-        await check_admin(call)
+        await check_operator(call)
         await self._pool.operate(command(_process_name(call)))
         names = tuple(sorted(self._pool.state.ignored_processes))
         return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
@@ -119,14 +119,27 @@ async def check_admin(call: Call, *known: Parameter) -> bytes:
     """Check that the caller is an administrator, and return the body; Denied otherwise."""
     caller = call.caller()
     if not caller.is_admin:
-        you = "" if caller.name is None else f" You are {caller.name}."
-        raise Denied(
-            403,
-            f"Only an administrator may do this: on the server's machine {call.rules.administrators}, and from everywhere "
-            f"the token of the name admin (GPU_POOL_TOKENS).{you}",
-        )
+        raise _denied(caller, "an administrator", call.rules.administrators)
     call.query(*known)
     return await call.body()
+
+
+async def check_operator(call: Call, *known: Parameter) -> bytes:
+    """As check_admin, for operators, whom administrators are among."""
+    caller = call.caller()
+    if not caller.is_operator:
+        raise _denied(caller, "an operator or an administrator", call.rules.operators)
+    call.query(*known)
+    return await call.body()
+
+
+def _denied(caller: Caller, wanted: str, local: str) -> Denied:
+    you = "" if caller.name is None else f" You are {caller.name}, in the role of {caller.role}."
+    return Denied(
+        403,
+        f"Only {wanted} may do this: on the server's machine {local}, and from everywhere a caller with a token of that "
+        f"role (gpu-pool token add NAME --role ROLE).{you}",
+    )
 
 
 def _process_name(call: Call) -> str:

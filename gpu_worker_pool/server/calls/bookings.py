@@ -12,11 +12,12 @@ from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.core.queue.quotas import quota_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
+from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refused
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.forms import BookingForm
 from gpu_worker_pool.wire.plans import BookingList
 from gpu_worker_pool.wire.strict import check_lease_id
@@ -53,7 +54,7 @@ class BookingCalls:
         form = await call.form(BookingForm)
         owner = self._owner(caller, form.owner)
         starts_at, ends_at = read_time("starts_at", form.starts_at), read_time("ends_at", form.ends_at)
-        if not caller.is_admin:
+        if not caller.is_operator:
             self._check_ahead(ends_at or 0.0)
             self._check_quota(booking_id, owner, form.gpus, (starts_at or 0.0, ends_at or 0.0))
         known = self._pool.state.bookings.get(booking_id)
@@ -62,7 +63,7 @@ class BookingCalls:
         reason = form.reason.strip() or f"booked by {name_of(caller)}"
         booking = Booking(booking_id, (), starts_at or 0.0, ends_at, owner, reason, name_of(caller))
         wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among, node=call.scope_node)
-        events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_admin))
+        events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_operator))
         for event in events:
             if isinstance(event, ev.BookingRefused):
                 raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
@@ -79,16 +80,16 @@ class BookingCalls:
         if not _may_cancel(caller, known, self._tokens):
             raise Denied(
                 403,
-                f"The booking {booking_id} is for {known.owner or 'maintenance'}; only an administrator, or "
+                f"The booking {booking_id} is for {known.owner or 'maintenance'}; only an operator, or "
                 "the owner, may cancel it.",
             )
         await self._pool.command(cmd.CancelBooking(booking_id))
         return self._list(call.view_scope)
 
     def _owner(self, caller: Caller, named: str | None) -> str:
-        """For whom it is: an administrator may book for every owner, others for themselves."""
+        """For whom it is: an operator may book for every owner, others for themselves."""
         named = (named or "").strip() or None
-        if caller.is_admin and named is not None:
+        if caller.is_operator and named is not None:
             return named
         owner = owner_for(caller, named, self._tokens) or name_of(caller)
         if named is not None and owner != named:
@@ -129,4 +130,4 @@ class BookingCalls:
 
 
 def _may_cancel(caller: Caller, booking: Booking, tokens: Tokens) -> bool:
-    return caller.is_admin or (booking.owner is not None and may_manage(caller, booking.owner, tokens))
+    return caller.is_operator or (booking.owner is not None and may_manage(caller, booking.owner, tokens))

@@ -9,13 +9,14 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage, name_of, owner_for
+from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S

@@ -13,18 +13,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.core.model.lease import ActiveLease, custodian
 from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import is_signed, sign
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.access import Caller, Denied, Tokens, may_manage
+from gpu_worker_pool.server.http.access import Caller, Denied, may_manage
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import Call, Handlers, until_gone
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.forwarding import Forwarding
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
 from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.forms import RenewForm
 from gpu_worker_pool.wire.leases import RenewAnswer
@@ -97,7 +99,7 @@ class FleetRenewals:
         if membership is None:
             raise Refused(404, "This server belongs to no fleet.")
         said = read(BoxRenewForm, json.loads(body)) or BoxRenewForm(ids=())
-        caller = Caller(said.caller, said.is_local, said.is_admin)
+        caller = Caller(said.caller, said.is_local, Role.OPERATOR if said.is_admin else Role.USER)
         kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
         return Response(
             200,
@@ -210,7 +212,7 @@ class FleetRenewals:
             warned=_within(form.warned, ids),
             caller=caller.name,
             is_local=caller.is_local,
-            is_admin=caller.is_admin,
+            is_admin=caller.is_operator,
         )
         body = encode(said)
         headers = {SIGNATURE: sign(self.secret or "", "POST", RENEW_AT_BOX, body), "content-type": "application/json"}

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
 
 from .problems import Refused
+from .tokens import Tokens
 
-ADMIN = "admin"
-MIN_TOKEN_LENGTH = 8
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
 
-NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-# The characters that every proxy passes on unchanged in an Authorization header.
-TOKEN = re.compile(r"[!-~]+")
-COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
 ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
@@ -31,7 +25,9 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "cf-connecting-ip", "true-client-ip"})
 PROXY_PREFIX = "x-forwarded"
-HOW_TO_PROVE_IT = 'send "Authorization: Bearer" with a token from the server\'s GPU_POOL_TOKENS'
+HOW_TO_PROVE_IT = (
+    'send "Authorization: Bearer" with a token, which its administrator makes by `gpu-pool token add NAME`'
+)
 
 
 class Denied(Refused):
@@ -39,62 +35,6 @@ class Denied(Refused):
 
     def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:
         super().__init__(status, detail, {"WWW-Authenticate": challenge} if status == 401 else {})
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The names that have a token. Only digests are kept: what is not stored can neither be shown nor logged.
-
-    There are three states: no tokens were configured (`Tokens()`), some were, or the configuration cannot be read
-    (`Tokens.broken()`). The last accepts no token, and grants no more rights than with tokens.
-    """
-
-    _entries: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
-    is_broken: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Tokens:
-        """Parse `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
-
-        A ValueError names an entry by its position only: in a mistaken `token:name` the name is the secret.
-        """
-        owners: dict[bytes, tuple[str, int]] = {}
-        entries: list[tuple[str, bytes]] = []
-        for position, entry in enumerate(re.split(r"[,\s]+", COMMENT.sub("", text).strip(", \t\r\n")), start=1):
-            if not entry:  # only if the whole text is empty
-                continue
-            name, token = _parse_entry(entry, position)
-            digest = _digest(token)
-            owner, earlier = owners.setdefault(digest, (name, position))
-            if owner != name:
-                raise ValueError(f"entries {earlier} and {position} have the same token but not the same name")
-            entries.append((name, digest))
-        return cls(tuple(entries))
-
-    @classmethod
-    def broken(cls) -> Tokens:
-        return cls(is_broken=True)
-
-    @property
-    def is_unset(self) -> bool:
-        """Whether no tokens were configured."""
-        return not self._entries and not self.is_broken
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self._entries)
-
-    def name_of(self, presented: str) -> str | None:
-        """The name of this token; None if it is unknown. It takes the same time in every case."""
-        digest = _digest(presented)
-        found = None
-        for name, known in self._entries:
-            if hmac.compare_digest(digest, known):
-                found = name
-        return found
-
-    def __repr__(self) -> str:
-        return "Tokens(broken)" if self.is_broken else f"Tokens({', '.join(sorted(self.names))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +46,16 @@ class Caller:
 
     name: str | None = None
     is_local: bool = False
-    is_admin: bool = False
+    role: Role = Role.USER
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role is Role.ADMINISTRATOR
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may look after GPUs and leases of others. An administrator may, too."""
+        return self.role is not Role.USER
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +74,14 @@ class Origin:
 @dataclass(slots=True)
 class AccessRules:
     """What the operator has set. `takes_loopback`: local callers may come by TCP. `socket` is the path of the server's
-    Unix socket, if it has one; `administrators` names them in words.
+    Unix socket, if it has one; `administrators` and `operators` name them in words.
     """
 
     tokens: Tokens = field(default_factory=Tokens)
     takes_loopback: bool = True
     socket: str | None = None
     administrators: str = "root"
+    operators: str = "root"
 
 
 def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> Caller:
@@ -153,14 +103,28 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     except UserNotKnown as unknown:
         raise Denied(401, f"The server cannot tell which user of its machine calls: {unknown}; {how}.") from None
     if user is None:
-        return Caller(is_local=True, is_admin=tokens.is_unset)
-    return Caller(user.name, is_local=True, is_admin=user.is_admin)
+        return Caller(is_local=True, role=Role.ADMINISTRATOR if tokens.is_unset else Role.USER)
+    return Caller(user.name, is_local=True, role=user.role)
 
 
 def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
     """The caller with this Authorization header; Denied if its token is not known."""
-    name = _name_by_token(authorization, tokens)
-    return Caller(name=name, is_admin=name == ADMIN)
+    bearer = BEARER.fullmatch(authorization.strip())
+    if bearer is None:
+        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
+    proven = tokens.find(bearer[1])
+    if proven is not None:
+        return Caller(name=proven.name, role=proven.role)
+    if tokens.is_broken:
+        detail = "This server's GPU_POOL_TOKENS cannot be read, so none of them is accepted; its log says why."
+    elif tokens.is_unset:
+        detail = (
+            "This server has no tokens; its administrator makes one by `gpu-pool token add NAME`. Calls from its own machine "
+            "need none."
+        )
+    else:
+        detail = "This token is not known, or no longer valid; ask the administrator of this server for a new one."
+    raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:
@@ -189,7 +153,7 @@ def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None
 
 def may_manage(caller: Caller, owner: str | None, tokens: Tokens) -> bool:
     """Whether the caller may renew or release a lease of this owner."""
-    if caller.is_admin:
+    if caller.is_operator:
         return True
     if owner is None:
         return caller.is_local  # of a server that could not tell users
@@ -228,42 +192,6 @@ def merge_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
         merged[name] = f"{merged[name]}, {value}" if name in merged else value
     return merged
-
-
-def _parse_entry(entry: str, position: int) -> tuple[str, str]:
-    name, colon, token = entry.partition(":")
-    if not colon:
-        raise ValueError(f"entry {position} has no colon; write name:token, without commas and blanks in either")
-    if not name:
-        raise ValueError(f"entry {position} has no name before its colon; write name:token")
-    if not NAME.fullmatch(name):
-        raise ValueError(f"entry {position}: the name must be 1 to 64 letters, digits or signs (. _ @ -)")
-    if len(token) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"entry {position}: the token must have at least {MIN_TOKEN_LENGTH} characters")
-    if not TOKEN.fullmatch(token):
-        raise ValueError(f"entry {position}: the token must be visible ASCII characters only")
-    return name, token
-
-
-def _digest(token: str) -> bytes:
-    # Digests have one length, so that not even the length of a token can be measured.
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
-def _name_by_token(authorization: str, tokens: Tokens) -> str:
-    bearer = BEARER.fullmatch(authorization.strip())
-    if bearer is None:
-        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
-    name = tokens.name_of(bearer[1])
-    if name is not None:
-        return name
-    if tokens.is_broken:
-        detail = "This server's tokens cannot be read, so none is accepted; its log says why."
-    elif tokens.is_unset:
-        detail = "This server has no tokens; set GPU_POOL_TOKENS there, or call from its own machine without one."
-    else:
-        detail = "This token is not known, or no longer valid; ask the operator of this server for a new one."
-    raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
 
 
 def refuse_other_sites(headers: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.core.model.gpu import ProcessId
 
 from .access import Caller, Denied
@@ -39,6 +40,8 @@ class Forwarded:
 
     def header(self) -> str:
         said = {**asdict(self), "why_denied": self.denied}
+        if self.caller is not None:
+            said["caller"]["is_admin"] = self.caller.is_admin  # for a leader of the version before
         del said["denied"]
         return json.dumps(said, separators=(",", ":"))
 
@@ -119,7 +122,9 @@ def _whole(value: object) -> int:
 
 def _caller(value: Any) -> Caller:
     name = value["name"]
-    return Caller(None if name is None else _text(name), value["is_local"] is True, value["is_admin"] is True)
+    # A box of the version before knows administrators only.
+    role = value.get("role") or (Role.ADMINISTRATOR if value["is_admin"] is True else Role.USER)
+    return Caller(None if name is None else _text(name), value["is_local"] is True, Role(_text(role)))
 
 
 def _process(value: Any) -> ProcessId:

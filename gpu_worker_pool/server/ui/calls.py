@@ -69,7 +69,7 @@ class PageCalls:
     async def me(self, call: Call) -> Response:
         call.query()
         caller = call.caller()
-        return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin)), _DATA)
+        return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin, role=caller.role)), _DATA)
 
     async def gpu(self, call: Call) -> Response:
         query = call.query(NODE_OF_GPU, UUID_OF_GPU)

@@ -19,6 +19,7 @@ from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.page import GpuDetails, PageExtras
@@ -46,7 +47,7 @@ class ScopedAnswer:
 
 
 class PageData:
-    """All answers that pages share. `has_tokens`: whether tokens are configured."""
+    """All answers that pages share. `tokens` are those of the server."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class PageData:
         timeline: TimelineCalls,
         peers: PeerCalls,
         quotas: QuotaCalls,
-        has_tokens: bool,
+        tokens: Tokens,
     ) -> None:
         self._settings = settings
         self._frames = frames
@@ -68,7 +69,7 @@ class PageData:
         pool.follow(self._recent_events.follow)
         self._started_at = iso_time(time.time())
         self._has_peers = bool(peers.peers)
-        self._has_tokens = has_tokens
+        self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
             hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
@@ -113,7 +114,7 @@ class PageData:
             max_history=settings.max_history,
             happened=self._recent_events.views(scope),
             has_peers=self._has_peers,
-            has_tokens=self._has_tokens,
+            has_tokens=not self._tokens.is_unset,
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gpu_worker_pool.cli.batch.jobs import Batch, Job, Outcome, State, read_jobs
+from gpu_worker_pool.cli.batch.jobs import Batch, Job, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.batch.view import BatchDisplay, summary_table
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.run.attempt import Outcome
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal

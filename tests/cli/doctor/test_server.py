@@ -14,7 +14,7 @@ from gpu_worker_pool.cli.doctor import server
 from gpu_worker_pool.cli.doctor.finding import judge_settings
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.host.gpu_lock import LockHolder
-from gpu_worker_pool.server.http.access import Tokens
+from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.service import FleetView, Health
 from tests.cli.doctor.facts import TOKEN
 from tests.server.told_server import Told, told_server

@@ -270,7 +270,7 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
     [
         (
             Writing("none", (), is_open_here=True),
-            "every user of this machine, for their own leases; no caller from elsewhere. To open it",
+            "every user of this machine, for their own leases; no caller from elsewhere. To let one in",
         ),
         (Writing("set", ("ada", "bob"), is_open_here=True), "from everywhere with a token: ada, bob"),
         (Writing("broken", (), is_open_here=True), "no caller from elsewhere, because the tokens cannot be used"),

@@ -306,7 +306,8 @@ async def test_what_is_over_is_forgotten() -> None:
         GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
     ):
         before = await objects_after(1500)
-        assert await objects_after(1500) - before < 150
+        # A hundred more or less belong to the server and to what ran before; a leak is one for each cycle.
+        assert await objects_after(1500) - before < 750
 
 
 # --- a fleet of both kinds -------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ FOREIGN: list[tuple[int, dict[str, str], str]] = [
     (401, {"Forwarded": "for=127.0.0.1"}, "proxy"),
     (401, {"X-Real-IP": "127.0.0.1"}, "proxy"),
     (401, {"Via": "1.1 squid"}, "proxy"),
-    (401, {"Authorization": "Bearer nonsense-token"}, "GPU_POOL_TOKENS"),
+    (401, {"Authorization": "Bearer nonsense-token"}, "gpu-pool token add"),
     (401, {"Authorization": "Basic YWRtaW46YWRtaW4="}, "Bearer"),
     (401, {"Authorization": ""}, "Bearer"),
     (403, {"Host": "evil.example"}, "Host"),

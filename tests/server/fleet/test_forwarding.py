@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import AsyncIterator
@@ -10,9 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace
+from gpu_worker_pool.server.http.access import Caller
 from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
 from tests.server.fleet.two_boxes import KEY, LEADER, OTHER, TwoBoxes, two_boxes, until
 
@@ -59,10 +62,43 @@ async def test_calls_come_back_as_the_leader_answers_them(tmp_path: Path) -> Non
         assert (await other.ask("/leases/d", "DELETE", headers=ADA))[0] == 200
         assert (await other.ask("/leases/a", "HEAD"))[0] == 200
         assert int(other.answered["content-length"]) > 0
-        assert (await other.ask("/ui/data/me", headers=ADMIN))[1] == {"name": "admin", "is_admin": True}
+        assert (await other.ask("/ui/data/me", headers=ADMIN))[1] == {
+            "name": "admin",
+            "is_admin": True,
+            "role": "administrator",
+        }
         # These the box answers itself.
         assert (await other.ask("/gpu/count"))[1]["gpu_count"] == 2
         assert (await other.ask("/livez"))[0] == 200
+
+
+async def test_a_token_that_is_added_at_one_box_holds_at_all(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"secret-of-olga").hexdigest()
+    olga = {"Authorization": "Bearer secret-of-olga"}
+    async with two_boxes(tmp_path) as boxes:
+        leader, other = boxes.leader, boxes.other
+        form = {"name": "olga", "role": "operator"}
+        assert (await other.ask(f"/admin/tokens/{digest}", "PUT", form, ADA))[0] == 403
+        assert (await other.ask(f"/admin/tokens/{digest}", "PUT", form, ADMIN))[0] == 200
+
+        for box in (leader, other):
+            assert (await box.ask("/ui/data/me", headers=olga))[1]["role"] == "operator"
+            assert (await box.ask("/quotas/ada", "PUT", {"gpus": 2}, olga))[0] == 403
+        assert (await other.ask("/leases/of-ada", "PUT", {}, ADA))[0] == 201
+        renewed = await other.ask("/leases/renew", "POST", {"ids": ["of-ada"]}, olga)
+        assert (renewed[0], [each["id"] for each in renewed[1]["renewed"]]) == (200, ["of-ada"])
+
+        assert (await leader.ask(f"/admin/tokens/{digest}", "DELETE", headers=ADMIN))[0] == 200
+        assert (await other.ask("/leases/of-olga", "PUT", {}, olga))[0] == 401
+
+
+def test_what_a_box_says_of_a_caller_is_understood_by_the_version_before_and_after() -> None:
+    sent = json.loads(Forwarded(KEY, OTHER, Caller("olga", is_local=True, role=Role.OPERATOR)).header())
+    assert sent["caller"] == {"name": "olga", "is_local": True, "role": "operator", "is_admin": False}
+    old = {**sent, "caller": {"name": "root", "is_local": True, "is_admin": True}}
+
+    assert Forwarded.read(json.dumps(sent)).caller == Caller("olga", is_local=True, role=Role.OPERATOR)
+    assert Forwarded.read(json.dumps(old)).caller == Caller("root", is_local=True, role=Role.ADMINISTRATOR)
 
 
 async def test_a_long_poll_and_a_stream_pass_through_and_end_with_their_caller(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker_pool.core.model.access_token import AccessToken, Role
 from gpu_worker_pool.server.http.access import (
     AccessRules,
     Caller,
     Denied,
     Origin,
-    Tokens,
     is_loopback,
     may_manage,
     merge_headers,
@@ -22,6 +22,7 @@ from gpu_worker_pool.server.http.access import (
     proxy_header,
 )
 from gpu_worker_pool.server.http.access import identify as identify_by
+from gpu_worker_pool.server.http.tokens import Proven, Tokens, digest_of
 
 ALICE, BOB, ADMIN = "alice-token-1", "bob-token-22", "admin-token-333"
 TOKENS = Tokens.parse(f"alice:{ALICE},bob:{BOB},admin:{ADMIN}")
@@ -65,7 +66,7 @@ GOOD_TEXTS: list[tuple[str, dict[str, str]]] = [
 @pytest.mark.parametrize(("text", "owners"), GOOD_TEXTS)
 def test_tokens_are_read(text: str, owners: dict[str, str]) -> None:
     tokens = Tokens.parse(text)
-    assert {token: tokens.name_of(token) for token in owners} == owners
+    assert {token: found[0] for token in owners if (found := tokens.find(token))} == owners
     assert tokens.names == frozenset(owners.values())
     assert tokens.is_unset is (not owners)
     assert not tokens.is_broken
@@ -101,7 +102,7 @@ def test_bad_tokens_are_refused_without_being_shown(text: str, fault: str) -> No
     "presented", ["", "alice-token-", ALICE + "x", ALICE.upper(), "alice", f"alice:{ALICE}", "\ud800"]
 )
 def test_what_is_not_a_token_is_nobodys(presented: str) -> None:
-    assert TOKENS.name_of(presented) is None
+    assert TOKENS.find(presented) is None
 
 
 def test_every_token_is_compared_whichever_is_presented(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +116,34 @@ def test_every_token_is_compared_whichever_is_presented(monkeypatch: pytest.Monk
     monkeypatch.setattr(hmac, "compare_digest", counting)
     for presented in (ALICE, BOB, ADMIN, "x"):
         lengths.clear()
-        TOKENS.name_of(presented)
-        assert lengths == [(32, 32)] * 3
+        TOKENS.find(presented)
+        assert lengths == [(64, 64)] * 3
+
+
+def test_a_token_that_was_added_proves_its_name_and_role_until_it_is_revoked() -> None:
+    added: dict[str, AccessToken] = {}
+    tokens = Tokens.parse(f"alice:{ALICE}")
+    tokens.added = lambda: added
+    secret = "carols-token-4444"  # noqa: S105 - of nobody
+    assert tokens.find(secret) is None
+
+    token = AccessToken(digest_of(secret), "carol", Role.OPERATOR, 0.0)
+    added[token.digest] = token
+    assert tokens.find(secret) == Proven("carol", Role.OPERATOR)
+    assert tokens.find(ALICE) == Proven("alice", Role.USER)
+    assert tokens.names == {"alice", "carol"}
+
+    added.clear()
+    assert tokens.find(secret) is None
+
+
+def test_the_first_token_that_is_added_counts_as_one() -> None:
+    tokens = Tokens()
+    assert tokens.is_unset
+
+    tokens.added = lambda: {"ab" * 32: AccessToken("ab" * 32, "carol", Role.USER, 0.0)}
+
+    assert not tokens.is_unset
 
 
 def test_tokens_show_names_only() -> None:
@@ -139,7 +166,7 @@ ELSEWHERE = [
 @pytest.mark.parametrize("tokens", [UNSET, TOKENS, BROKEN])
 def test_whoever_is_on_the_machine_may_write(client_host: str, tokens: Tokens) -> None:
     caller = identify(client_host, HERE, tokens)
-    assert caller == Caller(name=None, is_local=True, is_admin=tokens is UNSET)
+    assert caller == Caller(name=None, is_local=True, role=Role.ADMINISTRATOR if tokens is UNSET else Role.USER)
     assert is_loopback(client_host)
 
 
@@ -148,7 +175,7 @@ def test_whoever_is_on_the_machine_may_write(client_host: str, tokens: Tokens) -
 def test_whoever_is_elsewhere_needs_a_token(client_host: str | None, tokens: Tokens) -> None:
     error = denied(client_host, HERE, tokens)
     assert error.status == 401
-    assert "GPU_POOL_TOKENS" in error.detail
+    assert "gpu-pool token add" in error.detail
     assert error.headers == {"WWW-Authenticate": 'Bearer realm="gpu-worker-pool"'}
     assert not is_loopback(client_host)
 
@@ -290,7 +317,9 @@ def test_what_a_browser_calls_another_site_may_not_write(site: str, may: bool) -
 @pytest.mark.parametrize(("token", "name"), [(ALICE, "alice"), (BOB, "bob"), (ADMIN, "admin")])
 def test_a_token_proves_a_name_from_anywhere(client_host: str | None, token: str, name: str) -> None:
     # Also on the machine itself: who shows a token acts for that name and for no other.
-    assert identify(client_host, bearer(token), TOKENS) == Caller(name=name, is_local=False, is_admin=name == "admin")
+    assert identify(client_host, bearer(token), TOKENS) == Caller(
+        name=name, is_local=False, role=Role.ADMINISTRATOR if name == "admin" else Role.USER
+    )
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer ", " Bearer"])
@@ -335,8 +364,8 @@ def test_with_broken_tokens_no_token_works() -> None:
 
 # --- whose lease ---------------------------------------------------------------------------------------------------
 
-LOCAL, NAMED, BOSS = Caller(is_local=True), Caller(name="alice"), Caller(name="admin", is_admin=True)
-TRUSTED = Caller(is_local=True, is_admin=True)
+LOCAL, NAMED, BOSS = Caller(is_local=True), Caller(name="alice"), Caller(name="admin", role=Role.ADMINISTRATOR)
+TRUSTED = Caller(is_local=True, role=Role.ADMINISTRATOR)
 
 OWNERS: list[tuple[Caller, str | None, Tokens, str | None]] = [
     (NAMED, None, TOKENS, "alice"),

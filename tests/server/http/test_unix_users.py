@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_worker_pool.core.model.access_token import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
 from gpu_worker_pool.server.http.access import (
@@ -11,11 +12,11 @@ from gpu_worker_pool.server.http.access import (
     Caller,
     Denied,
     Origin,
-    Tokens,
     identify,
     may_manage,
     owner_for,
 )
+from gpu_worker_pool.server.http.tokens import Tokens
 
 HERE = {"host": "localhost:8000"}
 TOKENS = Tokens.parse("alice:alice-token-1,admin:admin-token-333")
@@ -35,12 +36,12 @@ def unknown() -> User | None:
 
 
 @pytest.mark.parametrize("origin", [by_tcp, by_socket])
-@pytest.mark.parametrize("tokens", [Tokens(), TOKENS, Tokens.broken()])
+@pytest.mark.parametrize("tokens", [Tokens(), TOKENS.broken()])
 def test_the_name_and_the_rights_are_the_users(origin: object, tokens: Tokens) -> None:
     assert callable(origin)
-    for user in (User("alice"), User("admin"), User("root", is_admin=True)):
+    for user in (User("alice"), User("admin"), User("op", role=Role.OPERATOR), User("root", role=Role.ADMINISTRATOR)):
         found = identify(origin(user), HERE, AccessRules(tokens))
-        assert found == Caller(user.name, is_local=True, is_admin=user.is_admin)
+        assert found == Caller(user.name, is_local=True, role=user.role)
 
 
 def test_a_token_counts_more_than_the_user() -> None:
@@ -75,18 +76,18 @@ def test_local_callers_can_be_taken_by_the_socket_only() -> None:
     rules = AccessRules(TOKENS, takes_loopback=False, socket=SOCKET)
     assert identify(by_socket(User("alice")), HERE, rules).name == "alice"
     with pytest.raises(Denied, match=SOCKET) as caught:
-        identify(by_tcp(User("root", is_admin=True)), HERE, rules)
+        identify(by_tcp(User("root", role=Role.ADMINISTRATOR)), HERE, rules)
     assert caught.value.status == 401
     assert identify(by_tcp(None), {**HERE, "authorization": "Bearer admin-token-333"}, rules).is_admin
 
 
 def test_a_platform_without_users_trusts_the_machine_as_before() -> None:
-    assert identify(by_tcp(None), HERE, AccessRules()) == Caller(is_local=True, is_admin=True)
+    assert identify(by_tcp(None), HERE, AccessRules()) == Caller(is_local=True, role=Role.ADMINISTRATOR)
     assert identify(by_tcp(None), HERE, AccessRules(TOKENS)) == Caller(is_local=True)
 
 
-ALICE, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, is_admin=True)
-EVERY_STATE = [Tokens(), TOKENS, Tokens.broken()]
+ALICE, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, role=Role.ADMINISTRATOR)
+EVERY_STATE = [Tokens(), TOKENS.broken()]
 
 
 @pytest.mark.parametrize("tokens", EVERY_STATE)

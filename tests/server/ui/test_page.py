@@ -309,7 +309,10 @@ def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: Serve
 
 
 def test_whose_a_token_is(server: ServerProcess) -> None:
-    for token, whose in ((ANN, {"name": "ann", "is_admin": False}), (ADMIN, {"name": "admin", "is_admin": True})):
+    for token, whose in (
+        (ANN, {"name": "ann", "is_admin": False, "role": "user"}),
+        (ADMIN, {"name": "admin", "is_admin": True, "role": "administrator"}),
+    ):
         answer = ask(server, "/ui/data/me", Authorization=f"Bearer {token}")
         assert (answer.status, answer.json) == (200, whose)
         assert_is_the_pages(answer)

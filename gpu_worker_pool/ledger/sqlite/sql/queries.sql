@@ -110,3 +110,13 @@ SELECT pool_id FROM identity;
 -- name: keep_pool_id
 -- For the file that replaces a damaged one: its leases are the same.
 UPDATE identity SET pool_id = ?;
+
+-- name: renew_pool_id
+-- For a journal that is put back from a copy: holders of leases that it does not know must not believe what it says.
+UPDATE identity SET pool_id = lower(hex(randomblob(8)));
+
+-- name: count_ended
+SELECT count(*) FROM ended_lease;
+
+-- name: read_ended_bodies
+SELECT body, crc FROM ended_lease;

@@ -5,13 +5,13 @@ import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
 import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, parentName, plural } from "./words.js";
 
-const NO_RIGHTS = { isAdmin: false, mayRelease: () => false };
+const NO_RIGHTS = { isOperator: false, mayRelease: () => false };
 
 export class Access {
   none = NO_RIGHTS;
   #token = null;
   #name = null;
-  #isAdmin = false;
+  #isOperator = false;
   #onChange;
 
   constructor(onChange) {
@@ -22,13 +22,13 @@ export class Access {
     return this.#name;
   }
 
-  get isAdmin() {
-    return this.#isAdmin;
+  get isOperator() {
+    return this.#isOperator;
   }
 
-  /** An owner may end its own leases, admin all. The server decides; this only hides useless buttons. */
+  /** An owner may end its own leases, an operator all. The server decides; this only hides useless buttons. */
   mayRelease(lease) {
-    return this.#token !== null && (this.#isAdmin || lease.owner === this.#name);
+    return this.#token !== null && (this.#isOperator || lease.owner === this.#name);
   }
 
   /** The name that a token proves. */
@@ -36,17 +36,17 @@ export class Access {
     return ask("ui/data/me", { token });
   }
 
-  accept(token, { name, is_admin }) {
+  accept(token, { name, role }) {
     this.#token = token;
     this.#name = name;
-    this.#isAdmin = is_admin;
+    this.#isOperator = role !== "user";
     this.#onChange();
   }
 
   forget() {
     this.#token = null;
     this.#name = null;
-    this.#isAdmin = false;
+    this.#isOperator = false;
     this.#onChange();
   }
 

@@ -93,7 +93,7 @@ export class GpuCard {
     show(this.#outside, lines.length > 0);
     this.#outsideParts.arrange(lines.map((_, i) => i)).forEach((part, i) => part.update(lines[i]));
 
-    show(this.#buttons, access.isAdmin);
+    show(this.#buttons, access.isOperator);
     text(this.#drain, gpu.isOutOfService ? "Put back into service" : isPlanned ? "Cancel planned drain" : "Drain");
     attribute(this.#drain, "aria-label", `${this.#drain.textContent} ${gpuName(gpu)}`);
   }
@@ -142,7 +142,7 @@ class Holder {
     text(this.#labels, otherLabels(lease.labels));
     const isLive = lease.state === "active";
     show(this.#buttons, isLive && access.mayRelease(lease));
-    show(this.#revoke, access.isAdmin);
+    show(this.#revoke, access.isOperator);
     const whose = `the lease of ${holderName(lease)}, ${lease.id}`;
     attribute(this.#release, "aria-label", `Release ${whose}`);
     attribute(this.#revoke, "aria-label", `Revoke ${whose}`);

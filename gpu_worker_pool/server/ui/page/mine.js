@@ -30,7 +30,11 @@ export class Mine {
 
   /** The owner's name; null if it is not known. admin is not an owner. */
   get name() {
-    return (this.#access.isAdmin ? null : this.#access.name) ?? this.#typed;
+    return this.#proven ?? this.#typed;
+  }
+
+  get #proven() {
+    return this.#access.name === "admin" ? null : this.#access.name;
   }
 
   owns(lease) {
@@ -39,6 +43,6 @@ export class Mine {
 
   draw() {
     text(byId("open-me"), this.name === null ? "Which are mine?" : "Change");
-    byId("open-me").hidden = !this.#access.isAdmin && this.#access.name !== null;
+    byId("open-me").hidden = this.#proven !== null;
   }
 }

@@ -335,6 +335,8 @@ def test_the_home_page_and_the_document_list_these_calls(server: ServerProcess) 
         "/admin/gpus/{gpu}/drain",
         "/admin/gpus/{gpu}/undrain",
         "/admin/ignored-processes/{name}",
+        "/admin/tokens",
+        "/admin/tokens/{digest}",
     }
 
 

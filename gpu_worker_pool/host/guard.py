@@ -48,7 +48,9 @@ _KILL_SELDOM_S: Final = 0.1
 _QUICK_ROUNDS: Final = 1000
 # One round in this many signals all descendants; the others signal our children only, which is quicker.
 _SCAN_EVERY: Final = 20
-_LENGTH: Final = struct.Struct("!I")
+LENGTH: Final = struct.Struct("!I")
+# How long a guard whose command has ended waits for the release of the lease.
+_RELEASE_S: Final = 2.0
 
 
 def become_subreaper() -> None:
@@ -89,17 +91,17 @@ def mark(name: str) -> socket.socket:
 
 def frame(message: dict[str, Any]) -> bytes:
     body = json.dumps(message).encode()
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
     """Take the complete messages out of the buffer; the rest stays in it."""
-    while len(buffer) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer)
-        if len(buffer) < _LENGTH.size + length:
+    while len(buffer) >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(buffer)
+        if len(buffer) < LENGTH.size + length:
             return
-        body = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
-        del buffer[: _LENGTH.size + length]
+        body = bytes(buffer[LENGTH.size : LENGTH.size + length])
+        del buffer[: LENGTH.size + length]
         yield json.loads(body)
 
 
@@ -135,13 +137,11 @@ class Guard:
         signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while not self._is_over():
-            lines = [self._line.fileno()] if self._is_line_open else []
-            ready, _, _ = select.select([wake, *lines], [], [], self._until_next_deadline_s())
+            ready, _, _ = select.select([wake, *self._sources()], [], [], self._until_next_deadline_s())
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
-            if self._line.fileno() in ready:
-                self._receive()
+            self._take_in(ready)
             if self._safe_until is not None and boot_time() >= self._safe_until:
                 self._safe_until = None
                 self._was_late = True
@@ -153,8 +153,32 @@ class Guard:
             if self._kill_at is not None and boot_time() >= self._kill_at:
                 self._kill_all()
         if self._status is not None:
-            how = {"was_late": self._was_late, "was_limited": self._was_limited}
-            self._send({"event": "ended", "status": self._status, **how})
+            self._send({"event": "ended", **self._outcome()})
+            self._stay_for_release()
+
+    def _stay_for_release(self) -> None:
+        """Live until the lease is released and the line closed. If the holder died first, the lease would look lost."""
+        deadline = boot_time() + _RELEASE_S
+        while self._is_line_open and select.select([self._line], [], [], max(deadline - boot_time(), 0.0))[0]:
+            with contextlib.suppress(OSError):
+                if self._line.recv(65536):
+                    continue
+            return
+
+    def _outcome(self) -> dict[str, Any]:
+        return {"status": self._status, "was_late": self._was_late, "was_limited": self._was_limited}
+
+    def _sources(self) -> list[int]:
+        """The descriptors to read from."""
+        return [self._line.fileno()] if self._is_line_open else []
+
+    def _take_in(self, ready: list[int]) -> None:
+        if self._is_line_open and self._line.fileno() in ready:
+            self._receive()
+
+    def _lose_line(self) -> None:
+        self._is_line_open = False
+        self._end(self._grace_s)
 
     def _is_over(self) -> bool:
         if self._command is None:
@@ -175,22 +199,24 @@ class Guard:
         except OSError:
             data = b""
         if not data:
-            self._is_line_open = False
-            self._end(self._grace_s)
+            self._lose_line()
             return
         self._buffer += data
         for message in unframe(self._buffer):
-            match message["do"]:
-                case "start":
-                    self._start(message)
-                case "safe":
-                    self._safe_until = message["until"] if self._kill_at is None else None
-                case "limit":
-                    self._limit, self._limit_grace_s = message["at"], message["grace_s"]
-                case "signal":
-                    self._signal_all(message["number"])
-                case "end":
-                    self._end(message["grace_s"])
+            self._obey(message)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        match message["do"]:
+            case "start":
+                self._start(message)
+            case "safe":
+                self._safe_until = message["until"] if self._kill_at is None else None
+            case "limit":
+                self._limit, self._limit_grace_s = message["at"], message["grace_s"]
+            case "signal":
+                self._signal_all(message["number"])
+            case "end":
+                self._end(message["grace_s"])
 
     def _start(self, message: dict[str, Any]) -> None:
         self._grace_s = message["grace_s"]
@@ -204,6 +230,8 @@ class Guard:
                 stdin=self._streams[0],
                 stdout=self._streams[1],
                 stderr=self._streams[2],
+                cwd=message.get("cwd"),
+                umask=message.get("umask", -1),
                 preexec_fn=self._child_setup(message["group"]),  # noqa: PLW1509 - there are no threads here
             )
         except (OSError, ValueError) as error:  # a ValueError is a NUL in a word, which no program can be given

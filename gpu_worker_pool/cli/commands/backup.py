@@ -1,0 +1,182 @@
+"""`gpu-pool backup` and `restore`: the pool of a box in one file, and back."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.options import Json
+from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.host.clock import iso_time
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.sqlite.backup import JournalFacts
+    from gpu_worker_pool.server.settings import ServerSettings
+
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="PATH",
+        help="The journal of the server, which `gpu-pool serve` names when it starts. By default that of the settings in "
+        "the environment (GPU_POOL_STATE_DIR).",
+    ),
+]
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
+    journal: JournalFile = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Copy the pool of this box into one file: leases, queue, quotas, bookings and accounting.
+
+    The server may run meanwhile. The copy is as of one moment, only its owner can read it, and it is read again and
+    checked before it counts. Run it as the user of the server, or as root.
+    """
+    from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.sqlite.backup import back_up  # noqa: PLC0415
+
+    settings = _settings(journal)
+    path = journal or _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
+    try:
+        facts = back_up(path, file, settings.pool_settings())
+    except JournalError as error:
+        raise Failure(f"{error}{_others(path)}") from None
+    if (custody := path.with_name(f"custody-{path.name}")).exists():
+        complain(
+            f"this box is or was in a fleet ({custody.name} is there), whose leases and accounting are in its PostgreSQL; "
+            "this backup has what the box did alone"
+        )
+    size = file.stat().st_size
+    if json:
+        print_json("backup", {"file": str(file.absolute()), "bytes": size, "journal": str(path), **_as_json(facts)})
+        return
+    out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked", markup=False)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `gpu-pool backup` wrote.")],
+    journal: JournalFile = None,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Put a backup in the place of the journal, while no server runs. Run it as the user of the server.
+
+    The leases and the queue are those of the backup. What was granted later is not known, so all GPUs are out of service
+    until you have made sure that no program from before uses them: then `gpu-pool undrain --all`.
+    """
+    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.sqlite.restore import restore as put_in_place  # noqa: PLC0415
+
+    settings = _settings(journal)
+    path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
+    try:
+        done = put_in_place(file, path, settings.pool_settings(), _installed(settings), replace=force)
+    except JournalInUse as error:
+        raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
+    except JournalError as error:
+        raise Failure(str(error)) from None
+    replaced = None if done.replaced is None else str(done.replaced)
+    if json:
+        tokens = list(done.token_names)
+        print_json(
+            "restore", {"journal": str(path), "replaced": replaced, **_as_json(done.facts), "token_names": tokens}
+        )
+        return
+    console = out()
+    console.print(f"{path} is as the backup has it: {_in_words(done.facts)}", markup=False)
+    if replaced is not None:
+        console.print(f"The journal that was there is {replaced}", markup=False)
+    if done.token_names:
+        console.print(
+            f"It accepts tokens of {', '.join(done.token_names)}, also those that were revoked since: gpu-pool token list",
+            markup=False,
+        )
+    console.print(
+        "All GPUs are out of service. Start the server, make sure that no program from before uses them (gpu-pool status), "
+        "and put them into service: gpu-pool undrain --all",
+        markup=False,
+    )
+
+
+def _settings(journal: Path | None) -> ServerSettings:
+    """The settings of the server. A .env that cannot be read matters only where it may name the journal: with `sudo -u` the
+    current directory is often one of root.
+    """
+    try:
+        from gpu_worker_pool.cli.serve.flags import settings_of  # noqa: PLC0415 - may be missing
+        from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise Failure(
+            f"{error.name} is not installed, and this command needs it; run pip install 'gpu-worker-pool[server]'"
+        ) from None
+    try:
+        return settings_of({}, {})
+    except Failure:
+        if journal is None:
+            raise
+        return ServerSettings(_env_file=None)
+
+
+def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
+    from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import fleet_url  # noqa: PLC0415
+
+    if fleet_url(settings):
+        raise Failure(
+            "this box belongs to a fleet (GPU_POOL_FLEET), whose leases and accounting are in its PostgreSQL, in the schema "
+            f"gpu_pool, for all pools of that database: use {for_a_fleet}"
+        )
+    try:
+        return journal_path(settings).absolute()
+    except JournalError as error:
+        raise Failure(str(error)) from None
+
+
+def _installed(settings: ServerSettings) -> list[str]:
+    """The UUIDs of the GPUs that this machine has now; none where they cannot be read."""
+    from gpu_worker_pool.gpus.choose import choose_probe  # noqa: PLC0415 - slow
+    from gpu_worker_pool.gpus.probe import ProbeUnavailable  # noqa: PLC0415
+    from gpu_worker_pool.host.clock import boot_time  # noqa: PLC0415
+
+    try:
+        found = choose_probe(settings.gpu_pool_node, settings.simulated_gpus).read(boot_time())
+    except ProbeUnavailable:
+        return []
+    return [reading.gpu.key.uuid for reading in found.readings]
+
+
+def _others(journal: Path) -> str:
+    """The journals that are beside one that is not there."""
+    if journal.exists() or not os.access(journal.parent, os.R_OK):
+        return ""
+    found = sorted(path for path in journal.parent.glob("*.sqlite3") if not path.name.startswith("custody-"))
+    return f". Name one of these by --journal: {', '.join(map(str, found))}" if found else ""
+
+
+def _in_words(facts: JournalFacts) -> str:
+    when = show_moment(facts.changed_at, time.time())
+    leases = "1 lease" if facts.active == 1 else f"{facts.active} leases"
+    return f"{leases}, {facts.waiting} waiting, {facts.ended} ended; last changed {when}"
+
+
+def _as_json(facts: JournalFacts) -> dict[str, Any]:
+    return {
+        "leases": facts.active,
+        "waiting": facts.waiting,
+        "ended": facts.ended,
+        "changed_at": iso_time(facts.changed_at),
+        "complete_since": iso_time(facts.complete_since),
+    }

@@ -1,0 +1,130 @@
+"""`gpu-pool login` and `logout`: keep the servers that a user uses, and the tokens there."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
+from gpu_worker_pool.cli.output import complain, out, plain
+from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.logins import (
+    Login,
+    LoginsUnusable,
+    logins_file,
+    read_logins,
+    with_login,
+    without_login,
+    write_logins,
+)
+from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
+from gpu_worker_pool.wire.page import MeView
+from gpu_worker_pool.wire.reader import read
+
+
+def login(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The URL of a GPU server, such as http://gpu-1:8000.")],
+    *,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Read the token from this file; `-`: from a pipe."),
+    ] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Keep the URL alone: you only look there.")] = False,
+) -> int:
+    """Keep a server and your token there, for this command and the Python client.
+
+    The token is typed, or read from a pipe; it is checked first. Both are kept in `~/.config/gpu-pool/config.toml`, which
+    only you can read. The environment (GPU_SERVICE_ENDPOINT, GPU_POOL_TOKEN) goes before. Log in at several servers to use
+    all of them.
+    """
+    endpoint = _endpoint(url)
+    path, known = _known()
+    token = None if no_token else _token(endpoint, token_file)
+    name = _checked(endpoint, token)
+    _write(path, with_login(known, Login(endpoint, token)))
+    if token is not None and not endpoint.is_https and not is_this_machine(endpoint.host):
+        complain("the token is sent over plain http, which others on the network can read; https keeps it secret")
+    for variable in ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT", "GPU_POOL_TOKEN"):
+        if os.environ.get(variable, "").strip():
+            complain(f"{variable} is set, and goes before what was kept now; unset it")
+    out().print(f"logged in at {endpoint.url}{f' as {name}' if name else ''}; kept in {path}", markup=False)
+    return 0
+
+
+def logout(
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="The server; without it, all of them.")] = None,
+) -> int:
+    """Forget a server and your token there. The token itself stays valid: `gpu-pool token revoke` ends it."""
+    path, known = _known()
+    left = [] if url is None else without_login(known, _endpoint(url))
+    if len(left) == len(known):
+        where = "any server" if url is None else url
+        raise Failure(f"you are not logged in at {where}; {path} has {len(known)} servers", REFUSED)
+    _write(path, left)
+    out().print(f"logged out at {'all servers' if url is None else url}", markup=False)
+    return 0
+
+
+def _endpoint(url: str) -> EndpointUrl:
+    try:
+        return parse_endpoint(url.strip())
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+
+
+def _known() -> tuple[Path, list[Login]]:
+    path = logins_file(os.environ)
+    if path is None:
+        raise Failure("there is no place to keep a login: set HOME, or XDG_CONFIG_HOME, to a folder of yours")
+    try:
+        return path, read_logins(path)
+    except LoginsUnusable as why:
+        raise Failure(str(why)) from None
+
+
+def _token(endpoint: EndpointUrl, token_file: Path | None) -> str:
+    if token_file is not None and str(token_file) != "-":
+        try:
+            text = token_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(f"the token cannot be read: {error}", USAGE) from None
+    elif token_file is None and sys.stdin.isatty():
+        text = getpass.getpass(f"Token for {endpoint.url}: ")
+    else:
+        text = sys.stdin.readline()
+    token = text.strip()
+    if not token:
+        raise Failure(
+            "there is no token; type it, pass it by a pipe or --token-file, or say --no-token. The administrator of the "
+            "server makes one by `gpu-pool token add NAME`",
+            USAGE,
+        )
+    return token
+
+
+def _checked(endpoint: EndpointUrl, token: str | None) -> str | None:
+    """Whose the token is, by what the server says. Failure if the server cannot be reached, or does not know it."""
+    servers = Servers([endpoint.url])
+    try:
+        servers.config = ClientConfig.build(service_endpoint=endpoint.url, token={endpoint.url: token} if token else {})
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+    (answer,) = servers.run(lambda opened: opened.ask_all("/health" if token is None else "/ui/data/me"))
+    if not answer.is_ok:
+        raise Failure(f"{endpoint.url}: {plain(answer.why_not)}; nothing was kept", REFUSED if answer.status else 1)
+    me = read(MeView, answer.data, clean=plain) if token is not None else None
+    return None if me is None or me.name is None else f"{me.name} ({me.role})"
+
+
+def _write(path: Path, logins: list[Login]) -> None:
+    try:
+        write_logins(path, logins)
+    except OSError as error:
+        raise Failure(f"{path} cannot be written: {error}") from None

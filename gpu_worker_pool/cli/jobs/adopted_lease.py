@@ -1,0 +1,81 @@
+"""The lease of a job that an earlier keeper started: renewed, and followed to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Final
+
+from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
+from gpu_worker_pool.client.acquire.lost import Lost
+from gpu_worker_pool.client.acquire.warned import Warned
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.jobs.life import RunLease
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import GPUAssignment, LeaseEnding
+from gpu_worker_pool.wire.transport import Transport
+
+from .job_pools import environment_of
+
+_ASK_AGAIN_S: Final = 1.0
+_UNKNOWN_GPU: Final = 0
+
+
+@asynccontextmanager
+async def adopted_lease(facts: RunLease, environ: Mapping[str, str]) -> AsyncIterator[GPUAssignment]:
+    """The assignment of a lease that is held already. A loss or a warning reaches it as it would the one that requested
+    it. Until the server has answered once, the guard alone knows how long the lease is safe.
+    """
+    lost, warned = Lost(facts.ttl_s, is_local=facts.is_local), Warned()
+    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.now())  # noqa: DTZ005 - local time, as all of them
+    assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
+    assignment.server_url, assignment.lost, assignment.warned = facts.url, lost, warned
+    if facts.limit_at is not None:
+        ends_at = time.time() + facts.limit_at - boot_time()
+        assignment.ends_at = datetime.fromtimestamp(ends_at)  # noqa: DTZ006 - as above
+    if facts.url is None:  # its keeper had decided by itself, and no server knows of it
+        yield assignment
+        return
+    with environment_of(environ):
+        config = ClientConfig.build(service_endpoint=facts.url)
+        transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
+    ((endpoint_id, url),) = config.endpoints.items()
+    async with transport:
+        book = ServerLeases(Endpoint(endpoint_id, url, transport, config))
+
+        def warn(_: str, ending: LeaseEnding | None) -> None:
+            warned.set(ending)
+
+        heartbeat = Heartbeat(book, lambda *_: None, warn)
+        following = asyncio.create_task(_follow(book, heartbeat, facts, lost))
+        try:
+            yield assignment
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            heartbeat.drop(facts.id)
+            await heartbeat.close()
+            # Its guard is gone by then, which ends the lease of a local one as well.
+            with suppress(EndpointError):
+                await book.release(facts.id)
+
+
+async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: RunLease, lost: Lost) -> None:
+    """Renew it once; the heartbeat does the rest. Its server may be away for long."""
+    while True:
+        try:
+            renewal = await book.renew([facts.id])
+        except EndpointError:
+            await asyncio.sleep(_ASK_AGAIN_S)
+            continue
+        if facts.id in renewal.renewed:
+            heartbeat.add(facts.id, lost, renewal.renewed_at)
+        elif (over := renewal.lost.get(facts.id)) is not None:
+            lost.set(over.words or over.reason, over.reason)
+        return

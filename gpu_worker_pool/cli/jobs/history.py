@@ -1,0 +1,150 @@
+"""`gpu-pool history`: jobs that are over, and who else used the GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.table import print_table
+from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.wire.accounting import TimelineView
+from gpu_worker_pool.wire.bounds import FEWEST_HOURS, MOST_HOURS
+from gpu_worker_pool.wire.reader import read, read_time
+
+if TYPE_CHECKING:
+    from .job_store import JobRecord
+
+DEFAULT_SINCE: Final = "7d"
+
+
+@dataclass(frozen=True, slots=True)
+class PastLease:
+    """A lease that has ended and was not that of a job shown here: its holder, its GPUs and its time."""
+
+    lease_id: str
+    owner: str | None
+    command: str | None
+    gpus: tuple[str, ...]
+    started_at: float | None
+    ended_at: float | None
+    end_reason: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "lease_id": self.lease_id,
+            "owner": self.owner,
+            "command": self.command,
+            "gpus": list(self.gpus),
+            "started_at": iso_time(self.started_at),
+            "ended_at": iso_time(self.ended_at),
+            "end_reason": self.end_reason,
+        }
+
+
+def history(
+    since: Annotated[
+        str, typer.Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
+    ] = DEFAULT_SINCE,
+    *,
+    mine: Annotated[bool, typer.Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
+    json: Json = False,
+    endpoint: Endpoints = None,
+) -> None:
+    """Show jobs that are over: how they ended, on which GPU, and how much of it they used.
+
+    Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
+    Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
+    """
+    from gpu_worker_pool.cli.commands.report import parse_time  # noqa: PLC0415 - only where it is needed
+
+    from .job_store import JobStore, jobs_folder  # noqa: PLC0415
+    from .job_view import job_json  # noqa: PLC0415
+
+    now = time.time()
+    since_at = parse_time(since, now, "--since")
+    if since_at > now:
+        raise Failure(f"--since {since} is in the future; give a time that has passed", USAGE)
+    records = JobStore(jobs_folder(os.environ)).load()
+    over = [
+        record
+        for record in records.values()
+        if record.life.state.is_over and (record.life.ended_at is None or record.life.ended_at >= since_at)
+    ]
+    over.sort(key=lambda record: (record.life.ended_at or 0.0, record.key.number, record.key.index or 0))
+    known = {record.life.lease.id for record in records.values() if record.life.lease is not None}
+    leases = [] if mine else _ask(endpoint, since_at, known)
+    if json:
+        found = {"jobs": [job_json(record) for record in over], "leases": [lease.as_json() for lease in leases]}
+        print_json("history", {"since": iso_time(since_at), **found})
+        return
+    if not over and not leases:
+        complain(f"nothing has ended since {show_moment(since_at, now)}")
+        return
+    console = out()
+    print_table(console, _table(over, leases, now))
+
+
+def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[PastLease]:
+    """The other leases that ended since then; a server that does not answer is named."""
+    hours = min(max((time.time() - since_at) / 3600, FEWEST_HOURS), MOST_HOURS)
+    answers = Servers(endpoints).run(lambda servers: servers.ask_all(f"/timeline?hours={hours:.4f}"))
+    found: dict[str, PastLease] = {}
+    for answer in answers:
+        view = read(TimelineView, answer.data, clean=plain) if answer.is_ok else None
+        if view is None:
+            why = plain(answer.why_not) if answer.error else "it keeps no history"
+            complain(f"{answer.endpoint} is left out: {why}")
+            continue
+        for gpu in view.gpus:
+            for span in gpu.spans:
+                if span.end_reason is None or span.lease_id in known:
+                    continue
+                before = found.get(span.lease_id)
+                found[span.lease_id] = PastLease(
+                    span.lease_id,
+                    span.owner,
+                    span.label,
+                    (*(before.gpus if before else ()), str(gpu.uuid if gpu.gpu_id is None else gpu.gpu_id)),
+                    read_time(span.since),
+                    read_time(span.until),
+                    span.end_reason,
+                )
+    return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)
+
+
+def _table(over: Sequence[JobRecord], leases: Sequence[PastLease], now: float) -> Table:
+    from .job_view import past_row, past_table  # noqa: PLC0415 - loaded by now
+
+    table, own = past_table(), user_name()
+    for record in over:
+        first, *rest = past_row(record, now)
+        table.add_row(first, own, *rest)
+    for lease in leases:
+        took = None if lease.started_at is None or lease.ended_at is None else lease.ended_at - lease.started_at
+        table.add_row(
+            "-",
+            Text(lease.owner or "-"),
+            "ended",
+            Text(", ".join(lease.gpus)),
+            show_moment(lease.started_at, now),
+            "-" if took is None else show_duration(took),
+            "-",
+            "-",
+            Text(lease.end_reason or ""),
+            Text(lease.command or "-"),
+        )
+    return table

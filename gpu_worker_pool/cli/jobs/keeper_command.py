@@ -1,0 +1,113 @@
+"""`gpu-pool keeper`: its start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpu_worker_pool.cli.failure import Failure
+
+if TYPE_CHECKING:
+    from .job_store import JobStore
+    from .keeper_link import Ready
+
+_LONGEST_LOG_BYTES: Final = 1 << 20
+# How long another keeper may take to answer, or to end.
+_OTHER_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.05
+_TAKE_OVER_S: Final = 2.0
+
+
+def keeper(
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go to the background, without a terminal. `submit` starts it so.")
+    ] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
+    ] = False,
+) -> int:
+    """Wait for GPUs for the submitted jobs, and run them.
+
+    `submit` starts it, and every command about jobs does while one waits or runs. It ends when there is nothing to do, and
+    may be killed at any time: the next one goes on. Start it yourself only so that jobs go on after a restart of the
+    machine, or where systemd ends all processes of users who log out (KillUserProcesses=yes): by @reboot in a crontab, or
+    with --stay in a systemd unit of your user, together with `loginctl enable-linger`. docs/CLI.md has the unit.
+
+    Exit codes: 0 there was nothing left to do, or another keeper is there; 125 it cannot be started.
+    """
+    from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it runs
+    from .keeper_link import LOG_FILE, Ready  # noqa: PLC0415
+    from .keeper_link import detach as go_to_background  # noqa: PLC0415
+
+    store, ready = JobStore(jobs_folder(os.environ)), Ready(os.environ)
+    if detach:
+        go_to_background()
+    _settle_signals()
+    try:
+        store.make()
+        os.umask(0o077)
+        os.chdir("/")
+        _bound_log(store.root / LOG_FILE, is_ours=detach)
+        lock = _lock(store, waits=stay)
+        if lock is not None:
+            asyncio.run(_run(store, ready, stays=stay))
+            os.close(lock)
+        ready.say("ready")
+    except Failure as failure:
+        ready.say(str(failure))
+        raise
+    return 0
+
+
+def _lock(store: JobStore, *, waits: bool) -> int | None:
+    """The lock of the keeper; None where another keeper is there. Where it `waits`, it takes over when that one ends."""
+    from .keeper_link import NoKeeper, ask_keeper, lock_keeper  # noqa: PLC0415 - loaded by now
+
+    give_up_at = time.monotonic() + _OTHER_S
+    while (lock := lock_keeper(store.root)) is None:
+        try:
+            ask_keeper(store, {"do": "look"}, starts=False)
+        except NoKeeper:
+            if time.monotonic() >= give_up_at:
+                raise Failure(
+                    f"another keeper has {store.root} and does not answer; is it in a container, or stopped?"
+                ) from None
+        else:
+            if not waits:
+                return None
+            give_up_at = time.monotonic() + _OTHER_S
+        time.sleep(_TAKE_OVER_S if waits else _LOOK_AGAIN_S)
+    return lock
+
+
+def _settle_signals() -> None:
+    """Have the signals of a program that was just started, whatever shell this was started from; the jobs inherit them.
+
+    It ends at once when it is told to end: all that it knows is on the disk. A terminal that hangs up is not its own.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _bound_log(path: Path, *, is_ours: bool) -> None:
+    """Begin another log where the one that standard error goes to has become long."""
+    if is_ours and path.exists() and path.stat().st_size > _LONGEST_LOG_BYTES:
+        path.replace(path.with_suffix(".log.old"))
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+
+async def _run(store: JobStore, ready: Ready, *, stays: bool) -> None:
+    from .keeper import Keeper, serve  # noqa: PLC0415 - loads the client
+
+    await serve(Keeper(store, dict(os.environ), stays=stays), store, lambda: ready.say("ready"))

@@ -1,0 +1,222 @@
+"""`gpu-pool submit`: its options."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time as clock
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.output import complain, print_json
+from gpu_worker_pool.cli.units import count, parse_memory_mb
+from gpu_worker_pool.core.jobs.life import AfterFailure
+
+if TYPE_CHECKING:
+    from .job_spec import JobSpec
+    from .job_store import JobStore
+
+_MB = 1 << 20
+
+
+def submit(
+    command: options.Command,
+    name: options.Name = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="ID", help="Run it when this job or array has ended; may be given again."),
+    ] = None,
+    after_failure: Annotated[
+        AfterFailure,
+        typer.Option(
+            "--after-failure",
+            metavar="skip|run|wait",
+            help="If a job of --after has not ended well: skip this one, run it all the same, or let it wait until that one "
+            "was retried.",
+        ),
+    ] = AfterFailure.SKIP,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0-9",
+            help="Run it once for each index: 0-9, 1,5,7-9, 0-100:10, or 0-99%4 for at most 4 at once. {index} in a word of "
+            "the command is the index; so is GPU_POOL_ARRAY_INDEX.",
+        ),
+    ] = None,
+    retries: options.Retries = 0,
+    gpus: options.Gpus = 1,
+    memory: options.MemoryPerGpu = None,
+    model: options.Model = None,
+    priority: options.Priority = 0,
+    timeout: options.Timeout = None,
+    time: options.TimeLimit = None,
+    preemptible: options.Preemptible = False,
+    on_lost: options.WhenLost = options.OnLost.STOP,
+    grace: options.Grace = 10.0,
+    max_log: Annotated[
+        float | None,
+        typer.Option(
+            "--max-log", parser=parse_memory_mb, metavar="100MB", help="Keep only the end of its output: so much of it."
+        ),
+    ] = None,
+    remote: options.Remote = False,
+    nodes: options.Nodes = 1,
+    ssh: options.Ssh = False,
+    env: options.EnvNames = None,
+    on_granted: options.OnGranted = None,
+    notify: options.Notify = None,
+    json: options.Json = False,
+    endpoint: options.Endpoints = None,
+) -> int:
+    """Submit a command that waits for GPUs and runs without a terminal. Prints its id, and returns.
+
+    The keeper of your jobs runs it, and goes on when you log out. It runs in the directory and with the environment of now, as
+    under `gpu-pool run`, and what it writes is kept: `gpu-pool logs ID`. `gpu-pool jobs` shows what waits and runs.
+
+    A job that fails is run again --retries times, behind what was submitted until then. One that was preempted keeps its
+    place. A job is never run twice by itself after a crash: what ran when the machine or its guard died is `interrupted`,
+    and `gpu-pool retry ID` runs it again.
+
+    Exit codes: 0 it is submitted; 2 the arguments are invalid; 126 or 127 the command cannot be run; 125 gpu-pool failed.
+    """
+    from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.notices import rules_of_options  # noqa: PLC0415
+    from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
+    from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
+
+    from .job_spec import JobSpec  # noqa: PLC0415
+    from .job_store import JobStore, jobs_folder  # noqa: PLC0415
+
+    if not command[0]:
+        raise Failure("the command is empty; write it after --, as in: gpu-pool submit -- python train.py", USAGE)
+    _check_words(command)
+    try:
+        tasks = None if array is None else parse_array(array)
+    except ValueError as error:
+        raise Failure(f"--array: {error}", USAGE) from None
+    if endpoint is not None:
+        from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415 - only where it is needed
+
+        Servers(endpoint)  # Failure where it is not a URL
+    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
+    check_can_run(command[0], os.environ)
+    check_proc()
+    rules_of_options(on_granted, notify, os.environ)
+    store = JobStore(jobs_folder(os.environ))
+    spec = JobSpec(
+        submitted_at=clock.time(),
+        command=tuple(command),
+        label=label_text(name) if name else command_label(command),
+        name=name,
+        cwd=_directory(),
+        umask=_umask(),
+        gpus=gpus,
+        memory_mb=memory,
+        model=model,
+        priority=priority,
+        timeout_s=timeout,
+        time_limit_s=time,
+        is_preemptible=preemptible,
+        on_lost=on_lost,
+        grace_s=grace,
+        is_remote=remote,
+        nodes=nodes,
+        uses_ssh=ssh,
+        env_names=tuple(env or ()),
+        endpoints=None if endpoint is None else tuple(endpoint),
+        after=_known(store, after or ()),
+        after_failure=after_failure,
+        array=None if tasks is None else tasks.indices,
+        at_once=None if tasks is None else tasks.at_once,
+        retries=retries,
+        log_limit_bytes=None if max_log is None else int(max_log * _MB),
+        on_granted=on_granted,
+        notify=tuple(notify or ()),
+    )
+    return _submit(store, spec, json=json)
+
+
+def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
+    from gpu_worker_pool.host.login_sessions import logout_ends  # noqa: PLC0415 - not for the help
+
+    from .keeper_link import ask_keeper  # noqa: PLC0415
+
+    number = store.submit(spec, _environment(os.environ))
+    keys = spec.keys(number)
+    if json:
+        print_json(
+            "submit",
+            {"id": str(number), "jobs": [str(key) for key in keys], "folder": str(store.root / str(number))},
+        )
+    else:
+        print(number, flush=True)  # noqa: T201 - the result
+    try:
+        keeper = ask_keeper(store, {"do": "look"})
+    except Failure as failure:
+        raise Failure(
+            f"job {number} is written down, and waits for a keeper: {failure}. `gpu-pool jobs` tries again"
+        ) from None
+    if logout_ends(int(keeper.get("pid", 0))):
+        complain(
+            "systemd ends your processes when you log out (KillUserProcesses=yes), and with them the keeper and your jobs; "
+            "run the keeper as a unit: see `gpu-pool keeper --help`"
+        )
+    if sys.stderr.isatty() and not json:
+        what = f"job {number} is submitted" if spec.array is None else f"{count(len(keys), 'job')} are submitted"
+        complain(f"{what}; `gpu-pool logs -f {keys[0]}` follows its output, `gpu-pool jobs` shows all")
+    return 0
+
+
+def _check_words(command: Sequence[str]) -> None:
+    if any("\0" in word for word in command):
+        raise Failure("a word of the command has a NUL character, which no command can have", USAGE)
+
+
+def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
+    """The ids of --after, each of which must be that of a job."""
+    from gpu_worker_pool.core.jobs.job_key import parse_key  # noqa: PLC0415
+
+    found = []
+    for text in (part for given in after for part in given.split(",")):
+        try:
+            key = parse_key(text)
+        except ValueError as error:
+            raise Failure(f"--after: {error}", USAGE) from None
+        if not any(key.includes(record.key) for record in store.load_number(key.number)):
+            raise Failure(
+                f"--after {key}: there is no such job; `gpu-pool jobs` and `gpu-pool history` list them", USAGE
+            )
+        found.append(str(key))
+    return tuple(dict.fromkeys(found))
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the job. It outlives a lease or a job around this process, so it knows nothing of those."""
+    of_others = ("GPU_POOL_LEASE_", "GPU_POOL_JOB_ID", "GPU_POOL_ARRAY_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
+    if environ.get("GPU_POOL_LEASE_ID"):
+        from gpu_worker_pool.cli.run.sources import is_set_by_lease  # noqa: PLC0415
+        from gpu_worker_pool.client.guarded_lease import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415 - only inside a lease
+
+        complain("the job will outlive the lease around this command, so it requests GPUs of its own")
+        if is_set_by_lease(environ):
+            kept.pop(VISIBLE_DEVICES_VARIABLE, None)
+    return kept
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - as it was reached
+    except OSError as error:
+        raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

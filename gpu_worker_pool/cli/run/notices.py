@@ -1,0 +1,107 @@
+"""What `run` and `submit` tell of a command by --on-granted and --notify."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pwd import getpwuid
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.core.hooks.notice import Notice, Occasion
+from gpu_worker_pool.core.hooks.rule import Rule
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import LeaseEnding
+
+JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
+# How long a command that has ended waits for its last notices.
+FINISH_S: Final = 10.0
+_WARNED: Final = {"preempted": Occasion.PREEMPTED, "time_limit": Occasion.TIME_LIMIT, "idle": Occasion.IDLE}
+
+
+@dataclass
+class CommandNotices:
+    """Tells of one command. `label` is what others see of it, `job` its id where it was submitted."""
+
+    tell: Callable[[Notice], None]
+    label: str
+    job: str | None = None
+    _lease_id: str | None = None
+    _gpus: tuple[GpuKey, ...] = ()
+
+    def know(self, lease_id: str | None, url: str | None, uuids: Sequence[str]) -> None:
+        """What the command has. Nothing is told by that."""
+        node = urlsplit(url or "").hostname or "localhost"
+        self._lease_id, self._gpus = lease_id or None, tuple(GpuKey(node, uuid) for uuid in uuids)
+
+    def granted(self) -> None:
+        self._tell(Occasion.GRANTED)
+
+    def ending(self, ending: LeaseEnding | None) -> None:
+        """The server will end the lease; with None, no longer."""
+        occasion = None if ending is None else _WARNED.get(ending.reason)
+        if ending is not None and occasion is not None:
+            self._tell(occasion, reason=ending.reason, ends_at=ending.ends_at.timestamp())
+
+    def lost(self, reason: str | None, why: str | None) -> None:
+        self._tell(Occasion.LOST, reason=reason, why=why)
+
+    def ended(self, exit_code: int | None, reason: str | None = None, why: str | None = None) -> None:
+        self._tell(Occasion.ENDED, exit_code=exit_code, reason=reason, why=why)
+
+    def _tell(self, occasion: Occasion, **facts: Any) -> None:
+        self.tell(
+            Notice(
+                occasion,
+                time.time(),
+                self._lease_id,
+                _user(),
+                self._gpus,
+                labels=(("command", self.label),),
+                job=self.job,
+                **facts,
+            )
+        )
+
+
+@asynccontextmanager
+async def told(rules: Sequence[Rule], label: str, job: str | None) -> AsyncIterator[CommandNotices | None]:
+    """The notices of one command, which have been sent at the end, or were given up; None without rules."""
+    if not rules:
+        yield None
+        return
+    from gpu_worker_pool.notify.sender import Sender  # noqa: PLC0415 - few commands have hooks
+
+    sender = Sender(boot_time)
+    try:
+        yield CommandNotices(lambda notice: sender.tell(notice, rules), label, job)
+    finally:
+        await sender.finish(FINISH_S)
+
+
+def rules_of_options(
+    on_granted: str | None, notify: Sequence[str] | None, environ: Mapping[str, str]
+) -> tuple[Rule, ...]:
+    """The rules of --on-granted and --notify, checked."""
+    if on_granted is None and not notify:
+        return ()
+    from gpu_worker_pool.notify.job_rules import job_rules  # noqa: PLC0415 - few commands have hooks
+
+    try:
+        return job_rules(on_granted, notify or (), environ, os.getcwd())  # noqa: PTH109 - as it was reached
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+    except OSError as error:
+        raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
+
+
+def _user() -> str | None:
+    try:
+        return getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None  # a container may have no entry for its user

@@ -1,0 +1,53 @@
+"""The lease of a process under guard: what the process is told of it by its environment, and what its guard must know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from gpu_worker_pool.host.clock import boot_time
+
+from .acquire.heartbeat import BEATS_PER_TTL
+from .inherited_lease import LEASE_ID_VARIABLE, LEASE_URL_VARIABLE
+from .pool_client import Assignment
+
+VISIBLE_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+LEASE_GPUS_VARIABLE: Final = "GPU_POOL_LEASE_GPUS"
+# A client gives up a lease one heartbeat before the server grants the GPU again. A process may take this part of that
+# time to end; the rest is for the kernel, which takes its time to free the memory of a GPU.
+_GRACE_PART: Final = 0.5
+
+
+def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str, str]:
+    """`environ` with the variables that show the command its GPUs and no others, and that describe its lease."""
+    lease = {
+        LEASE_ID_VARIABLE: assignment.lease_id or "",
+        LEASE_URL_VARIABLE: assignment.server_url or "",
+        LEASE_GPUS_VARIABLE: ",".join(map(str, assignment.gpu_ids)),
+        "GPU_POOL_LEASE_ENDPOINT": assignment.endpoint_id or "",
+        "GPU_POOL_LEASE_FENCE": "" if assignment.fence is None else str(assignment.fence),
+    }
+    return {**environ, **assignment.env, **lease}
+
+
+def grace_after_loss(grace_s: float, ttl_s: float) -> float:
+    """How long a process may take to end once its lease is lost: it is gone before the server grants the GPU again."""
+    return min(grace_s, _GRACE_PART * ttl_s / BEATS_PER_TTL)
+
+
+def safe_until(assignment: Assignment) -> float | None:
+    """When the lease is lost unless a heartbeat gets through, on the clock of leases; None where it cannot be lost."""
+    at: float | None = getattr(assignment.lost, "ends_at", None)
+    return at
+
+
+def limit_of(assignment: Assignment) -> float | None:
+    """When the time limit ends the lease, on the clock of leases. The server may end it a little before."""
+    return None if assignment.ends_at is None else on_lease_clock(assignment.ends_at)
+
+
+def on_lease_clock(at: datetime) -> float:
+    """A local time on the clock of leases."""
+    return boot_time() + at.timestamp() - time.time()

@@ -1,0 +1,221 @@
+"""Leases for this process itself: its environment shows it, and what it starts, the GPUs of the lease and no others."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from gpu_worker_pool.host.cuda import has_initialized_cuda
+
+from .blocking import GPUWorkerPool
+from .guarded_lease import command_env
+from .pool_client import Assignment
+
+_ParamsT = ParamSpec("_ParamsT")
+_ResultT = TypeVar("_ResultT")
+# What is for `request_gpu`; all other options are for the client.
+WISHES: Final = frozenset(
+    {"gpus", "memory_mb", "memory", "model", "among", "priority", "labels", "pid", "new", "time_limit", "preemptible"}
+)
+TOO_LATE: Final = (
+    "CUDA was initialized in this process before it had this lease, so this process ignores CUDA_VISIBLE_DEVICES and may use "
+    "a GPU that is not its own. Only what it starts sees GPU {gpus}. Begin CUDA after the lease, or use GPUExecutor"
+)
+# The environment is that of the whole process, so one thread at a time may set it.
+_environment = threading.RLock()
+# The GPUs of the lease under which this process initialized CUDA: it cannot leave them.
+_bound_to: tuple[str, ...] | None = None
+
+
+class LeasedBlock(AbstractContextManager[Assignment]):
+    """GPUs for the length of a `with` block, or as a decorator for the length of each call of a function.
+
+    A decorated function, and what it starts, has the environment of the lease.
+    """
+
+    def __init__(self, timeout: float | None, wishes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self._timeout = timeout
+        self._wishes, self._options = dict(wishes), dict(options)
+        self._entered: list[tuple[GPUWorkerPool, AbstractContextManager[Assignment]]] = []
+
+    def __enter__(self) -> Assignment:
+        pool = GPUWorkerPool(**self._options)
+        pool.start()
+        try:
+            block = pool.gpu(self._timeout, **self._wishes)
+            assignment = block.__enter__()
+        except BaseException:
+            pool.stop()
+            raise
+        self._entered.append((pool, block))
+        return assignment
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pool, block = self._entered.pop()
+        try:
+            block.__exit__(kind, error, trace)
+        finally:
+            pool.stop()
+
+    def __call__(self, function: Callable[_ParamsT, _ResultT]) -> Callable[_ParamsT, _ResultT]:
+        """Decorate a function: each call waits for GPUs of its own, and releases them at its end."""
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            what = "a coroutine function" if inspect.iscoroutinefunction(function) else "a generator function"
+            raise TypeError(
+                f"{getattr(function, '__qualname__', function)} is {what}, which goes on when its call has returned; use "
+                "`with gpu_worker_pool.gpu()` in a plain function, or GPUExecutor"
+            )
+
+        @functools.wraps(function)
+        def call(*args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
+            again = LeasedBlock(self._timeout, self._wishes | _where(self._wishes), self._options)
+            with _one_at_a_time(), again as assignment, environment_of(assignment):
+                return function(*args, **kwargs)
+
+        return call
+
+
+def gpu(
+    timeout: float | None = None,
+    *,
+    gpus: int = 1,
+    memory_mb: float | None = None,
+    memory: str | float | None = None,
+    model: str | None = None,
+    among: Iterable[int | str] | None = None,
+    priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    pid: int | None = None,
+    new: bool = False,
+    time_limit: float | str | None = None,
+    preemptible: bool = False,
+    **options: Any,
+) -> LeasedBlock:
+    """A GPU for the length of a `with` block, for a program that needs no more than that; or, as a decorator, for the length
+    of each call of a function, which then has the environment of the lease.
+
+    The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
+    """
+    wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
+    wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
+    wishes |= {"time_limit": time_limit, "preemptible": preemptible}
+    return LeasedBlock(timeout, wishes, options)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    if not _environment.acquire(blocking=False):
+        raise RuntimeError(
+            "another thread of this process is in a function on leased GPUs, and a process has one environment; use "
+            "GPUExecutor for several at once, or `with gpu_worker_pool.gpu()` and the env of the assignment"
+        )
+    try:
+        yield
+    finally:
+        _environment.release()
+
+
+@contextmanager
+def environment_of(assignment: Assignment) -> Iterator[None]:
+    """Have the environment of a lease for the length of a block."""
+    undo = set_environment(assignment)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def set_environment(assignment: Assignment) -> Callable[[], None]:
+    """Set the environment of this process to that of a lease; returns what sets it back. A RuntimeWarning says that it is
+    too late for CUDA in this process.
+    """
+    was_initialized = has_initialized_cuda()
+    if was_initialized and _bound_to != assignment.uuids:
+        warnings.warn(TOO_LATE.format(gpus=", ".join(map(str, assignment.gpu_ids))), RuntimeWarning, stacklevel=4)
+    told = command_env({}, assignment)
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+
+    def undo() -> None:
+        global _bound_to  # noqa: PLW0603 - a fact about this process
+        if not was_initialized and has_initialized_cuda():
+            _bound_to = assignment.uuids
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return undo
+
+
+def _where(wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """Once this process has initialized CUDA on the GPUs of a lease, it can use no others."""
+    return {} if _bound_to is None or wishes.get("among") is not None else {"among": _bound_to}
+
+
+class ProcessLease:
+    """A lease that this process keeps until it ends, or until `release`."""
+
+    def __init__(self, timeout: float | None, on_lost: Callable[[Assignment], None] | None, **asked: Any) -> None:
+        wishes = {name: value for name, value in asked.items() if name in WISHES}
+        options = {name: value for name, value in asked.items() if name not in WISHES}
+        self._pool = GPUWorkerPool(**options, on_lost=on_lost or _end_this_process)
+        self._pool.start()
+        try:
+            self.assignment = self._pool.request_gpu(timeout, **wishes)
+        except BaseException:
+            self._pool.stop()
+            raise
+        self._undo = set_environment(self.assignment)
+
+    def release(self) -> None:
+        """Release the lease, and set the environment back."""
+        self._undo()
+        self._pool.stop()
+
+
+def _end_this_process(_: Assignment) -> None:
+    # The client has logged why. To go on would be to use a GPU that another holder may have by now.
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_own: tuple[int, ProcessLease, dict[str, Any]] | None = None
+
+
+def lease_for_process(
+    timeout: float | None = None, *, on_lost: Callable[[Assignment], None] | None = None, **asked: Any
+) -> Assignment:
+    """Lease GPUs for the rest of this process, and set its environment: an initializer for pools of processes.
+
+    `asked` are the wishes of `request_gpu` and the options of the client. Called again, it returns the same lease;
+    ValueError if that is asked for differently. If the lease is lost, `on_lost` is called with it; by default the process
+    ends by SIGTERM.
+    """
+    global _own  # noqa: PLW0603 - there is one for each process
+    if _own is not None and _own[0] == os.getpid():
+        if _own[2] != asked:
+            raise ValueError(
+                f"this process has a lease for {_own[2]} already, and {asked} was asked for; release it first"
+            )
+        return _own[1].assignment
+    _own = (os.getpid(), lease := ProcessLease(timeout, on_lost, **asked), asked)
+    return lease.assignment
+
+
+def release_for_process() -> None:
+    """Release the lease of this process; harmless if there is none."""
+    global _own
+    own, _own = _own, None
+    if own is not None and own[0] == os.getpid():
+        own[1].release()

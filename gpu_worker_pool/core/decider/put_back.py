@@ -1,0 +1,35 @@
+"""The history of a pool that is put back from an old copy. What happened after the copy is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.state import PoolState
+
+from .condense import condense
+
+# More grants than a node makes between a copy and its return: a fence must not be used twice.
+FENCES_AHEAD: Final = 1_000_000_000
+
+
+def put_back(state: PoolState, installed: Iterable[str], reason: str) -> list[ev.DurableEvent]:
+    """The short history of `state`, with every GPU out of service for this reason and all fences far ahead.
+
+    A holder on another machine may have a GPU under a lease that the copy does not know, so an operator decides when the
+    GPUs are granted again. `installed` are the UUIDs of the GPUs of the node that is there now. A GPU that was out of
+    service keeps its reason.
+    """
+    fences = tuple((node, state.fences.get(node, 0) + FENCES_AHEAD) for node in sorted({*state.nodes, *state.fences}))
+    history = [
+        replace(event, fences=fences) if isinstance(event, ev.HistoryCondensed) else event for event in condense(state)
+    ]
+    known = {GpuKey(node, gpu.uuid) for node, facts in state.nodes.items() for gpu in facts.gpus or ()}
+    held = {key for lease in state.leases.values() for key in getattr(lease, "gpus", ())}
+    # The only node of a box is renamed at the start, with its GPUs, if the box has another name by then.
+    now = {GpuKey(node, uuid) for node in state.nodes if len(state.nodes) == 1 for uuid in installed}
+    out = sorted((known | held | now) - state.excluded.keys())
+    return [*history, *(ev.GpuExcluded(state.clock, key, reason) for key in out)]

@@ -1,0 +1,1 @@
+"""The decisions of an executor: its tasks, its workers and their leases."""

@@ -1,0 +1,1 @@
+"""Detached jobs: the life of one job, and which of a user's jobs is next."""

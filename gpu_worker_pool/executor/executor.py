@@ -1,0 +1,203 @@
+"""`GPUExecutor`: a pool of processes like ProcessPoolExecutor's, each with GPUs of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from gpu_worker_pool.core.executor.chunks import call_for_each, chunked, flattened
+from gpu_worker_pool.core.executor.crew import CrewRules
+from gpu_worker_pool.core.model.memory import asked_mb
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.span import parse_span
+
+from .errors import ExecutorBrokenError
+from .manager import Manager, ManagerOptions, managers
+
+_ParamsT = ParamSpec("_ParamsT")
+_ResultT = TypeVar("_ResultT")
+# So often does Ctrl-C ask for an end; after that the program ends, and the guards end the workers.
+_MOST_INTERRUPTS: Final = 2
+
+
+class GPUExecutor(Executor):
+    """Runs tasks in worker processes, each on a lease of its own: CUDA_VISIBLE_DEVICES is set before they start.
+
+    A lease is requested when there is a task for it, and released when there was none for `idle_release_s`. Every worker
+    has `gpus` GPUs, or shares them with `memory_mb` (or `memory="8GB"`). Without `max_workers`, there are as many workers as
+    there are GPUs for. A task whose worker dies or loses its lease raises WorkerLostError, or is repeated up to `retries`
+    times. `lease_timeout_s` limits the wait for a GPU, `time_limit` every lease. A worker that must end has `grace_s`
+    between SIGTERM and SIGKILL. `initializer`, `initargs` and `max_tasks_per_child` are those of ProcessPoolExecutor. All
+    other options go to the client (service_endpoint=..., token=...).
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        gpus: int = 1,
+        memory_mb: float | None = None,
+        model: str | None = None,
+        preemptible: bool = False,  # noqa: FBT001, FBT002 - the same
+        *,
+        memory: str | float | None = None,
+        among: Iterable[int | str] | None = None,
+        priority: int = 0,
+        labels: Mapping[str, str] | None = None,
+        time_limit: float | str | None = None,
+        new: bool = False,
+        retries: int = 0,
+        idle_release_s: float = 10.0,
+        lease_timeout_s: float | None = None,
+        grace_s: float = 10.0,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not sys.platform.startswith("linux"):
+            raise NotImplementedError(f"GPUExecutor works on Linux only, and this is {sys.platform}")
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError(f"max_workers must be greater than 0, and it is {max_workers}")
+        if max_tasks_per_child is not None and max_tasks_per_child <= 0:
+            raise ValueError(f"max_tasks_per_child must be greater than 0, and it is {max_tasks_per_child}")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        _check_number("retries", retries, is_whole=True)
+        _check_number("idle_release_s", idle_release_s)
+        _check_number("grace_s", grace_s)
+        if lease_timeout_s is not None:
+            _check_number("lease_timeout_s", lease_timeout_s)
+        chosen = Wishes(
+            gpus, asked_mb(memory_mb, memory), model, among=None if among is None else tuple(map(str, among))
+        )
+        if time_limit is not None:
+            parse_span(time_limit)
+        wishes: dict[str, Any] = {"gpus": gpus, "memory_mb": chosen.memory_mb, "model": model, "priority": priority}
+        wishes |= {"labels": labels, "time_limit": time_limit, "preemptible": preemptible, "new": new}
+        wishes |= {} if chosen.among is None else {"among": chosen.among}
+        _check_client_options(options)
+        rules = CrewRules(max_workers or 1, retries, idle_release_s, max_tasks_per_child)
+        self._manager = Manager(
+            ManagerOptions(
+                rules, max_workers is not None, wishes, options, lease_timeout_s, grace_s, initializer, tuple(initargs)
+            )
+        )
+        # As ProcessPoolExecutor: tasks of an executor that is forgotten are still done.
+        weakref.finalize(self, self._manager.close).atexit = False
+
+    def __repr__(self) -> str:
+        if self._broken:
+            return "<GPUExecutor: broken>"
+        return f"<GPUExecutor: {'shut down' if self._manager.is_closed else repr(self._manager)}>"
+
+    @property
+    def _broken(self) -> ExecutorBrokenError | None:
+        # The name that it has in the executors of the standard library.
+        return self._manager.broken
+
+    def submit(
+        self, fn: Callable[_ParamsT, _ResultT], /, *args: _ParamsT.args, **kwargs: _ParamsT.kwargs
+    ) -> Future[_ResultT]:
+        """Have a worker call it; returns the future. Function, arguments and result must be picklable."""
+        if _exiting.is_set():
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        future: Future[_ResultT] = Future()
+        self._manager.submit(future, fn, args, kwargs)
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., _ResultT],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[_ResultT]:
+        """Call it for each item, as `map` does; results come in the order of the items. With `chunksize`, so many items are
+        one task.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        chunks = chunked(zip(*iterables, strict=False), chunksize)
+        return flattened(super().map(partial(call_for_each, fn), chunks, timeout=timeout))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base
+        """Accept no more tasks. With `wait`, return when all are done and every lease is released; Ctrl-C then ends the
+        tasks. With `cancel_futures`, tasks that have not begun are cancelled.
+        """
+        self._manager.close(cancels_tasks=cancel_futures)
+        if wait:
+            _wait_for_end([self._manager])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        # After Ctrl-C the user wants an end, and not that of all tasks that wait.
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._manager.interrupt()
+        self.shutdown(wait=True)
+        return None
+
+
+def _check_number(name: str, value: object, *, is_whole: bool = False) -> None:
+    kinds = int if is_whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
+        what = "a whole number" if is_whole else "a number of seconds"
+        raise ValueError(f"{name} is {value!r}; it must be {what}, 0 or more")
+
+
+def _check_client_options(options: Mapping[str, Any]) -> None:
+    """Raise what a client would raise for these options: now, and not when the first lease is requested."""
+    from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient  # noqa: PLC0415 - only where an executor is made
+
+    GPUWorkerPoolClient(**options)
+
+
+def _wait_for_end(waited_for: Iterable[Manager]) -> None:
+    """Wait until these have ended. Ctrl-C ends their tasks, and is raised when they have ended."""
+    interrupted: list[KeyboardInterrupt] = []
+    for manager in waited_for:
+        while True:
+            try:
+                if interrupted:
+                    manager.interrupt()
+                manager.join()
+                break
+            except KeyboardInterrupt as error:
+                interrupted.append(error)
+                if len(interrupted) > _MOST_INTERRUPTS:
+                    raise
+    if interrupted:
+        raise interrupted[0]
+
+
+_exiting = threading.Event()
+
+
+def _at_interpreter_exit() -> None:
+    """As ProcessPoolExecutor: a program ends when its tasks are done; at once, if Ctrl-C has ended it."""
+    _exiting.set()
+    own = [manager for manager in managers if manager.is_own]
+    for manager in own:
+        if issubclass(getattr(sys, "last_type", None) or Exception, KeyboardInterrupt):
+            manager.interrupt()
+        else:
+            manager.close()
+    _wait_for_end(own)
+
+
+def _after_fork() -> None:
+    for manager in list(managers):
+        manager.forget()
+
+
+# Before the threads are joined at the end of the program; ProcessPoolExecutor registers itself in the same way.
+threading._register_atexit(_at_interpreter_exit)  # type: ignore[attr-defined] # noqa: SLF001
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,107 @@
+"""The servers that a user is logged in at, with a token for each: `~/.config/gpu-pool/config.toml`, which only the user can
+read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from .urls import EndpointUrl, parse_endpoint
+
+_HEADER = "# Kept by `gpu-pool login` and `gpu-pool logout`.\n"
+
+
+class LoginsUnusable(Exception):  # noqa: N818 - what is the matter
+    """The file cannot be used. The message says why and what to do, and shows no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A server, and the token there if it needs one."""
+
+    endpoint: EndpointUrl
+    token: str | None = field(default=None, repr=False)
+
+
+def logins_file(environ: Mapping[str, str]) -> Path | None:
+    """Where the logins of this user are; None if the user has no home."""
+    folders = (Path(environ.get("XDG_CONFIG_HOME", "")), Path(environ.get("HOME", "")) / ".config")
+    # The XDG specification says to ignore a relative path.
+    return next((folder / "gpu-pool" / "config.toml" for folder in folders if folder.is_absolute()), None)
+
+
+def read_logins(path: Path | None) -> list[Login]:
+    """All logins; none if there is no file. LoginsUnusable if it cannot be read, or others can read it."""
+    try:
+        if path is None or not (text := _private_text(path)):
+            return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoginsUnusable(f"{path} cannot be read ({error}); repair it, or remove it and log in again") from None
+    import tomllib  # noqa: PLC0415 - most programs have no logins
+
+    try:
+        entries = tomllib.loads(text).get("server", [])
+        return [_login(entry) for entry in entries]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # What is wrong is not quoted: it may be a part of a token.
+        raise LoginsUnusable(
+            f"{path} is not as `gpu-pool login` writes it: [[server]] with url and token; repair it, or remove it and log in "
+            "again"
+        ) from None
+
+
+def write_logins(path: Path, logins: Sequence[Login]) -> None:
+    """Replace the file, at once and as a whole. OSError if it cannot be written."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(_HEADER + "".join(map(_entry, logins)))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def with_login(logins: Sequence[Login], added: Login) -> list[Login]:
+    """These logins and another, which takes the place of one at the same server."""
+    if any(known.endpoint.identity == added.endpoint.identity for known in logins):
+        return [added if known.endpoint.identity == added.endpoint.identity else known for known in logins]
+    return [*logins, added]
+
+
+def without_login(logins: Sequence[Login], endpoint: EndpointUrl) -> list[Login]:
+    """These logins but the one at this server."""
+    return [known for known in logins if known.endpoint.identity != endpoint.identity]
+
+
+def _private_text(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        facts = os.fstat(file.fileno())
+        if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise LoginsUnusable(f"{path} can be read or changed by others, so it is not used; `chmod 600 {path}`")
+        if facts.st_uid not in {os.geteuid(), 0}:
+            raise LoginsUnusable(f"{path} belongs to another user, so it is not used; remove it and log in again")
+        return file.read()
+
+
+def _login(entry: Mapping[str, object]) -> Login:
+    token = entry.get("token")
+    if token is not None and (not isinstance(token, str) or not token):
+        raise TypeError("token")
+    return Login(parse_endpoint(str(entry["url"])), token)
+
+
+def _entry(login: Login) -> str:
+    # A JSON string of ASCII characters is a TOML string, too.
+    token = "" if login.token is None else f"token = {json.dumps(login.token)}\n"
+    return f"\n[[server]]\nurl = {json.dumps(login.endpoint.url)}\n{token}"

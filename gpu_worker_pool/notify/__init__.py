@@ -1,0 +1,1 @@
+"""Tells others of what happened: by a webhook, a program, or a mail."""

@@ -1,0 +1,113 @@
+"""The tokens that this server accepts: those of its settings, and those that were added while it ran."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.access_token import AccessToken, Role, is_name
+
+# The name in the settings whose tokens are an administrator's.
+ADMIN = "admin"
+MIN_TOKEN_LENGTH = 8
+# The characters that every proxy passes on unchanged in an Authorization header.
+TOKEN = re.compile(r"[!-~]+")
+COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
+
+
+class Proven(NamedTuple):
+    """What a token proves."""
+
+    name: str
+    role: Role
+
+
+@dataclass
+class Tokens:
+    """Only digests are kept: what is not stored can neither be shown nor logged.
+
+    The settings have three states: no tokens were configured (`Tokens()`), some were, or they cannot be read
+    (`Tokens.broken()`). The last accepts none of them, and grants no more rights than with tokens. `added` are those of the
+    pool, by digest.
+    """
+
+    _configured: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_broken: bool = False
+    added: Callable[[], Mapping[str, AccessToken]] = field(default=dict, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Tokens:
+        """Parse `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
+
+        A ValueError names an entry by its position only: in a mistaken `token:name` the name is the secret.
+        """
+        owners: dict[str, tuple[str, int]] = {}
+        for position, entry in enumerate(re.split(r"[,\s]+", COMMENT.sub("", text).strip(", \t\r\n")), start=1):
+            if not entry:  # only if the whole text is empty
+                continue
+            name, token = _parse_entry(entry, position)
+            owner, earlier = owners.setdefault(digest_of(token), (name, position))
+            if owner != name:
+                raise ValueError(f"entries {earlier} and {position} have the same token but not the same name")
+        return cls({digest: name for digest, (name, _) in owners.items()})
+
+    @classmethod
+    def broken(cls) -> Tokens:
+        return cls(is_broken=True)
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether there are no tokens."""
+        return not self._configured and not self.is_broken and not self.added()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that have a token."""
+        return frozenset((*self._configured.values(), *(token.name for token in self.added().values())))
+
+    def find(self, presented: str) -> Proven | None:
+        """What this token proves; None if it is unknown. All are compared, which takes the same time in every case."""
+        digest = digest_of(presented)
+        found = None
+        for known, name in self._configured.items():
+            if hmac.compare_digest(digest, known):
+                found = _configured(name)
+        for known, token in self.added().items():
+            if hmac.compare_digest(digest, known):
+                found = Proven(token.name, token.role)
+        return found
+
+    def configured(self) -> list[Proven]:
+        """What each token of the settings proves."""
+        return [_configured(name) for name in self._configured.values()]
+
+    def __repr__(self) -> str:
+        return "Tokens(broken)" if self.is_broken else f"Tokens({', '.join(sorted(self.names))})"
+
+
+def _configured(name: str) -> Proven:
+    return Proven(name, Role.ADMINISTRATOR if name == ADMIN else Role.USER)
+
+
+def digest_of(token: str) -> str:
+    """The SHA-256 of a token, by which it is known."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _parse_entry(entry: str, position: int) -> tuple[str, str]:
+    name, colon, token = entry.partition(":")
+    if not colon:
+        raise ValueError(f"entry {position} has no colon; write name:token, without commas and blanks in either")
+    if not name:
+        raise ValueError(f"entry {position} has no name before its colon; write name:token")
+    if not is_name(name):
+        raise ValueError(f"entry {position}: the name must be 1 to 64 letters, digits or signs (. _ @ -)")
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"entry {position}: the token must have at least {MIN_TOKEN_LENGTH} characters")
+    if not TOKEN.fullmatch(token):
+        raise ValueError(f"entry {position}: the token must be visible ASCII characters only")
+    return name, token

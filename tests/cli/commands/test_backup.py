@@ -1,0 +1,124 @@
+"""`gpu-pool backup` and `restore` on a real server, with holders that the backup does not know."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.core.decider.put_back import FENCES_AHEAD
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.in_process import called
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool
+from tests.gpus.fake_nvidia_smi import install
+from tests.other_user import ALICE, folder_of
+from tests.server.leasing import take
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Three GPUs that are not simulated: their holders are recorded for other servers of the machine."""
+    smi = install(tmp_path_factory.mktemp("smi"))
+    row = "{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
+    smi.say("".join(row.format(index=index) for index in range(3)))
+    scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
+    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", "GPU_POOL_NODE": "box", **scope}
+    with ServerProcess(env) as running:
+        yield running
+
+
+def settings(server: ServerProcess) -> dict[str, str]:
+    names = ("PATH", "FAKE_NVIDIA_SMI_CONFIG", "LD_LIBRARY_PATH", "GPU_POOL_STATE_DIR", "GPU_POOL_LOCK_SCOPE")
+    return {"GPU_POOL_NODE": "box", **{name: server.env[name] for name in names}}
+
+
+def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: ServerProcess, tmp_path: Path) -> None:
+    env, copy = settings(server), tmp_path / "pool.backup"
+    with ExitStack() as stack:
+        old = take(server)
+        assert called("token", "add", "bob", "--json", server=server).code == 0
+        made = gpu_pool("backup", "--json", str(copy), env=env)
+        assert (made.code, made.json["leases"], made.json["ended"]) == (0, 1, 0), made.err
+        # Held by a process that another one names by HTTP, under a lease that the backup does not know.
+        holder = stack.enter_context(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE))
+        stack.callback(holder.kill)
+        assert called("token", "revoke", "bob", server=server).code == 0
+        later = take(server, pid=holder.pid, host=socket.gethostname())
+        assert later["is_local"]
+        running = gpu_pool("restore", "--force", str(copy), env=env)
+        assert (running.code, f"pid {server.pid}" in running.err) == (125, True)
+
+        server.kill()
+        refused = gpu_pool("restore", str(copy), env=env)
+        assert (refused.code, "--force" in refused.err) == (125, True)
+        # Killed half-way: no server grants anything then.
+        with subprocess.Popen(
+            [*GPU_POOL, "restore", "--force", str(copy)],
+            env=environment(None, {**env, "GPU_POOL_FAILPOINT": "in_restore"}),
+        ) as killed:
+            assert killed.wait() == -signal.SIGKILL
+        server.start()
+        assert not server.json("/health")["can_grant"]
+        server.kill()
+        done = gpu_pool("restore", "--json", str(copy), env=env)
+        assert (done.code, done.json["leases"], done.json["token_names"]) == (0, 1, ["bob"]), done.err
+        server.start()
+
+        pool = server.json("/pool")
+        assert [lease["id"] for lease in pool["leases"]] == [old["id"]]
+        assert {gpu["is_out_of_service"] for gpu in pool["gpus"]} == {True}
+        assert server.ask("/leases/early", "PUT", body={}).json["state"] == "queued"
+        assert gpu_pool("undrain", "--all", server=server).code == 0
+        early = server.ask("/leases/early?wait_s=20").json
+        assert early["fence"] > FENCES_AHEAD
+        last = server.ask("/leases/last", "PUT", body={}).json
+        assert last["state"] == "queued"
+        assert f"pid {holder.pid}" in last["reason"], "its GPU is known by the record of the pool from before"
+        assert len({gpu["uuid"] for lease in (old, later, early) for gpu in lease["gpus"]}) == 3
+
+        holder.kill()
+        holder.wait()
+        assert server.ask("/leases/last?wait_s=30").json["gpus"] == later["gpus"]
+
+
+def test_a_box_of_a_fleet_is_told_how_its_database_is_backed_up(tmp_path: Path) -> None:
+    for command in ("backup", "restore"):
+        done = called(command, str(tmp_path / "file"), env={"GPU_POOL_FLEET": "postgresql://ada:secret@db/pool"})
+        assert (done.code, "gpu_pool" in done.err, "secret" in done.err) == (125, True, False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_under_another_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ServerProcess({"GPU_POOL_NODE": "box"}) as simulated:
+        state = {"GPU_POOL_STATE_DIR": str(simulated.state_dir)}
+        done = called("backup", str(tmp_path / "file"), env=state)
+        named = str(simulated.state_dir / "simulated-box.sqlite3")
+        assert (done.code, f"--journal: {named}" in done.err) == (125, True)
+
+        # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
+        monkeypatch.chdir(tmp_path)
+        Path(".env").write_bytes(b"\xff")
+        assert called("backup", "file", env=state).code == 2
+
+        found = called("backup", "file", "--journal", named, env=state)
+
+        assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out) == (0, True), found.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_left_to_that_user(server: ServerProcess, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    assert called("backup", str(copy), env=settings(server)).code == 0
+    folder = folder_of(ALICE, tmp_path / "alice")
+
+    done = called("restore", str(copy), "--journal", str(folder / "leases.sqlite3"), env=settings(server))
+
+    assert (done.code, f"sudo -u '#{ALICE}'" in done.err) == (125, True)
+    assert not list(folder.iterdir())

@@ -1,0 +1,254 @@
+"""Keepers, guards and servers that are killed: no job runs twice, none is lost, and the order stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.jobs import soak
+from tests.cli.jobs.user_jobs import UserJobs
+from tests.processes import has_ended
+from tests.server.leasing import OFTEN, eventually, queue, release
+
+# Says that it began, and goes on until it is told to end.
+HELD = "echo began $GPU_POOL_JOB_ID >> ran; while [ ! -e go-$GPU_POOL_JOB_ID ]; do sleep 0.05; done; echo good"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as running:
+        yield running
+
+
+def held(user: UserJobs) -> str:
+    """A job that runs until `let_go`; its id."""
+    id_ = user.script(HELD)
+    user.until(id_, JobState.RUNNING)
+    eventually(lambda: f"began {id_}" in user.lines("ran"), "its command runs")
+    return id_
+
+
+def let_go(user: UserJobs, id_: str) -> None:
+    (user.folder / f"go-{id_}").touch()
+
+
+def guard_pid(user: UserJobs, id_: str) -> int:
+    guard = user.record(id_).life.guard
+    assert guard is not None
+    return guard.pid
+
+
+def test_what_ran_goes_on_and_what_waited_waits_again_in_its_order(user: UserJobs) -> None:
+    running = held(user)
+    waiting = [user.script("echo $GPU_POOL_JOB_ID >> order") for _ in range(4)]
+    user.until(waiting[-1], JobState.WAITING)
+    user.kill_keeper()
+    guard = guard_pid(user, running)
+    last = user.script("echo $GPU_POOL_JOB_ID >> order")  # this starts a keeper
+    assert f"job {running} goes on (pid {guard})" in user.keeper_log()
+    user.until(last, JobState.WAITING)
+    assert user.state(running) is JobState.RUNNING
+    let_go(user, running)
+    for id_ in (running, *waiting, last):
+        life = user.until(id_).life
+        assert (life.state, life.exit_code, life.attempts) == (JobState.ENDED, 0, 1)
+    assert user.lines("order") == [*waiting, last]
+    assert user.lines("ran").count(f"began {running}") == 1
+    assert user.output(running) == "good\n"
+
+
+def test_a_job_that_goes_on_is_cancelled_by_the_next_keeper(user: UserJobs) -> None:
+    running = held(user)
+    user.kill_keeper()
+    assert user.call("cancel", running).out == f"job {running} is being ended\n"
+    assert user.until(running).life.state is JobState.CANCELLED
+
+
+def test_a_lease_that_was_released_while_no_keeper_was_there_ends_its_job(user: UserJobs) -> None:
+    running = held(user)
+    lease = user.record(running).life.lease
+    assert lease is not None
+    user.kill_keeper()
+    user.call("release", lease.id)
+    user.call("jobs")
+    life = user.until(running).life
+    assert life.state is JobState.FAILED
+    assert "its GPU was lost" in (life.why or "")
+
+
+def test_how_a_job_ended_is_known_also_where_no_keeper_was_there(user: UserJobs) -> None:
+    running = held(user)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    let_go(user, running)
+    assert has_ended(guard)
+    assert user.state(running) is JobState.RUNNING
+    user.call("jobs")
+    life = user.until(running).life
+    assert (life.state, life.exit_code) == (JobState.ENDED, 0)
+
+
+def test_a_job_whose_guard_was_killed_is_interrupted_and_not_run_again(user: UserJobs) -> None:
+    running = held(user)
+    os.kill(guard_pid(user, running), signal.SIGKILL)
+    life = user.until(running).life
+    assert (life.state, life.why) == (JobState.INTERRUPTED, "its guard was killed while it ran")
+    with_keeper = held(user)
+    guard = guard_pid(user, with_keeper)
+    user.kill_keeper()
+    os.kill(guard, signal.SIGKILL)
+    assert has_ended(guard)
+    user.call("jobs")
+    assert user.until(with_keeper).life.state is JobState.INTERRUPTED
+    assert user.lines("ran").count(f"began {with_keeper}") == 1
+    let_go(user, with_keeper)
+    user.call("retry", with_keeper)
+    assert user.until(with_keeper, JobState.ENDED).life.attempts == 2
+
+
+def test_after_a_restart_of_the_machine_what_ran_is_interrupted_and_what_waited_waits(user: UserJobs) -> None:
+    running, waiting = held(user), user.script("echo waited")
+    user.until(waiting, JobState.WAITING)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    os.kill(guard, signal.SIGKILL)
+    assert has_ended(guard)
+    # The same files, from an earlier boot.
+    journal = user.record(running).folder / "events.jsonl"
+    events = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    for event in events:
+        if event["event"] == "started":
+            event["guard"] |= {"boot_id": "an earlier boot", "pid": os.getpid()}
+    journal.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    user.call("jobs")
+    life = user.until(running).life
+    assert (life.state, life.why) == (JobState.INTERRUPTED, "the machine was restarted while it ran")
+    assert user.until(waiting).life.state is JobState.ENDED
+
+
+def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJobs) -> None:
+    """As a keeper that died between the two leaves it: its guard has written that nothing was started."""
+    running, waiting = held(user), user.script("echo ran at last")
+    user.until(waiting, JobState.WAITING)
+    user.kill_keeper()
+    started = (user.record(running).folder / "events.jsonl").read_text(encoding="utf-8").splitlines()[1]
+    event = json.loads(started)
+    event["guard"]["pid"], event["guard"]["address"] = guard_pid(user, running), "nothing listens here"
+    event["guard"]["boot_id"] = "an earlier boot"
+    folder = user.record(waiting).folder
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as journal:
+        journal.write(f"{json.dumps(event)}\n")
+    outcome = folder / "outcome-1.json"
+    outcome.write_text('{"address": "nothing listens here", "is_started": false}', encoding="utf-8")
+    let_go(user, running)
+    user.call("jobs")
+    life = user.until(waiting).life
+    assert (life.state, life.attempts, user.output(waiting)) == (JobState.ENDED, 1, "ran at last\n")
+
+
+# Of one job a keeper appends: that it is requested, that it starts, what it used, and how it ended.
+@pytest.mark.parametrize(
+    "failpoint", ["before_append:2", "in_append:2", "after_append:2", "before_append:4", "after_append:4"]
+)
+def test_a_keeper_that_dies_at_a_boundary_of_the_journal_leaves_a_job_that_runs_once(
+    user: UserJobs, failpoint: str
+) -> None:
+    user.kill_keeper()
+    id_ = user.submit("--", "sh", "-c", "echo $GPU_POOL_JOB_ID >> once", env={"GPU_POOL_FAILPOINT": failpoint})
+    pid = user.keeper_facts()["pid"]
+    assert has_ended(pid, within_s=60.0)
+    user.call("jobs")
+    life = user.until(id_).life
+    assert (life.state, life.exit_code, life.attempts) == (JobState.ENDED, 0, 1)
+    assert user.lines("once").count(id_) == 1
+
+
+def test_what_the_guard_of_an_attempt_before_wrote_does_not_count(user: UserJobs) -> None:
+    """An attempt that was not started and the one after it have the same number: the job must not run twice."""
+    running = held(user)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    os.kill(guard, signal.SIGKILL)
+    assert has_ended(guard)
+    outcome = user.record(running).folder / "outcome-1.json"
+    outcome.write_text('{"address": "of another guard", "is_started": false}', encoding="utf-8")
+    user.call("jobs")
+    assert user.until(running).life.state is JobState.INTERRUPTED
+    assert user.lines("ran").count(f"began {running}") == 1
+
+
+def test_a_job_whose_waiting_process_was_killed_is_requested_again(user: UserJobs) -> None:
+    running = held(user)
+    waiting = [user.script("echo $GPU_POOL_JOB_ID >> places") for _ in range(3)]
+    eventually(lambda: len(_holders(user)) == 3, "the requests are in the queue")
+    os.kill(_holders(user)[0], signal.SIGKILL)
+    let_go(user, running)
+    for id_ in waiting:
+        assert user.until(id_).life.state is JobState.ENDED
+    assert user.lines("places") == waiting  # it has kept its place
+
+
+def _holders(user: UserJobs) -> list[int]:
+    assert user.server is not None
+    return [lease["pid"] for lease in user.server.json("/leases")["leases"] if lease["state"] == "queued"]
+
+
+def test_a_preempted_job_is_run_again_before_those_behind_it(tmp_path: Path) -> None:
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
+    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as user:
+        script = "echo $GPU_POOL_JOB_ID >> order; while [ ! -e go ]; do sleep 0.05; done"
+        ids = [user.script(script, "--preemptible", "--grace", "0.1s") for _ in range(3)]
+        eventually(lambda: len(_holders(user)) == 2, "the others wait")
+        eventually(lambda: user.lines("order"), "the first one runs")
+        other = queue(server, priority=1)
+        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        eventually(lambda: len(_holders(user)) == 3, "the first one waits again")
+        (user.folder / "go").touch()
+        release(server, other["id"])
+        for id_ in ids:
+            assert user.until(id_).life.state is JobState.ENDED
+        assert user.lines("order") == [ids[0], *ids]
+        life = user.record(ids[0]).life
+        assert (life.attempts, life.tries, life.preemptions) == (2, 1, 1)
+
+
+def test_a_job_without_its_environment_is_not_run(user: UserJobs) -> None:
+    running, waiting = held(user), user.script("touch it-ran")
+    user.kill_keeper()
+    (user.record(waiting).folder / "environment.json").unlink()
+    user.call("jobs")
+    assert "environment of job" in (user.until(waiting).life.why or "")
+    let_go(user, running)
+    user.until(running)
+    assert not (user.folder / "it-ran").exists()
+
+
+def test_there_is_one_keeper(user: UserJobs) -> None:
+    running = held(user)
+    first = user.keeper_facts()
+    assert user.call("keeper").code == 0
+    assert user.keeper_facts() == first
+    let_go(user, running)
+    user.until(running)
+
+
+def test_a_job_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server, UserJobs(tmp_path, server) as user:
+        server.kill()
+        id_ = user.script("echo at last")
+        eventually(lambda: "no GPU server can be used" in user.call("jobs").out, "it says what it waits for")
+        server.start()
+        assert user.until(id_).life.state is JobState.ENDED
+
+
+def test_jobs_survive_the_end_of_shells_keepers_and_servers(tmp_path: Path) -> None:
+    """Some of what `python -m tests.cli.jobs.soak` does with 200."""
+    assert soak.run(tmp_path, 5, random.Random(3), lambda _: None, most_faults=3) == []

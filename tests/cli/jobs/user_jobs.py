@@ -1,0 +1,114 @@
+"""The jobs of a user in a folder of their own, for tests; what they started is ended with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from gpu_worker_pool.cli.jobs.job_store import JobRecord, JobStore
+from gpu_worker_pool.core.jobs.job_key import parse_key
+from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.own_process import Done, gpu_pool
+from tests.processes import has_ended
+from tests.server.leasing import eventually
+
+# A keeper loads for a while on a busy machine.
+SOON_S = 60.0
+
+
+class UserJobs:
+    """`gpu-pool` for one folder of jobs. The context manager kills the keeper and all that runs at the end."""
+
+    def __init__(self, folder: Path, server: ServerProcess | None, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.server = server
+        self.store = JobStore(folder / "jobs")
+        self.env = {"GPU_POOL_JOBS_DIR": str(self.store.root), **(env or {})}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_keeper()
+        for record in self.store.load().values():
+            guard = record.life.guard
+            # Another process may have the pid of a guard that is gone.
+            if guard is not None and Machine.here().is_alive(ProcessId(guard.pid, guard.started)):
+                with suppress(ProcessLookupError):
+                    os.kill(guard.pid, signal.SIGKILL)
+
+    def call(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Done:
+        """Run a command, which must end with this code."""
+        done = gpu_pool(*arguments, server=self.server, env={**self.env, **(env or {})}, cwd=self.folder)
+        assert done.code == code, done
+        return done
+
+    def submit(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+        """Submit a job; its id."""
+        return self.call("submit", *arguments, env=env).out.strip()
+
+    def script(self, text: str, *options: str) -> str:
+        """Submit a line for the shell; its id."""
+        return self.submit(*options, "--", "sh", "-c", text)
+
+    def record(self, id_: str) -> JobRecord:
+        key = parse_key(id_)
+        return next(record for record in self.store.load_number(key.number) if record.key == key)
+
+    def state(self, id_: str) -> JobState:
+        return self.record(id_).life.state
+
+    def until(self, id_: str, *states: JobState) -> JobRecord:
+        """The job once it is in one of these states; without any, once it is over."""
+        eventually(
+            lambda: self.state(id_) in states if states else self.state(id_).is_over,
+            f"job {id_} is {' or '.join(states) or 'over'}: {self.record(id_).life} {self.keeper_log()}",
+            within_s=SOON_S,
+        )
+        return self.record(id_)
+
+    def output(self, id_: str) -> str:
+        return self.record(id_).log.read_text(encoding="utf-8")
+
+    # --- the keeper ----------------------------------------------------------------------------------------------------
+
+    def keeper_log(self) -> str:
+        try:
+            return (self.store.root / "keeper.log").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def keeper_facts(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.store.root / "keeper.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def kill_keeper(self) -> None:
+        """Kill it with -9, if there is one."""
+        pid = self.keeper_facts().get("pid")
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            assert has_ended(pid)
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file that jobs write to."""
+        try:
+            return (self.folder / name).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+
+
+def twice(lines: Sequence[str]) -> list[str]:
+    """Those that are there more than once."""
+    return sorted({line for line in lines if lines.count(line) > 1})

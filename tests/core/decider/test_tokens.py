@@ -1,0 +1,77 @@
+"""Tokens are a part of the pool's history, so that all servers of it know them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker_pool.core.decider.condense import condense
+from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.access_token import AccessToken, Role
+from gpu_worker_pool.core.model.state import PoolState
+from tests.core.build import Box, of_kind, reading
+
+
+def token(place: int = 1, name: str = "bob", role: Role = Role.USER, note: str = "") -> AccessToken:
+    return AccessToken(f"{place:064x}", name, role, 1.7e9 + place, "root", note)
+
+
+def test_a_token_is_accepted_until_it_is_revoked() -> None:
+    box = Box(reading(0))
+
+    box.do(cmd.AddToken(token(1)))
+    box.do(cmd.AddToken(token(2, "ada", Role.ADMINISTRATOR)))
+    box.do(cmd.RevokeToken(token(1).digest))
+
+    assert list(box.state.tokens.values()) == [token(2, "ada", Role.ADMINISTRATOR)]
+
+
+def test_what_is_repeated_changes_nothing() -> None:
+    box = Box(reading(0))
+    box.do(cmd.AddToken(token()))
+
+    again = box.do(cmd.AddToken(token()))
+    unknown = box.do(cmd.RevokeToken(token(7).digest))
+
+    assert not of_kind(again, ev.TokenAdded)
+    assert not of_kind(unknown, ev.TokenRevoked)
+
+
+def test_a_known_token_gets_another_role() -> None:
+    box = Box(reading(0))
+    box.do(cmd.AddToken(token()))
+
+    box.do(cmd.AddToken(token(role=Role.OPERATOR)))
+
+    assert [each.role for each in box.state.tokens.values()] == [Role.OPERATOR]
+
+
+def test_tokens_outlast_a_condensed_history() -> None:
+    box = Box(reading(0))
+    for place in range(3):
+        box.do(cmd.AddToken(token(place)))
+    box.do(cmd.RevokeToken(token(1).digest))
+
+    restored = replay(PoolState(settings=box.state.settings), condense(box.state))
+
+    assert restored.tokens == box.state.tokens
+    assert len(restored.tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"digest": "ab"}, "64 hexadecimal"),
+        ({"digest": "AB" * 32}, "lower case"),
+        ({"name": ""}, "1 to 64"),
+        ({"name": "bob smith"}, "1 to 64"),
+        ({"note": "x" * 201}, "200 printable"),
+        ({"note": "two\nlines"}, "printable"),
+    ],
+)
+def test_a_token_that_is_none_is_refused(parts: dict[str, str], why: str) -> None:
+    whole = {"digest": "ab" * 32, "name": "bob", "note": "", **parts}
+
+    with pytest.raises(ValueError, match=why):
+        AccessToken(whole["digest"], whole["name"], Role.USER, 0.0, None, whole["note"])

@@ -1,0 +1,226 @@
+"""Programs with an executor that end: by themselves, by Ctrl-C in a terminal, by a signal, or before they began."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.cli.terminal import Terminal
+from tests.processes import has_ended
+from tests.server.leasing import eventually
+from tests.server.running import ROOT
+
+from .test_leases import active
+from .work import MOST_S, Gate
+
+PRELUDE = """
+import atexit, os, sys, time
+from gpu_worker_pool import GPUExecutor
+from tests.executor import work
+
+path = sys.argv[1]
+
+def say(text):
+    print(text, flush=True)
+"""
+
+
+@pytest.fixture
+def env(server: ServerProcess) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "GPU_SERVICE_ENDPOINT": server.url}
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(PRELUDE + textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def running(folder: Path, env: dict[str, str], gate: Gate, text: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(script(folder, text)), gate.path]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_program_ends_when_its_tasks_are_done_and_takes_no_more_at_its_end(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        def run_last():
+            try:
+                ex.submit(abs, 1)
+            except RuntimeError as error:
+                say(error)
+
+        if __name__ == "__main__":
+            atexit.register(run_last)
+            ex = GPUExecutor(1)
+            ex.submit(work.report, path).add_done_callback(lambda future: say(future.result()))
+            ex.submit(say, "the last")
+    """
+    with running(tmp_path, env, gate, program) as process:
+        gate.wait().let_go("the first")
+        out, err = process.communicate(timeout=MOST_S)
+
+    assert out.splitlines() == ["the first", "the last", "cannot schedule new futures after interpreter shutdown"]
+    assert (process.returncode, err) == (0, "")
+    assert active(server) == []
+
+
+def test_a_shut_down_that_does_not_wait_leaves_the_rest_to_the_end_of_the_program(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        if __name__ == "__main__":
+            ex = GPUExecutor(1)
+            ex.submit(work.report, path).add_done_callback(lambda future: say(future.result()))
+            ex.shutdown(wait=False)
+            say("not waited")
+    """
+    with running(tmp_path, env, gate, program) as process:
+        visitor = gate.wait()
+        visitor.let_go("done")
+        out, err = process.communicate(timeout=MOST_S)
+
+    assert (process.returncode, out.splitlines(), err) == (0, ["not waited", "done"], "")
+
+
+def test_ctrl_c_cancels_what_waits_interrupts_what_runs_and_ends_the_program(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        if __name__ == "__main__":
+            futures = []
+            try:
+                with GPUExecutor(1) as ex:
+                    futures += [ex.submit(work.report_when_interrupted, path) for _ in range(3)]
+                    futures[0].result()
+            finally:
+                say([type(f.exception()).__name__ if not f.cancelled() else "cancelled" for f in futures])
+    """
+    with Terminal([sys.executable, str(script(tmp_path, program)), gate.path], env) as terminal:
+        task = gate.wait()
+        terminal.type("\x03")
+        interrupted = gate.wait()
+        assert (interrupted.pid, interrupted.says) == (task.pid, "interrupted")
+        interrupted.let_go()  # it may save its work
+        terminal.wait()
+
+    shown = terminal.text
+    assert "['KeyboardInterrupt', 'cancelled', 'cancelled']" in shown
+    assert shown.rstrip().endswith("KeyboardInterrupt")
+    assert shown.count("Traceback") == 1  # that of the program, and none of a worker
+    assert has_ended(task.pid)
+    assert active(server) == []
+
+
+@pytest.mark.parametrize("last", ["", "ex.submit(abs, 1).result()"])
+def test_ctrl_c_in_a_program_without_a_with_block_ends_its_tasks(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate, last: str
+) -> None:
+    """Whether it waits for a result, or at its end for all tasks."""
+    program = f"""
+        if __name__ == "__main__":
+            ex = GPUExecutor(1)
+            ex.submit(work.report, path)
+            say("end")
+            {last}
+    """
+    with Terminal([sys.executable, str(script(tmp_path, program)), gate.path], env) as terminal:
+        task = gate.wait()
+        terminal.wait_for("end")
+        terminal.type("\x03")
+        terminal.wait()
+    assert b"KeyboardInterrupt" in terminal.all_output
+    assert has_ended(task.pid)
+    assert active(server) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_program_takes_its_workers_and_all_they_started_with_it(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate, number: int
+) -> None:
+    program = """
+        if __name__ == "__main__":
+            with GPUExecutor(1, grace_s=0.2) as ex:
+                ex.submit(work.report_with_child, path).result()
+    """
+    with running(tmp_path, env, gate, program) as process:
+        visitor = gate.wait()
+        process.send_signal(number)
+        assert has_ended(visitor.pid)
+        assert has_ended(visitor.says)
+        eventually(lambda: active(server) == [], "the GPU is free")
+
+
+def test_a_program_without_a_guard_for_its_main_module_is_told_so(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    with running(tmp_path, env, gate, "with GPUExecutor(1) as ex:\n    ex.submit(abs, 1).result()\n") as process:
+        _, err = process.communicate(timeout=MOST_S)
+
+    assert process.returncode == 1
+    assert "if __name__ == '__main__':" in err
+    assert "ExecutorBrokenError: a worker could not start" in err
+    assert active(server) == []
+
+
+TYPED_IN = """
+from gpu_worker_pool import GPUExecutor
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+def square(number):
+    return Number(number.value ** 2)
+
+with GPUExecutor(1) as ex:
+    print([number.value for number in ex.map(square, map(Number, range(3)))])
+"""
+
+
+def typed_in(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-"], env=env, input=TYPED_IN, capture_output=True, text=True, check=False)
+
+
+def test_functions_that_were_typed_in_are_tasks_with_cloudpickle(server: ServerProcess, env: dict[str, str]) -> None:
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    done = typed_in(env)
+    assert (done.stdout, done.stderr) == ("[0, 1, 4]\n", "")
+
+
+def test_without_cloudpickle_it_is_said_what_to_do(server: ServerProcess, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError", encoding="ascii")
+    done = typed_in({**env, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert "square was defined in a notebook or an interactive session" in done.stderr.splitlines()[-1]
+
+
+def test_a_function_of_the_main_module_is_found_by_the_workers(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        def square(number):
+            return number * number
+
+        if __name__ == "__main__":
+            with GPUExecutor(1) as ex:
+                say(list(ex.map(square, range(4))))
+    """
+    with running(tmp_path, env, gate, program) as process:
+        out, err = process.communicate(timeout=MOST_S)
+    assert (out, err) == ("[0, 1, 4, 9]\n", "")

@@ -1,0 +1,238 @@
+"""What tasks are given, what they return and raise, and what becomes of those that cannot be passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from concurrent.futures import BrokenExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool import ExecutorBrokenError, RemoteTaskError, WorkerLostError
+
+from . import work
+from .conftest import MakeExecutor
+from .work import Gate
+
+
+def test_a_task_runs_in_a_process_of_its_own_that_sees_its_gpu_and_no_other(executor: MakeExecutor, gate: Gate) -> None:
+    ex = executor(2)
+    futures = [ex.submit(work.report, gate.path) for _ in range(2)]
+    first, second = gate.wait(), gate.wait()
+
+    assert len({first.pid, second.pid, os.getpid()}) == 3
+    assert {first.gpu, second.gpu} < {"0", "1", "2", "3"}
+    assert first.gpu != second.gpu
+    assert first.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert first.env["GPU_POOL_LEASE_GPUS"] == first.gpu
+    # From its very start: CUDA reads it when it is loaded, and a library may load it first of all.
+    with open(f"/proc/{first.pid}/environ", "rb") as file:  # noqa: PTH123 - not an ordinary file
+        assert f"CUDA_VISIBLE_DEVICES={first.gpu}".encode() in file.read().split(b"\0")
+    first.let_go("one")
+    second.let_go("two")
+    assert {future.result() for future in as_completed(futures)} == {"one", "two"}
+
+
+def test_an_exception_travels_with_the_traceback_it_had_there(executor: MakeExecutor) -> None:
+    with pytest.raises(LookupError, match="no model") as caught:
+        executor().submit(work.fail, "no model").result()
+
+    assert "work.py" in str(caught.value.__cause__)
+    assert "raise LookupError(text)" in str(caught.value.__cause__)
+
+
+def test_what_cannot_be_passed_on_fails_alone_and_says_what_it_was(executor: MakeExecutor) -> None:
+    ex = executor()
+    tasks: dict[str, Any] = {
+        "pickled call": ex.submit(lambda: 1),
+        "unpickled call": ex.submit(work.take_exploding, work.ExplodesHere()),
+        "unpickled result": ex.submit(work.return_exploding),
+        "pickled error": ex.submit(work.raise_error, "of my own"),
+        "unpickled error": ex.submit(work.raise_error, "needs two"),
+    }
+    errors = {name: future.exception() for name, future in tasks.items()}
+
+    assert "lambda" in str(errors["pickled call"])
+    assert isinstance(errors["unpickled call"], LookupError)
+    assert isinstance(errors["unpickled result"], LookupError)
+    for name, shown in (("pickled error", "Unpicklable: of my own"), ("unpickled error", "NeedsTwoError: 1 and 2")):
+        error = errors[name]
+        assert isinstance(error, RemoteTaskError)
+        assert shown in str(error)
+        assert "raise_error" in str(error.__cause__)
+    assert ex.submit(abs, -1).result() == 1
+
+
+def test_a_task_that_ends_its_process_fails_alone(executor: MakeExecutor) -> None:
+    ex = executor()
+    with pytest.raises(WorkerLostError, match=r"on GPU \d exited with code 3; the task has no result") as caught:
+        ex.submit(work.leave, 3).result()
+
+    assert (caught.value.exit_code, caught.value.attempts) == (3, 1)
+    # Programs that know ProcessPoolExecutor catch it.
+    assert isinstance(caught.value, BrokenProcessPool)
+    assert ex.submit(abs, -1).result() == 1
+
+
+def test_a_killed_worker_fails_its_task_and_no_other(executor: MakeExecutor, gate: Gate) -> None:
+    ex = executor(2)
+    futures = {ex.submit(work.report, gate.path) for _ in range(2)}
+    killed, other = gate.wait(), gate.wait()
+    killed.kill()
+    lost = next(as_completed(futures))
+    other.let_go("whole")
+
+    with pytest.raises(WorkerLostError, match=rf"worker {killed.pid} on GPU {killed.gpu} was killed by SIGKILL"):
+        lost.result()
+    assert (futures - {lost}).pop().result() == "whole"
+
+
+def test_with_retries_a_task_is_repeated_and_that_is_said(
+    executor: MakeExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    ex = executor(retries=1)
+    future = ex.submit(work.report, gate.path)
+    first = gate.wait()
+    first.kill()
+    second = gate.wait()
+    assert second.pid != first.pid
+    second.let_go("done")
+
+    assert future.result() == "done"
+    assert f"worker {first.pid} on GPU {first.gpu} was killed by SIGKILL; task 1 is repeated" in caplog.text
+
+
+def test_a_task_whose_retries_are_used_up_says_how_often_it_was_begun(executor: MakeExecutor) -> None:
+    with pytest.raises(WorkerLostError, match="The task was begun 3 times") as caught:
+        executor(retries=2).submit(work.leave, 1).result()
+    assert caught.value.attempts == 3
+
+
+def test_a_dead_worker_is_not_used_again(executor: MakeExecutor) -> None:
+    ex = executor()
+    for _ in range(3):
+        pid = ex.submit(os.getpid).result()
+        os.kill(pid, signal.SIGKILL)
+        # Whether the task reaches the process just before it dies is a matter of luck; it is never lost.
+        assert isinstance(ex.submit(os.getpid).exception(), WorkerLostError | None)
+
+
+def test_a_task_has_its_arguments_as_they_were_when_it_was_submitted(executor: MakeExecutor, gate: Gate) -> None:
+    ex, numbers = executor(), [1, 2]
+    first = ex.submit(work.report, gate.path)
+    future = ex.submit(work.sum_of, numbers)
+    numbers.append(100)
+    gate.wait().let_go()
+
+    assert (first.result(), future.result()) == (None, 3)
+
+
+def test_large_arguments_and_results_pass(executor: MakeExecutor) -> None:
+    ex = executor()
+    data = bytes(20_000_000)
+
+    assert ex.submit(work.size_of, data).result() == len(data)
+    assert len(ex.submit(work.twice, data).result()) == 2 * len(data)
+
+
+def test_map_with_chunks_gives_the_results_in_order(executor: MakeExecutor) -> None:
+    ex = executor(2)
+
+    assert list(ex.map(pow, range(10), [2] * 10, chunksize=3)) == [number**2 for number in range(10)]
+    with pytest.raises(ValueError, match="chunksize must be >= 1"):
+        ex.map(abs, [1], chunksize=0)
+
+
+def test_the_initializer_runs_once_in_every_worker(executor: MakeExecutor) -> None:
+    ex = executor(initializer=work.initialize, initargs=("model",))
+
+    assert [ex.submit(work.initialized).result() for _ in range(2)] == [["model"], ["model"]]
+
+
+def test_a_queue_of_multiprocessing_can_be_given_to_the_initializer(executor: MakeExecutor) -> None:
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    ex = executor(initializer=work.initialize_with_queue, initargs=(queue,))
+
+    assert ex.submit(os.getpid).result() == queue.get()
+    queue.close()
+
+
+def test_a_failed_initializer_breaks_the_executor(executor: MakeExecutor) -> None:
+    ex = executor(initializer=work.fail_to_initialize)
+    with pytest.raises(ExecutorBrokenError, match=r"LookupError\('no such model'\)") as caught:
+        ex.submit(abs, 1).result()
+
+    assert "fail_to_initialize" in str(getattr(caught.value.__cause__, "__cause__", None))
+    with pytest.raises(BrokenExecutor, match="no such model"):
+        ex.submit(abs, 1)
+    assert repr(ex) == "<GPUExecutor: broken>"
+
+
+def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecutor) -> None:
+    with pytest.raises(ExecutorBrokenError, match="lambda"):
+        executor(initializer=lambda: None).submit(abs, 1).result()
+
+
+async def test_asyncio_runs_tasks_in_it(executor: MakeExecutor) -> None:
+    ex, loop = executor(2), asyncio.get_running_loop()
+
+    assert await asyncio.gather(*(loop.run_in_executor(ex, abs, -number) for number in range(4))) == [0, 1, 2, 3]
+
+
+def test_a_worker_is_replaced_after_max_tasks_per_child(executor: MakeExecutor) -> None:
+    ex = executor(max_tasks_per_child=2)
+    pids = [ex.submit(os.getpid).result() for _ in range(4)]
+
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def test_waiting_for_a_result_has_a_timeout(executor: MakeExecutor, gate: Gate) -> None:
+    future = executor().submit(work.report, gate.path)
+    visitor = gate.wait()
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.01)
+    assert future.running()
+    assert not future.cancel()
+    visitor.let_go()
+    future.result()
+
+
+def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeExecutor) -> None:
+    from multiprocessing.shared_memory import SharedMemory  # noqa: PLC0415 - only here
+
+    memory = SharedMemory(create=True, size=16)
+    try:
+        ex = executor(max_tasks_per_child=1)
+        for _ in range(2):  # the second after the first worker has ended
+            assert ex.submit(work.attach, memory.name).result() == 16
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_workers": 0}, "max_workers must be greater than 0, and it is 0"),
+        ({"gpus": 0}, "gpus is 0"),
+        ({"memory": "much"}, "memory: 'much' is not an amount of memory"),
+        ({"retries": -1}, "retries is -1; it must be a whole number, 0 or more"),
+        ({"idle_release_s": -1}, "idle_release_s is -1; it must be a number of seconds, 0 or more"),
+        ({"grace_s": float("nan")}, "grace_s is nan"),
+        ({"max_tasks_per_child": 0}, "max_tasks_per_child must be greater than 0"),
+        ({"time_limit": "soon"}, "soon"),
+        ({"memory_threshold": 200}, "memory_threshold is 200"),
+    ],
+)
+def test_bad_options_are_refused_at_once(executor: MakeExecutor, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        executor(**options)
+
+
+def test_an_unknown_option_is_refused_at_once(executor: MakeExecutor) -> None:
+    with pytest.raises(TypeError, match="max_wrokers"):
+        executor(max_wrokers=2)

@@ -1,0 +1,51 @@
+"""A guard after its command has ended: it lives until the lease is released, because a holder that is dead looks like a loss."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpu_worker_pool.host import guard
+from tests.processes import has_ended
+
+
+@contextmanager
+def guarding(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    ours, theirs = socket.socketpair()
+    program = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())]
+    with ours, subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL) as process:
+        theirs.close()
+        start: dict[str, Any] = {"do": "start", "command": command, "env": dict(os.environ), "safe_until": None}
+        start |= {"limit": None, "group": 0, "grace_s": 1.0, "marks": []}
+        socket.send_fds(ours, [guard.frame(start)], [0, 1, 2])
+        yield process, ours
+
+
+def said(line: socket.socket, event: str) -> dict[str, Any]:
+    buffer = bytearray()
+    while True:
+        buffer += line.recv(65536)
+        for message in guard.unframe(buffer):
+            if message["event"] == event:
+                return message
+
+
+def test_a_guard_lives_until_its_line_is_closed() -> None:
+    with guarding(["true"]) as (process, line):
+        assert said(line, "ended")["status"] == 0
+        # For a while: a guard that does not wait ends within milliseconds.
+        assert not has_ended(process.pid, within_s=0.5)
+        line.close()
+        assert has_ended(process.pid)
+
+
+def test_a_guard_does_not_live_for_ever_if_nobody_closes_its_line() -> None:
+    with guarding(["true"]) as (process, line):
+        said(line, "ended")
+        assert has_ended(process.pid, within_s=30.0)

@@ -1,0 +1,122 @@
+"""A backup is whole, private and checked; what is not is refused, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalInUse, JournalTooNew
+from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.restore import restore
+from tests.ledger.examples import ended, note
+
+SETTINGS = PoolSettings()
+
+
+@pytest.fixture
+def copy(path: Path) -> Path:
+    """A backup that was made while the journal was in use."""
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([note(number) for number in range(100)], [ended(f"lease{number}") for number in range(100)])
+        back_up(path, path.with_name("backup"), SETTINGS)
+    return path.with_name("backup")
+
+
+def test_a_backup_is_one_private_file_with_all_that_was_written(path: Path, copy: Path) -> None:
+    assert (copy.stat().st_mode & 0o777, sorted(copy.parent.glob("*backup*"))) == (0o600, [copy])
+    assert check(copy, SETTINGS) == JournalFacts(0, 0, 100, None, None)
+    with closing(SqliteJournal(copy)) as made, closing(SqliteJournal(path)) as journal:
+        assert made.load(1000) == journal.load(1000)
+
+
+def test_no_file_is_overwritten(path: Path, copy: Path) -> None:
+    before = copy.read_bytes()
+
+    with pytest.raises(JournalError, match="is there already"):
+        back_up(path, copy, SETTINGS)
+
+    assert copy.read_bytes() == before
+
+
+def test_a_journal_whose_end_is_missing_is_not_backed_up(path: Path, copy: Path) -> None:
+    copy.rename(path)  # the mark beside it is that of the journal
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([note(1)], ())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM event WHERE position = 101")
+        connection.execute("UPDATE sqlite_sequence SET seq = 100")
+        connection.commit()
+
+    with pytest.raises(JournalDamaged, match="its last 1 events"):
+        back_up(path, copy, SETTINGS)
+
+    assert not list(path.parent.glob("*backup*"))
+
+
+def overwrite(copy: Path, before: bytes, after: bytes) -> None:
+    copy.write_bytes(copy.read_bytes().replace(before, after, 1))
+
+
+def execute(copy: Path, statement: str) -> None:
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+DAMAGE: list[tuple[Callable[[Path], object], type[JournalError], str]] = [
+    (lambda copy: overwrite(copy, b"program 50", b"program 5x"), JournalDamaged, "was altered"),
+    (lambda copy: overwrite(copy, b'{"id":"lease50"', b'{"id":"lease5x"'), JournalDamaged, "was altered"),
+    (lambda copy: copy.write_bytes(copy.read_bytes()[:-4096]), JournalDamaged, "damaged"),
+    (lambda copy: copy.write_bytes(b"nothing of the kind" * 100), JournalDamaged, "not a database"),
+    (lambda copy: copy.write_bytes(b""), JournalDamaged, "not a backup of a pool"),
+    (lambda copy: execute(copy, "PRAGMA user_version = 99"), JournalTooNew, "newer version"),
+    (lambda copy: copy.unlink(), JournalError, "there is no file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "kind", "said"), DAMAGE)
+def test_a_damaged_backup_is_refused_and_nothing_is_changed(
+    path: Path, copy: Path, damage: Callable[[Path], object], kind: type[JournalError], said: str
+) -> None:
+    damage(copy)
+    before = path.read_bytes()
+
+    with pytest.raises(kind, match=said):
+        restore(copy, path, SETTINGS, (), replace=True)
+
+    assert path.read_bytes() == before
+    assert not [found for found in path.parent.iterdir() if "damaged" in found.name or "restoring" in found.name]
+
+
+def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(path: Path, copy: Path) -> None:
+    with pytest.raises(JournalError, match="--force"):
+        restore(copy, path, SETTINGS, ())
+    with closing(SqliteJournal(path)) as journal:
+        old_id = journal.pool_id
+        with pytest.raises(JournalInUse):
+            restore(copy, path, SETTINGS, (), replace=True)
+        journal.append([note(number) for number in range(500)], ())  # the mark is far ahead of the backup
+
+    done = restore(copy, path, SETTINGS, (), replace=True)
+
+    assert done.replaced is not None
+    with closing(SqliteJournal(done.replaced)) as kept, closing(SqliteJournal(path)) as journal:
+        assert (kept.pool_id, journal.pool_id != old_id) == (old_id, True)
+        assert len(journal.load(1000).ended) == 100
+
+
+def test_a_backup_of_an_older_version_is_migrated(path: Path, copy: Path) -> None:
+    execute(copy, "PRAGMA user_version = 3")
+    path.unlink()
+
+    restore(copy, path, SETTINGS, ())
+
+    with closing(SqliteJournal(path)) as journal:
+        assert len(journal.load(1000).ended) == 100
+    assert not list(path.parent.glob("*.version-*"))

@@ -1,0 +1,116 @@
+"""The operator's file of rules: what it may say, and what is said of a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.core.hooks.notice import Occasion
+from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Webhook
+from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
+from tests.documents.blocks import all_blocks
+
+GOOD = """
+allow = ["https://hooks.lab/gpu", "http://127.0.0.1:9000"]
+
+[[hook]]
+on = ["lost", "idle"]
+owner = "ada"
+url = "https://hooks.lab/gpu/ada"
+secret_file = "SECRET"
+timeout_s = 5
+
+[[hook]]
+on = ["node_unknown"]
+node = "gpu-*"
+command = ["/usr/local/bin/page", "operator"]
+
+[[hook]]
+on = ["ended"]
+mail = "ada@example.org"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "hooks.toml"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def test_rules_are_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n", encoding="utf-8")
+
+    rules = read_rules(written(tmp_path, GOOD.replace("SECRET", str(secret))))
+
+    assert rules == (
+        Rule(
+            frozenset({Occasion.LOST, Occasion.IDLE}),
+            Webhook("https://hooks.lab/gpu/ada", "0123456789abcdef"),
+            owner="ada",
+            timeout_s=5,
+        ),
+        Rule(frozenset({Occasion.NODE_UNKNOWN}), Program(("/usr/local/bin/page", "operator")), node="gpu-*"),
+        Rule(frozenset({Occasion.ENDED}), Mail("ada@example.org")),
+    )
+    assert "0123456789abcdef" not in repr(rules)
+
+
+def test_the_rules_in_the_document_are_rules(tmp_path: Path) -> None:
+    (block,) = (block for block in all_blocks() if block.language == "toml")
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef", encoding="utf-8")
+
+    rules = read_rules(written(tmp_path, block.text.replace("/etc/gpu-worker-pool/hook-secret", str(secret))))
+
+    assert len(rules) == block.text.count("[[hook]]") == 3
+
+
+HOOK = '[[hook]]\non = ["lost"]\n'
+ALLOW = 'allow = ["https://hooks.lab/gpu"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[[hook", "is not TOML"),
+        ("alow = []", "'alow' is not known"),
+        ("allow = 'https://hooks.lab'", "allow must be a list"),
+        ("hook = 3", "begin each with"),
+        (HOOK, "hook 1: it has no target"),
+        (f'{HOOK}mail = "a@b.c"\ncommand = ["/bin/true"]', "give one of url, command, mail"),
+        (f'{HOOK}command = "/bin/true"', "command must be a list"),
+        (f'{HOOK}command = ["true"]', "the path of a program"),
+        (f'{HOOK}mail = "ada"', "it must be one address"),
+        (f'{HOOK}mail = "ada@b.c, bob@b.c"', "it must be one address"),
+        (f'{HOOK}url = "https://hooks.lab/gpu"', "`allow` does not name it"),
+        (f'{ALLOW}{HOOK}url = "https://hooks.lab.evil.example/gpu"', "`allow` does not name it"),
+        (f'{ALLOW}{HOOK}url = "https://hooks.lab/gpus"', "`allow` does not name it"),
+        (f'{ALLOW}{HOOK}url = "http://hooks.lab/gpu"', "`allow` does not name it"),
+        (f'{ALLOW}{HOOK}url = "https://ada:secret@hooks.lab/gpu"', "user name or password"),
+        (f'{ALLOW}{HOOK}url = "file:///etc/passwd"', "http:// or https://"),
+        (f'{ALLOW}{HOOK}url = "https://hooks.lab/gpu"\nsecret_file = "/nonexistent"', "cannot be read"),
+        (f'{HOOK}mail = "a@b.c"\ntimeout_s = 0', "timeout_s is 0"),
+        (f'{HOOK}mail = "a@b.c"\nowner = 3', "owner must be a text"),
+        ('[[hook]]\nmail = "a@b.c"', "on names no occasion"),
+        ('[[hook]]\non = ["granted", "gone"]\nmail = "a@b.c"', "on has 'gone'"),
+        (f'{HOOK}mail = "a@b.c"\nuser = "x"', "'user' is not known"),
+    ],
+)
+def test_a_mistake_is_said(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(RulesUnusable) as caught:
+        read_rules(written(tmp_path, text))
+    assert fault in str(caught.value)
+    assert "secret@" not in str(caught.value)
+
+
+def test_a_file_that_others_can_change_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    path.chmod(0o666)
+
+    with pytest.raises(RulesUnusable, match="other users"):
+        read_rules(path)
+    with pytest.raises(RulesUnusable, match="cannot be read"):
+        read_rules(tmp_path / "none")

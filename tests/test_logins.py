@@ -1,0 +1,128 @@
+"""The file of a user's logins: what is read from it, and what is not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.logins import (
+    Login,
+    LoginsUnusable,
+    logins_file,
+    read_logins,
+    with_login,
+    without_login,
+    write_logins,
+)
+from gpu_worker_pool.urls import parse_endpoint
+
+FIRST, SECOND = parse_endpoint("http://gpu-1:8000"), parse_endpoint("https://gpu-2/pool")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config" / "gpu-pool" / "config.toml"
+
+
+@given(tokens=st.lists(st.none() | st.from_regex(r"[!-~]{1,40}", fullmatch=True), max_size=3))
+def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, tokens: list[str | None]) -> None:
+    path = tmp_path_factory.mktemp("logins") / "config.toml"
+    logins = [Login(parse_endpoint(f"http://gpu-{place}:8000"), token) for place, token in enumerate(tokens)]
+
+    write_logins(path, logins)
+
+    assert read_logins(path) == logins
+
+
+def test_only_the_user_can_read_what_is_written_also_over_a_file_that_was_open(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch(0o644)
+
+    write_logins(path, [Login(FIRST, "a-token")])
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - no draft is left
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_file_that_others_can_read_or_write_is_refused(path: Path, mode: int) -> None:
+    write_logins(path, [Login(FIRST, "a-secret-token")])
+    path.chmod(mode)
+
+    with pytest.raises(LoginsUnusable, match="chmod 600") as caught:
+        read_logins(path)
+    assert "a-secret-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[server",
+        "server = 3",
+        "server = ['a-secret-token']",
+        "[[server]]\ntoken = 'a-secret-token'",
+        "[[server]]\nurl = 'ftp://a-secret-token'",
+        "[[server]]\nurl = 'http://gpu-1'\ntoken = ['a-secret-token']",
+        "[[server]]\nurl = 'http://gpu-1'\ntoken = ''",
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_not_quoted(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch(0o600)
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(LoginsUnusable, match="repair it, or remove it") as caught:
+        read_logins(path)
+    assert "a-secret-token" not in str(caught.value)
+
+
+def test_no_file_is_no_login(path: Path) -> None:
+    assert read_logins(path) == []
+    assert read_logins(None) == []
+
+
+def test_where_the_file_is() -> None:
+    assert logins_file({"HOME": "/home/bob"}) == Path("/home/bob/.config/gpu-pool/config.toml")
+    assert logins_file({"HOME": "/home/bob", "XDG_CONFIG_HOME": "/etc/bob"}) == Path("/etc/bob/gpu-pool/config.toml")
+    assert logins_file({"HOME": "/home/bob", "XDG_CONFIG_HOME": "here"}) == Path(
+        "/home/bob/.config/gpu-pool/config.toml"
+    )
+    assert logins_file({}) is None
+
+
+def test_a_second_login_at_a_server_takes_the_place_of_the_first() -> None:
+    logins = [Login(FIRST, "old"), Login(SECOND, "other")]
+
+    assert with_login(logins, Login(parse_endpoint("http://gpu-1:8000/"), "new")) == [
+        Login(FIRST, "new"),
+        Login(SECOND, "other"),
+    ]
+    assert without_login(logins, SECOND) == [Login(FIRST, "old")]
+
+
+def test_the_client_uses_all_logins_with_a_token_for_each(path: Path) -> None:
+    write_logins(path, [Login(FIRST, "one"), Login(SECOND, None)])
+    environ = {"XDG_CONFIG_HOME": str(path.parent.parent)}
+
+    config = ClientConfig.build(environ=environ)
+
+    assert [endpoint.url for endpoint in config.endpoints.values()] == [FIRST.url, SECOND.url]
+    assert list(config.tokens.values()) == ["one"]
+    assert (config.is_multi, config.is_named) == (True, True)
+
+
+def test_a_login_gives_its_token_to_the_same_server_and_to_no_other(path: Path) -> None:
+    write_logins(path, [Login(FIRST, "one")])
+    environ = {"XDG_CONFIG_HOME": str(path.parent.parent)}
+
+    named = {**environ, "GPU_SERVICE_ENDPOINTS": f"{FIRST.url},http://elsewhere:8000"}
+    assert list(ClientConfig.build(environ=named).tokens.values()) == ["one"]
+    assert ClientConfig.build(service_endpoint="http://elsewhere:8000", environ=environ).tokens == {}
+    assert list(ClientConfig.build(environ={**environ, "GPU_POOL_TOKEN": "env"}).tokens.values()) == ["env"]
+    assert list(ClientConfig.build(token="given", environ=environ).tokens.values()) == ["given"]  # noqa: S106
