@@ -18,7 +18,7 @@ from .core.endpoints.strategies import STRATEGIES
 from .core.model.checks import check_number, check_whole
 from .core.model.thresholds import DEFAULT_THRESHOLDS
 from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
-from .logins import Login, LoginsUnusable, logins_file, read_logins
+from .logins import Login, LoginsUnusable, find_logins
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
 
 def _logins(environ: Mapping[str, str]) -> list[Login]:
     try:
-        return read_logins(logins_file(environ))
+        return find_logins(environ)
     except LoginsUnusable as why:
         logger.error("%s", why)  # noqa: TRY400
         return []

@@ -4,15 +4,17 @@ read.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 from .urls import EndpointUrl, parse_endpoint
+
+# Loaded where there are logins: most users have none, and every client looks for some.
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HEADER = "# Kept by `gpu-pool login` and `gpu-pool logout`.\n"
 
@@ -31,9 +33,16 @@ class Login:
 
 def logins_file(environ: Mapping[str, str]) -> Path | None:
     """Where the logins of this user are; None if the user has no home."""
-    folders = (Path(environ.get("XDG_CONFIG_HOME", "")), Path(environ.get("HOME", "")) / ".config")
-    # The XDG specification says to ignore a relative path.
-    return next((folder / "gpu-pool" / "config.toml" for folder in folders if folder.is_absolute()), None)
+    from pathlib import Path  # noqa: PLC0415 - see above
+
+    name = _file_name(environ)
+    return None if name is None else Path(name)
+
+
+def find_logins(environ: Mapping[str, str]) -> list[Login]:
+    """All logins of this user. LoginsUnusable as `read_logins`."""
+    name = _file_name(environ)
+    return read_logins(logins_file(environ)) if name is not None and os.path.lexists(name) else []
 
 
 def read_logins(path: Path | None) -> list[Login]:
@@ -61,7 +70,7 @@ def read_logins(path: Path | None) -> list[Login]:
 def write_logins(path: Path, logins: Sequence[Login]) -> None:
     """Replace the file, at once and as a whole. OSError if it cannot be written."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid4().hex}")
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(_HEADER + "".join(map(_entry, logins)))
@@ -101,7 +110,16 @@ def _login(entry: Mapping[str, object]) -> Login:
     return Login(parse_endpoint(str(entry["url"])), token)
 
 
+def _file_name(environ: Mapping[str, str]) -> str | None:
+    home = environ.get("HOME", "")
+    folders = (environ.get("XDG_CONFIG_HOME", ""), home and f"{home}/.config")
+    # The XDG specification says to ignore a relative path.
+    return next((f"{folder}/gpu-pool/config.toml" for folder in folders if folder.startswith("/")), None)
+
+
 def _entry(login: Login) -> str:
+    import json  # noqa: PLC0415 - see above
+
     # A JSON string of ASCII characters is a TOML string, too.
     token = "" if login.token is None else f"token = {json.dumps(login.token)}\n"
     return f"\n[[server]]\nurl = {json.dumps(login.endpoint.url)}\n{token}"
