@@ -133,6 +133,13 @@ class PoolState:
         self.settled_until = -inf
         self.newcomers.clear()
 
+    def is_settled_at(self, now: float) -> bool:
+        """Whether a pass over the queue would find nothing."""
+        if self.newcomers or self.inside.unsettled or max(now, self.clock) > self.settled_until:
+            return False
+        may_reclaim = self.reclaimable or self.capacity.used_outside_by
+        return not (may_reclaim and len(self.queue))
+
     def line_up(self) -> None:
         """Line the waiters up by owner if owners are not treated alike."""
         is_split = bool(self.settings.fair_share or self.quotas or any(b.owner for b in self.bookings.values()))

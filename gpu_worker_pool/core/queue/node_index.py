@@ -180,7 +180,7 @@ class NodeIndex:
     def _listed(self) -> Iterator[Listed]:
         """How many of its GPUs are open, and how its own lists begin."""
         for (use, is_clear), names in self.open_names.items():
-            yield use, Group(frozenset(names), is_clear), (names.total(), self.node)
+            yield use, Group(frozenset(names), is_clear), (sum(names.values()), self.node)
         for (use, group), entries in self.lists.items():
             if use is not Use.SHARED:
                 yield use, group, (entries[0][0], len(self.open_to_exclusive), self.node)
