@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from json import dumps
 from zlib import crc32
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import encode_ended, encode_event
+from gpu_worker_pool.ledger.codec import encode_ended, encode_event, encode_gpus
 
 Row = tuple[object, ...]
 
@@ -46,7 +45,7 @@ def ended_row(lease: EndedLease) -> Row:
         lease.granted_at,
         lease.ended_at,
         (lease.warned or lease.reason).value,  # for the accounting: it ended because it was warned
-        dumps(lease.gpus),
+        encode_gpus(lease.gpus),
         body,
         crc32(body.encode()),
     )
