@@ -21,6 +21,6 @@ def check_head(scope: Scope) -> None:
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS:
         raise Refused(431, f"There are {len(headers)} headers; there must be at most {MAX_HEADERS}.", CLOSE)
-    size = sum(len(name) + len(value) for name, value in headers)
+    size = sum([len(name) + len(value) for name, value in headers])
     if size > MAX_HEADERS_BYTES:
         raise Refused(431, f"The headers have {size} bytes; there must be at most {MAX_HEADERS_BYTES}.", CLOSE)
