@@ -61,15 +61,23 @@ def active_view(
     **moving: Any,
 ) -> wire.LeaseView:
     """An active lease on these GPUs; `by_uuid`, `pool_id` and `asked` are as in `lease_view`."""
-    parts = _parts(gpus, by_uuid=by_uuid)
+    kind: Callable[..., wire.LeaseView] = (
+        wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
+    )
+    if len({gpu.node for gpu in gpus}) == 1:
+        env: Mapping[str, str] = _env(gpus, by_uuid=by_uuid)
+    else:
+        parts = _parts(gpus, by_uuid=by_uuid)
+        kind = partial(wire.GangLeaseView, pool_id=pool_id, nodes=parts)
+        env = next((part.env for part in parts if part.node == asked), parts[0].env)
     return _view(
-        _active_kind(parts, pool_id),
+        kind,
         lease,
         "active",
         gpus=gpus,
         fence=lease.fence,
         granted_at=iso_time(lease.granted_at),
-        env=next((part.env for part in parts if part.node == asked), parts[0].env),
+        env=env,
         **moving,
     )
 
@@ -196,12 +204,6 @@ def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
     if wishes.nodes == 1 and wishes.node is None:
         return wire.WishesView
     return partial(wire.FleetWishesView, nodes=wishes.nodes, node=wishes.node)
-
-
-def _active_kind(parts: tuple[wire.NodePart, ...], pool_id: str | None) -> Callable[..., wire.LeaseView]:
-    if len(parts) > 1:
-        return partial(wire.GangLeaseView, pool_id=pool_id, nodes=parts)
-    return wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
 
 
 def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePart, ...]:
