@@ -183,8 +183,11 @@ class PoolState:
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.
-        times = [nextafter(self.settled_until, inf), self.deadlines.next_due_at(), self.timetable.next_due_at()]
-        return min(at for at in times if at is not None)
+        due_at = nextafter(self.settled_until, inf)
+        for at in (self.deadlines.next_due_at(), self.timetable.next_due_at()):
+            if at is not None and at < due_at:
+                due_at = at
+        return due_at
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]
