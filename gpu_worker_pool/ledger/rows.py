@@ -13,6 +13,7 @@ Row = tuple[object, ...]
 
 
 def event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], int]:
+    """The rows of events, without their positions, and the checksum with them; `crc` is that of the row before."""
     rows: list[Row] = []
     for event in events:
         body = encode_event(event)
