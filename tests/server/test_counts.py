@@ -45,8 +45,9 @@ BOTH = {
     "decisions: Tick": 1,
 }
 AT_MOST: dict[str, dict[str, int]] = {
-    "PUT alone": {**BOTH, "decisions: RequestLease": 1, "decisions: ServeQueue": 2},
-    "DELETE alone": {**BOTH, "decisions: Release": 1, "decisions: ServeQueue": 1},
+    "PUT alone": {**BOTH, "decisions: RequestLease": 1, "decisions: ServeQueue": 1},
+    # No waiter can have the GPU before it is read: there is no pass over the queue.
+    "DELETE alone": {**BOTH, "decisions: Release": 1},
     # Until the next holder, which waits, has its answer: a reading shows that the GPUs are free, and the grant is written.
     "DELETE after": {
         "commits": 2,
@@ -66,7 +67,7 @@ AT_MOST: dict[str, dict[str, int]] = {
         "decisions: Tick": 2,
         "decisions: Release": 1,
         "decisions: Observe": 1,
-        "decisions: ServeQueue": 3,
+        "decisions: ServeQueue": 1,
     },
 }
 
