@@ -45,7 +45,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "read from the socket, and parse the head": ("server.http.protocol:BoundedProtocol.data_received",),
     "coroutines of the call, until it waits for the commit": ("server.http.protocol:BoundedProtocol._begin",),
     "find the handler": ("server.http.route_index:RouteIndex.find", "server.http.router:check_head"),
-    "access check": ("server.http.call:Call.caller", "server.http.call:merge_headers", "server.calls.leases:may_manage"),
+    "access check": ("server.http.call:Call.caller", "server.http.connection:Connection.headers_of", "server.calls.leases:may_manage"),
     "body and query": (
         "server.http.exchange:Exchange.take_body", "server.http.call:parse_form", "server.http.call:Call.query",
         "server.calls.leases:to_request",

@@ -11,7 +11,7 @@ from typing import cast
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.access_token import AccessToken
 from gpu_worker_pool.core.model.booking import Booking
-from gpu_worker_pool.core.model.gpu import InventoryGpu
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
@@ -45,12 +45,45 @@ _codec = RecordCodec(
 )
 
 
+# A text in JSON cannot contain a key with its quotes, so this is found only where it is.
+_NO_REQUEST = '"request":null'
+_MOST_REQUESTS = 256
+
+
+class _RequestTexts:
+    """The texts of the last requests. One that is granted and released at once is written twice, and a worker asks for the
+    same again and again. By identity: of equal requests, the processes may differ.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Request, str]] = {}
+
+    def of(self, request: Request) -> str:
+        kept = self._kept.get(id(request))
+        if kept is None:
+            if len(self._kept) >= _MOST_REQUESTS:
+                self._kept.clear()
+            kept = self._kept[id(request)] = request, _codec.encode(_codec.as_object(request))
+        return kept[1]
+
+
+_request_texts = _RequestTexts()
+
+
 def encode_event(event: ev.DurableEvent) -> str:
     """Encode as one line of ASCII, with kind and time."""
     kind = type(event)
     if kind.__name__ not in EVENT_KINDS:
         raise ValueError(f"{kind.__name__} is not a durable event; it does not belong in a journal")
-    return _codec.encode({"kind": kind.__name__, **_codec.as_object(event)})
+    return _encode({"kind": kind.__name__, **_codec.as_object(event)})
+
+
+def _encode(parts: dict[str, object]) -> str:
+    request = parts.get("request")
+    if not isinstance(request, Request):
+        return _codec.encode(parts)
+    parts["request"] = None
+    return _codec.encode(parts).replace(_NO_REQUEST, f'"request":{_request_texts.of(request)}', 1)
 
 
 def decode_event(text: str) -> ev.DurableEvent:
@@ -63,7 +96,11 @@ def decode_event(text: str) -> ev.DurableEvent:
 
 
 def encode_ended(lease: EndedLease) -> str:
-    return _codec.encode(_codec.as_object(lease))
+    return _encode(_codec.as_object(lease))
+
+
+def encode_gpus(gpus: tuple[GpuKey, ...]) -> str:
+    return _codec.encode(gpus)
 
 
 def decode_ended(text: str) -> EndedLease:

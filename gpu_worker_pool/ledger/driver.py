@@ -322,7 +322,7 @@ class Driver:
             heard_until = min(heard_until, command.arrived_at)
         turn = self._turn
         events = turn.work(lambda: step(self.state, command, now, turn.passes_left, heard_until, turn.has_time))
-        turn.passes_left -= sum(isinstance(event, ev.LeaseGranted) for event in events)
+        turn.passes_left -= len([event for event in events if isinstance(event, ev.LeaseGranted)])
         return events
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
@@ -375,9 +375,10 @@ class Driver:
 
     def _tell(self, batch: WriteBatch) -> None:
         """Answer the callers of a batch that is written, and tell what happened."""
-        for event in batch.news:
-            if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
-                batch.callers += self._waiters.pop(event.lease_id)
+        if self._waiters:
+            for event in batch.news:
+                if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
+                    batch.callers += self._waiters.pop(event.lease_id)
         self._turn.answer(batch.callers)
         for listener in self.listeners:
             listener(batch.news)

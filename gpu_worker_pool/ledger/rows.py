@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from json import dumps
 from zlib import crc32
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import encode_ended, encode_event
+from gpu_worker_pool.ledger.codec import encode_ended, encode_event, encode_gpus
 
 Row = tuple[object, ...]
 
 
 def event_rows(events: Sequence[DurableEvent], crc: int) -> tuple[list[Row], int]:
+    """The rows of events, without their positions, and the checksum with them; `crc` is that of the row before."""
     rows: list[Row] = []
     for event in events:
         body = encode_event(event)
@@ -46,7 +46,7 @@ def ended_row(lease: EndedLease) -> Row:
         lease.granted_at,
         lease.ended_at,
         (lease.warned or lease.reason).value,  # for the accounting: it ended because it was warned
-        dumps(lease.gpus),
+        encode_gpus(lease.gpus),
         body,
         crc32(body.encode()),
     )

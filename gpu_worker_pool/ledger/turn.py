@@ -141,6 +141,9 @@ class Waiters:
         # Ordered sets: a caller leaves the lines of a thousand leases without a search in each.
         self._by_lease: dict[str, dict[Caller, None]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._by_lease)
+
     def __len__(self) -> int:
         return sum(map(len, self._by_lease.values()))
 

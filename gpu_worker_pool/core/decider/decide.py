@@ -128,8 +128,7 @@ def _end(
         return [ev.LeaseUnknown(now, lease_id)]
     if isinstance(lease, DrainingLease | EndedLease):
         return []
-    ended = all_ended(state, lease, reason, now)
-    return [*ended] if by is None and why is None else [replace(event, by=by, why=why) for event in ended]
+    return [*all_ended(state, lease, reason, now, by, why)]
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:

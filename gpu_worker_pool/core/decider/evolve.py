@@ -147,6 +147,7 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.claims = dict(event.claims)
     state.undated = dict(event.undated)
     state.newcomers.clear()
+    state.queue.line_up()
 
 
 def _sub_leases_settled(state: PoolState, event: ev.SubLeasesSettled) -> None:

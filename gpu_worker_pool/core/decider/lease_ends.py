@@ -8,15 +8,29 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.sub_leases import leases_inside
 
 
-def all_ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> list[ev.LeaseEnded]:
+def all_ended(  # noqa: PLR0917 - as the event
+    state: PoolState,
+    lease: QueuedLease | ActiveLease,
+    reason: EndReason,
+    now: float,
+    by: str | None = None,
+    why: str | None = None,
+) -> list[ev.LeaseEnded]:
     """The end of a lease, after that of the leases inside it: these end with it, for its reason."""
-    return [_ended(state, each, reason, now) for each in (*leases_inside(state, lease.id), lease)]
+    return [_ended(state, each, reason, now, by, why) for each in (*leases_inside(state, lease.id), lease)]
 
 
-def _ended(state: PoolState, lease: QueuedLease | ActiveLease, reason: EndReason, now: float) -> ev.LeaseEnded:
+def _ended(  # noqa: PLR0917 - private
+    state: PoolState,
+    lease: QueuedLease | ActiveLease,
+    reason: EndReason,
+    now: float,
+    by: str | None,
+    why: str | None,
+) -> ev.LeaseEnded:
     # The GPUs of a lease inside another stay the other's, whose draining covers the processes of both.
     gpus = lease.gpus if isinstance(lease, ActiveLease) and lease.request.parent is None else ()
     draining = tuple(
         key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
     )
-    return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s)
+    return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s, by, why)

@@ -23,7 +23,7 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
 ) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
 
-    The queue is served after every command, because every command may free or take GPUs. The state is then ahead of the
+    The queue is served after every command that may free or take GPUs. The state is then ahead of the
     journal. A client must not be told before the durable events are written. If they cannot be written, the state must
     be discarded and replayed from the journal.
 
@@ -44,6 +44,6 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
     if not isinstance(command, cmd.TakeOver | cmd.Tick) and state.has_due(now, heard_until):
         carry_out(cmd.Tick(heard_until))
     carry_out(command)
-    while most_passes > 0 and has_time() and carry_out(cmd.ServeQueue()):
+    while most_passes > 0 and not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
         most_passes -= 1
     return happened

@@ -152,11 +152,13 @@ class GpuSlot:
         active = {lease_id: occupant for lease_id, occupant in self.occupants.items() if not occupant.is_draining}
         return GpuSlot(self.key, self.reading, Occupants(active), self.members)
 
-    def attribute(self, processes: Iterable[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
+    def attribute(self, processes: Sequence[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
         """The processes of each occupant: its holder, descendants of the holder, and processes that were the lease's
         before (a process whose parent died keeps its lease). The nearest ancestor decides. Of leases with the same
         holder, active ones come before draining ones.
         """
+        if not processes:
+            return dict.fromkeys(self.occupants, ())
         roots = by_pid((lease_id, self._roots(lease_id)) for lease_id in self.occupants)
         members: dict[str, list[ProcessId]] = {lease_id: [] for lease_id in self.occupants}
         for process in processes:
@@ -259,6 +261,8 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
         return None
+    if not slot.occupants and not reading.processes:
+        return MemoryUse({}, max(reading.memory_used_mb, 0.0), 0.0)
     if slot.memory_sums is None or not slot.memory_sums.is_of(slot, ignored_processes):
         slot.memory_sums = _MemorySums(slot, reading, reading.memory_used_mb, ignored_processes)
     elif len(slot.memory_sums.by_lease) < len(slot.occupants):

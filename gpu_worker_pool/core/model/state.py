@@ -136,6 +136,13 @@ class PoolState:
         self.settled_until = -inf
         self.newcomers.clear()
 
+    def is_settled_at(self, now: float) -> bool:
+        """Whether a pass over the queue would find nothing."""
+        if self.newcomers or self.inside.unsettled or max(now, self.clock) > self.settled_until:
+            return False
+        may_reclaim = self.reclaimable or self.capacity.used_outside_by
+        return not (may_reclaim and len(self.queue))
+
     def line_up(self) -> None:
         """Line the waiters up by owner if owners are not treated alike."""
         is_split = bool(self.settings.fair_share or self.quotas or any(b.owner for b in self.bookings.values()))
@@ -179,8 +186,11 @@ class PoolState:
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.
-        times = [nextafter(self.settled_until, inf), self.deadlines.next_due_at(), self.timetable.next_due_at()]
-        return min(at for at in times if at is not None)
+        due_at = nextafter(self.settled_until, inf)
+        for at in (self.deadlines.next_due_at(), self.timetable.next_due_at()):
+            if at is not None and at < due_at:
+                due_at = at
+        return due_at
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]

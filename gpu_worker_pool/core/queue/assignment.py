@@ -139,16 +139,12 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
     line = state.queue.line_of(newcomer)
     if obstacle(state, line) is not None:
         return settled
-    survey, keeps, order = Survey(state, now), Keeps(state, now), Order(state, now)
-    own = order.place_of(newcomer)
-    ahead = {
-        lease_id
-        for lease_id in {*state.claims.values(), *([state.reservation.lease_id] if state.reservation else [])}
-        if order.place_of(state.queued(lease_id)) < own
-    }
+    survey, keeps, ahead = Survey(state, now), Keeps(state, now), _kept_for_ahead(state, newcomer, now)
     if state.reservation is not None and state.reservation.lease_id in ahead:
         keeps.reservation = state.reservation
-    kept = keeps.kept_from(line).union(key for key, claimer in state.claims.items() if claimer in ahead)
+    kept = keeps.kept_from(line)
+    if ahead:
+        kept = kept.union(key for key, claimer in state.claims.items() if claimer in ahead)
     gpus = survey.place(line.wishes, kept)
     if gpus is not None:
         if line.wishes.has_thresholds and (line.wishes.is_shared or state.settings.workers_per_gpu > 1):
@@ -162,3 +158,15 @@ def _admit(state: PoolState, newcomer: QueuedLease, now: float) -> QueuePass | N
     due_at = inf if keeps.reservation is not None else just_before(reserves_at(state, newcomer))
     settled.settled_until = min(state.settled_until, survey.holds_until, due_at)
     return settled if settled.settled_until >= now else None
+
+
+def _kept_for_ahead(state: PoolState, newcomer: QueuedLease, now: float) -> set[str]:
+    """The waiters ahead of a new one for which GPUs are kept."""
+    waiters = set(state.claims.values())
+    if state.reservation is not None:
+        waiters.add(state.reservation.lease_id)
+    if not waiters:
+        return waiters
+    order = Order(state, now)
+    own = order.place_of(newcomer)
+    return {lease_id for lease_id in waiters if order.place_of(state.queued(lease_id)) < own}

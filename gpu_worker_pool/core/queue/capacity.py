@@ -74,10 +74,11 @@ class Capacity:
         return any(matters)
 
     def _reindex(self, node: str, changes: Mapping[GpuKey, SlotFacts | None]) -> bool:
-        is_new = node not in self._nodes
-        index = self._nodes.setdefault(node, NodeIndex(node))
+        known = self._nodes.get(node)
+        is_new = known is None
+        index = self._nodes[node] = known or NodeIndex(node)
         makeup, in_service = index.makeup, index.makeup_in_service
-        named = [(known.gpu_index, key) for key in changes if (known := index.facts.get(key)) and known.gpu_class]
+        named = [(facts.gpu_index, key) for key in changes if (facts := index.facts.get(key)) and facts.gpu_class]
         lost: set[Listed] = set()
         gained: set[Listed] = set()
         for key, found in changes.items():
@@ -85,7 +86,8 @@ class Capacity:
             lost |= of_gpu[0]
             gained |= of_gpu[1]
         self._relist(*index.list_again())
-        self._relist(_shared(index, lost), _shared(index, gained))
+        if lost or gained:
+            self._relist(_shared(index, lost), _shared(index, gained))
         if not index.facts:
             del self._nodes[node]
         if is_new or not index.facts or makeup != index.makeup:

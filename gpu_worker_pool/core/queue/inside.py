@@ -62,6 +62,10 @@ class LeasesInside:
         """The position among the waiters inside the same lease; 1 is served next."""
         return bisect_left(self._waiting[_parent_of(lease)], (*lease.order, lease.id)) + 1
 
+    def __bool__(self) -> bool:
+        """Whether there are any, waiting or active."""
+        return bool(self._waiting or self._active)
+
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 

@@ -180,7 +180,7 @@ class NodeIndex:
     def _listed(self) -> Iterator[Listed]:
         """How many of its GPUs are open, and how its own lists begin."""
         for (use, is_clear), names in self.open_names.items():
-            yield use, Group(frozenset(names), is_clear), (names.total(), self.node)
+            yield use, Group(frozenset(names), is_clear), (sum(names.values()), self.node)
         for (use, group), entries in self.lists.items():
             if use is not Use.SHARED:
                 yield use, group, (entries[0][0], len(self.open_to_exclusive), self.node)
@@ -223,11 +223,14 @@ def facts_of(
     is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
     if not is_measured or load_percent is None or slot.key in excluded:
         return SlotFacts(reading.gpu.index, gpu_class)
-    bounds = {"workers_per_gpu": settings.workers_per_gpu, "max_sharers": settings.max_sharers}
-    is_open_to_shared = slot.is_open_for(shared=True, **bounds)
+    workers_per_gpu, max_sharers = settings.workers_per_gpu, settings.max_sharers
+    is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
+    is_open_to_exclusive = slot.is_open_for(shared=False, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
+    if not is_open_to_shared and not is_open_to_exclusive:
+        # It is in no list until a lease ends, whatever is read of it.
+        return SlotFacts(reading.gpu.index, gpu_class, is_open_to_exclusive, is_open_to_shared)
     use = memory_use(slot, ignored_processes) if is_open_to_shared else None
     outside = None if settings.outsiders == "thresholds" else outside_use(slot, settings, ignored_processes)
-    is_open_to_exclusive = slot.is_open_for(shared=False, **bounds)
     percent, limits = used_percent(slot, ignored_processes), settings.thresholds
     is_below = percent is not None and percent < limits.memory_percent and load_percent < limits.utilization_percent
     is_ours_only = is_open_to_shared and is_used_by_leases_only(slot, ignored_processes)

@@ -111,7 +111,7 @@ def judge_inside(state: PoolState, parent: ActiveLease, key: GpuKey, wishes: Wis
 def leases_inside(state: PoolState, lease_id: str) -> list[QueuedLease | ActiveLease]:
     """The live leases inside a lease, and those inside these; the innermost come first."""
     found: list[QueuedLease | ActiveLease] = []
-    outer = [lease_id]
+    outer = [lease_id] if state.inside else []
     while outer:
         parent = outer.pop()
         inner = sorted(state.inside.active_in(parent))

@@ -57,7 +57,11 @@ class WishFamily:
 
 
 class LeaseQueue:
-    """`splits_owners`: owners are not treated alike, because there are quotas, bookings or a fair share."""
+    """`splits_owners`: owners are not treated alike, because there are quotas, bookings or a fair share.
+
+    A waiter is put into its line after the first pass, or when that is asked for: most requests are granted at once, and leave
+    before that.
+    """
 
     def __init__(self) -> None:
         self.splits_owners = False
@@ -66,6 +70,7 @@ class LeaseQueue:
         self._lines: dict[Line, list[QueueKey]] = {}
         self._firsts: list[QueueKey] = []
         self._families: dict[object, WishFamily] = {}
+        self._to_line_up: dict[str, QueuedLease] = {}
         self._by_owner: Counter[str | None] = Counter()
         self._by_process: dict[ProcessId, list[QueueKey]] = {}
 
@@ -80,15 +85,14 @@ class LeaseQueue:
             return
         self.splits_owners = is_split
         self._lines, self._firsts, self._families = {}, [], {}
-        for lease in waiting:
-            self._line_up(lease)
+        self._to_line_up = {lease.id: lease for lease in waiting}
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
         queue_key = (*lease.order, lease.id)
         insort(self._keys, queue_key)
         insort(self._arrivals, (lease.requested_at, lease.id))
-        self._line_up(lease)
+        self._to_line_up[lease.id] = lease
         self._by_owner[lease.request.holder.owner] += 1
         if lease.request.holder.process is not None:
             insort(self._by_process.setdefault(lease.request.holder.process, []), queue_key)
@@ -97,14 +101,8 @@ class LeaseQueue:
         queue_key = (*lease.order, lease.id)
         del self._keys[bisect_left(self._keys, queue_key)]
         del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
-        line = self.line_of(lease)
-        alike = self._lines[line]
-        first = alike[0]
-        del alike[bisect_left(alike, queue_key)]
-        if not alike:
-            del self._lines[line]
-        if first == queue_key:
-            self._change_first(line, first, alike[0] if alike else None)
+        if self._to_line_up.pop(lease.id, None) is None:
+            self._leave_line(lease, queue_key)
         self._by_owner[lease.request.holder.owner] -= 1
         if not self._by_owner[lease.request.holder.owner]:
             del self._by_owner[lease.request.holder.owner]
@@ -113,7 +111,23 @@ class LeaseQueue:
             if not self._by_process[process]:
                 del self._by_process[process]
 
-    def _line_up(self, lease: QueuedLease) -> None:
+    def _leave_line(self, lease: QueuedLease, queue_key: QueueKey) -> None:
+        line = self.line_of(lease)
+        alike = self._lines[line]
+        first = alike[0]
+        del alike[bisect_left(alike, queue_key)]
+        if not alike:
+            del self._lines[line]
+        if first == queue_key:
+            self._change_first(line, first, alike[0] if alike else None)
+
+    def line_up(self) -> None:
+        """Put those into their lines that have come since, and wait on."""
+        for lease in self._to_line_up.values():
+            self._join_line(lease)
+        self._to_line_up.clear()
+
+    def _join_line(self, lease: QueuedLease) -> None:
         line, queue_key = self.line_of(lease), (*lease.order, lease.id)
         alike = self._lines.setdefault(line, [])
         first = alike[0] if alike else None
@@ -154,15 +168,18 @@ class LeaseQueue:
     @property
     def lines(self) -> Mapping[Line, Sequence[QueueKey]]:
         """The waiters of each line, in order."""
+        self.line_up()
         return self._lines
 
     @property
     def firsts(self) -> Sequence[QueueKey]:
         """The first waiter of each line, in order."""
+        self.line_up()
         return self._firsts
 
     @property
     def families(self) -> ValuesView[WishFamily]:
+        self.line_up()
         return self._families.values()
 
     @property
@@ -183,7 +200,7 @@ class LeaseQueue:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return f"<LeaseQueue: {len(self._keys)} waiting, {len(self._lines)} lines>"
+        return f"<LeaseQueue: {len(self._keys)} waiting, {len(self.lines)} lines>"
 
 
 def _family_of(line: Line) -> object:

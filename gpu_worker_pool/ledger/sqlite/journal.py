@@ -109,7 +109,7 @@ class SqliteJournal:
         reach("before_append")
 
         def change(connection: sqlite3.Connection) -> None:
-            insert(connection, self._sql["append_event"], rows)
+            insert(connection, self._sql["append_event"], numbered(rows, self._position))
             insert(connection, self._sql["keep_ended"], ended_rows)
             reach("in_append")
 
@@ -211,12 +211,12 @@ class SqliteJournal:
             raise JournalError(f"the journal {self._path} is closed; open it again to go on")
 
     def _rewrite(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        half = len(rows) // 2
+        rows, half = numbered(rows, self._position), len(rows) // 2
         connection.execute(self._sql["delete_events"])
         connection.executemany(self._sql["append_event"], rows[:half])
         reach("in_compaction")
         connection.executemany(self._sql["append_event"], rows[half:])
-        connection.execute(self._sql["note_compaction"])
+        connection.execute(self._sql["note_compaction"], (self._position + len(rows),))
 
     def _most_ended_within_bounds(self, connection: sqlite3.Connection) -> int:
         """How many ended leases to keep: in a file that is too large, a quarter fewer than there are."""
@@ -268,8 +268,8 @@ class SqliteJournal:
             connection.execute("PRAGMA synchronous = FULL")
             migrate(connection, self._migrations)
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(self._sql["append_event"], rows)
-            connection.execute(self._sql["note_compaction"])
+            connection.executemany(self._sql["append_event"], numbered(rows, 0))
+            connection.execute(self._sql["note_compaction"], (len(rows),))
             connection.execute(self._sql["note_lost"], (lost_at,))
             if self.pool_id:
                 connection.execute(self._sql["keep_pool_id"], (self.pool_id,))
@@ -366,6 +366,11 @@ def _identity(name: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size
+
+
+def numbered(rows: Sequence[Row], last: int) -> list[Row]:
+    """The rows of events with their positions, which follow the last one."""
+    return [(position, *row) for position, row in enumerate(rows, last + 1)]
 
 
 def insert(connection: sqlite3.Connection, sql: str, rows: Sequence[Row]) -> None:

@@ -36,7 +36,7 @@ def rewrite(connection: sqlite3.Connection) -> None:
         if index < len(rows):
             connection.execute(sql["rewrite_event"], (*row, rows[index][0]))
         else:
-            connection.execute(sql["append_event"], row)
+            connection.execute(sql["append_event"], (rows[-1][0] + 1, *row))
 
 
 def on_one_clock(lines: list[Line]) -> Iterator[Line]:

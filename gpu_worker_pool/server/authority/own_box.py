@@ -163,7 +163,7 @@ class OwnBox:
         self._update_simulated(changed)
 
     def _update_simulated(self, keys: set[GpuKey]) -> None:
-        if self._simulated is None:
+        if self._simulated is None or not keys:
             return
         for key in keys:
             slot = self._driver.state.slots.get(key)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -186,7 +187,7 @@ class Pool:
                 process = forwarded.holder_process(is_admin=is_admin)
             if process is not None:
                 node = self.node if forwarded is None else forwarded.node
-                request = replace(request, holder=replace(request.holder, process=process, node=node))
+                request = _with_process(request, process, node)
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
         except NotWritten:
@@ -307,6 +308,12 @@ class Pool:
 
     async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
         await self._driver.do(command)
+
+
+# A worker asks again and again for the same.
+@lru_cache(maxsize=256)
+def _with_process(request: Request, process: ProcessId, node: str) -> Request:
+    return replace(request, holder=replace(request.holder, process=process, node=node))
 
 
 def _check_is_there(gone: asyncio.Future[None], connection: WaitingConnection) -> None:

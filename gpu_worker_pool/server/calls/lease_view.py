@@ -61,15 +61,23 @@ def active_view(
     **moving: Any,
 ) -> wire.LeaseView:
     """An active lease on these GPUs; `by_uuid`, `pool_id` and `asked` are as in `lease_view`."""
-    parts = _parts(gpus, by_uuid=by_uuid)
+    kind: Callable[..., wire.LeaseView] = (
+        wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
+    )
+    if len({gpu.node for gpu in gpus}) == 1:
+        env: Mapping[str, str] = env_of(gpus, by_uuid=by_uuid)
+    else:
+        parts = _parts(gpus, by_uuid=by_uuid)
+        kind = partial(wire.GangLeaseView, pool_id=pool_id, nodes=parts)
+        env = next((part.env for part in parts if part.node == asked), parts[0].env)
     return _view(
-        _active_kind(parts, pool_id),
+        kind,
         lease,
         "active",
         gpus=gpus,
         fence=lease.fence,
         granted_at=iso_time(lease.granted_at),
-        env=next((part.env for part in parts if part.node == asked), parts[0].env),
+        env=env,
         **moving,
     )
 
@@ -186,9 +194,14 @@ def _ended(
         ended_at=iso_time(lease.ended_at),
         end_reason=lease.reason,
         ended_by=lease.by,
-        end_note=lease.why or (None if lease.warned is None else after_warning(lease.warned)),
+        end_note=end_note(lease),
         **own,
     )
+
+
+def end_note(lease: EndedLease) -> str | None:
+    """The words of the caller that ended it, else what its holder had been told."""
+    return lease.why or (None if lease.warned is None else after_warning(lease.warned))
 
 
 def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
@@ -198,24 +211,18 @@ def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
     return partial(wire.FleetWishesView, nodes=wishes.nodes, node=wishes.node)
 
 
-def _active_kind(parts: tuple[wire.NodePart, ...], pool_id: str | None) -> Callable[..., wire.LeaseView]:
-    if len(parts) > 1:
-        return partial(wire.GangLeaseView, pool_id=pool_id, nodes=parts)
-    return wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
-
-
 def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePart, ...]:
     """The GPUs of each node, in the order of the lease, with the environment of processes there."""
     nodes = dict.fromkeys(gpu.node for gpu in gpus)
     on_nodes = ((node or "", tuple(gpu for gpu in gpus if gpu.node == node)) for node in nodes)
-    return tuple(wire.NodePart(node=node, gpus=own, env=_env(own, by_uuid=by_uuid)) for node, own in on_nodes)
+    return tuple(wire.NodePart(node=node, gpus=own, env=env_of(own, by_uuid=by_uuid)) for node, own in on_nodes)
 
 
 def gpu_refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, ...]:
     return tuple(gpu_ref(state, key) for key in keys)
 
 
-def _env(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
+def env_of(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
     """The environment of a process that must see these GPUs and no others."""
     by_uuid = by_uuid or any(gpu.gpu_id is None or gpu.uuid.startswith(MIG_PREFIX) for gpu in gpus)
     in_order = sorted(gpus, key=lambda gpu: gpu.gpu_id or 0)

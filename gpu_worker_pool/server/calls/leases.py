@@ -22,7 +22,8 @@ from gpu_worker_pool.wire.leases import LeaseList, NotRenewed, RenewAnswer, Rene
 from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, WAIT_S
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
-from .lease_view import lease_view, left_s, outcome_view, warning_view
+from .lease_answers import LeaseAnswers
+from .lease_view import lease_view, left_s, warning_view
 from .pool_view import PoolFrames, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
@@ -39,6 +40,7 @@ class LeaseCalls:
         self._pool = frames.pool
         self._fleet_renewals = fleet_renewals
         self._tokens = tokens
+        self._answers = LeaseAnswers()
         self._shared = SharedAnswers()
         self.stop = self._shared.stop
         self.close = self._shared.close
@@ -167,7 +169,9 @@ class LeaseCalls:
             by=name_of(caller),
             why=query["reason"],
         )
-        return Response(200, encode(outcome_view(self._pool, await self._known(lease_id))))
+        ended = as_ended(await self._known(lease_id))
+        assert ended is not None, lease_id  # noqa: S101 - a broken invariant must not go on
+        return Response(200, self._answers.ended(self._pool.state, ended, self._pool.now()))
 
     async def list_leases(self, call: Call) -> Response:
         self._pool.check_is_open()
@@ -242,12 +246,14 @@ class LeaseCalls:
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any], call: Call) -> bytes:
-        pool, by_uuid = self._pool, query["devices"] == "uuid"
+        pool, state, now = self._pool, self._pool.state, self._pool.now()
+        if isinstance(lease, ActiveLease):
+            by_uuid, asked = query["devices"] == "uuid", call.node or pool.node
+            return self._answers.active(state, lease, now, by_uuid=by_uuid, pool_id=pool.pool_id, asked=asked)
+        if isinstance(lease, EndedLease):
+            return self._answers.ended(state, lease, now)
         starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
-        asked = call.node or pool.node
-        return encode(
-            lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, starts=starts, asked=asked)
-        )
+        return encode(lease_view(state, lease, now, starts=starts))
 
 
 def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> Request:

@@ -221,8 +221,7 @@ def _refuse_unless_local(origin: Origin, headers: Mapping[str, str]) -> None:
         )
     if origin.is_unix:
         return  # which no web page reaches
-    host = _host_and_port(headers.get("host", ""))
-    if host is None or not _is_loopback_name(host[0]):
+    if not _names_loopback(headers.get("host", "")):
         # The address is local and the name is not: that is how a web page reaches a foreign server (DNS rebinding).
         raise Denied(
             403, f"Without a token, the Host must be localhost, 127.0.0.1 or [::1]; call it so, or {HOW_TO_PROVE_IT}."
@@ -245,7 +244,13 @@ def _host_and_port(text: str) -> tuple[str, str] | None:
     return None if parts is None else (parts[1].lower().removesuffix("."), parts[2] or "")
 
 
-def _is_loopback_name(host: str) -> bool:
+@lru_cache(maxsize=256)
+def _names_loopback(text: str) -> bool:
+    """Whether a Host header names this machine by a loopback address or name."""
+    named = _host_and_port(text)
+    if named is None:
+        return False
+    host, _ = named
     if host.startswith("["):
         return is_loopback(host.strip("[]"))
     return host == "localhost" or host.endswith(".localhost") or is_loopback(host)

@@ -34,17 +34,17 @@ async def read_body(
 
     The time is for the whole body: a client that sends a byte now and then is too slow. A body that has arrived needs none.
     """
-    encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in {"", "identity"}:
+    encoding = headers.get("content-encoding")
+    if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
         detail = "The body must not be compressed; send it without Content-Encoding."
         raise Refused(415, detail, {"Accept-Encoding": "identity"})
-    if _says_more_than(limit, headers.get("content-length", "")):
-        raise _too_large(limit)
     arrived = None if exchange is None else exchange.take_body()
     if arrived is not None:
         if len(arrived) > limit:
             raise _too_large(limit)
         return arrived
+    if _says_more_than(limit, headers.get("content-length", "")):
+        raise _too_large(limit)
     try:
         async with (limits or TimeLimits()).within(timeout_s):
             return await _collect(receive, limit)

@@ -26,7 +26,6 @@ from .access import (
     caller_by_token,
     identify,
     is_loopback,
-    merge_headers,
     proxy_header,
     refuse_other_sites,
 )
@@ -60,8 +59,8 @@ class Call:
         self.forwarded: Forwarded | None = None
 
     @cached_property
-    def headers(self) -> dict[str, str]:
-        return merge_headers(self.scope["headers"])
+    def headers(self) -> Mapping[str, str]:
+        return self._connection.headers_of(self.scope["headers"])
 
     @property
     def scope_node(self) -> str | None:
@@ -163,6 +162,8 @@ class Call:
 
     def query(self, *known: Parameter) -> dict[str, Any]:
         """The values of these parameters by name; Refused if one is invalid, unknown or given twice."""
+        if not self._raw_query:
+            return {parameter.name: parameter.default for parameter in known}
         found: dict[str, str | None] = {parameter.name: None for parameter in known}
         try:
             pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from starlette.types import Scope
 
 from .problems import Refused
@@ -21,6 +24,10 @@ def check_head(scope: Scope) -> None:
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS:
         raise Refused(431, f"There are {len(headers)} headers; there must be at most {MAX_HEADERS}.", CLOSE)
-    size = sum(len(name) + len(value) for name, value in headers)
+    size = size_of(headers)
     if size > MAX_HEADERS_BYTES:
         raise Refused(431, f"The headers have {size} bytes; there must be at most {MAX_HEADERS_BYTES}.", CLOSE)
+
+
+def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(map(len, chain.from_iterable(headers)))

@@ -16,7 +16,7 @@ from gpu_worker_pool.server.access_log import call_logger
 
 from .connection import KEY, Connection
 from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
-from .head import CLOSE
+from .head import CLOSE, size_of
 from .loop_share import TurnQueue
 from .polls import PolledAnswer, PolledRequests
 from .problems import Refused, problem_of
@@ -125,16 +125,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope[KEY] = self._connection  # type: ignore[literal-required]
         self._is_in_head, self._head_bytes = True, 0
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header. An error raised here is answered with 400."""
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(TOO_LARGE)
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
+        """Check the head. An error raised here is answered with 400."""
         self._stop_timer()
         self._is_in_head, self._head_bytes = False, 0
+        if size_of(self.headers) > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
         self._check_authority()
         super().on_headers_complete()
         if self._answered is None or self._answered.response_complete:

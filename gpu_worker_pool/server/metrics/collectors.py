@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import time
 
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client import Counter as CounterMetric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,6 +19,8 @@ from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.http.loop_share import LoopShare
+
+from .histogram import PlainHistogram
 
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.
 WAIT_BUCKETS_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600)
@@ -66,16 +66,13 @@ class LeaseMetrics(Collector):
         self._owners: set[str] = set()
         self._gpu_seconds: dict[str, float] = {}
         self._now = _LeasesNow()
-        self._granted = CounterMetric("gpupool_leases_granted", "Leases granted.", registry=registry)
-        self._ended = CounterMetric("gpupool_leases_ended", "Leases ended, by reason.", ["reason"], registry=registry)
-        for reason in EndReason:
-            self._ended.labels(reason)
-        histogram = partial(Histogram, registry=registry)
-        self._wait = histogram("gpupool_lease_wait_seconds", "From the request to the grant.", buckets=WAIT_BUCKETS_S)
-        self._hold = histogram("gpupool_lease_hold_seconds", "From the grant to the end.", buckets=HOLD_BUCKETS_S)
-        write = histogram("gpupool_journal_write_seconds", "Duration of a commit.", buckets=WRITE_BUCKETS_S)
+        self._granted = 0
+        self._ended = dict.fromkeys(EndReason, 0)
+        self._wait = PlainHistogram("gpupool_lease_wait_seconds", "From the request to the grant.", WAIT_BUCKETS_S)
+        self._hold = PlainHistogram("gpupool_lease_hold_seconds", "From the grant to the end.", HOLD_BUCKETS_S)
+        self._write = PlainHistogram("gpupool_journal_write_seconds", "Duration of a commit.", WRITE_BUCKETS_S)
         pool.follow(self._follow)
-        pool.follow_writes(write.observe)
+        pool.follow_writes(self._write.add)
         registry.register(self)
 
     async def look(self, loop_share: LoopShare) -> None:
@@ -100,8 +97,15 @@ class LeaseMetrics(Collector):
             await loop_share.yield_if_due()
         self._now = looked
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """What `look` found, and the pool's other numbers."""
+    def collect(self) -> Iterator[Metric]:
+        """What was counted, what `look` found, and the pool's other numbers."""
+        began_at = self._began_at
+        yield CounterMetricFamily("gpupool_leases_granted", "Leases granted.", self._granted, created=began_at)
+        ended = CounterMetricFamily("gpupool_leases_ended", "Leases ended, by reason.", labels=["reason"])
+        for reason, number in self._ended.items():
+            ended.add_metric([reason], number, created=began_at)
+        yield ended
+        yield from (self._wait.family(), self._hold.family(), self._write.family())
         found, state = self._now, self._pool.state
         can_grant = float(self._pool.why_no_grants is None)
         stale_after_s = state.settings.stale_after_s
@@ -163,16 +167,16 @@ class LeaseMetrics(Collector):
     def _follow(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             if isinstance(event, ev.LeaseGranted):
-                self._granted.inc()
+                self._granted += 1
                 if (lease := self._found(event.lease_id)) is not None:
-                    self._wait.observe(max(event.granted_at - lease.requested_at, 0.0))
+                    self._wait.add(max(event.granted_at - lease.requested_at, 0.0))
             elif isinstance(event, ev.LeaseEnded):
-                self._ended.labels(event.reason).inc()
+                self._ended[event.reason] += 1
                 self._note_end(self._found(event.lease_id))
 
     def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
         if isinstance(lease, EndedLease) and lease.granted_at is not None and lease.request.parent is None:
-            self._hold.observe(max(lease.ended_at - lease.granted_at, 0.0))
+            self._hold.add(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
             counted_s = self._counted_s(lease.granted_at, lease.ended_at)
             self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)

@@ -74,8 +74,9 @@ class ChangeStream:
 
     def _change(self) -> None:
         self._count += 1
-        waiting, self._waiting = self._waiting, set()
-        wake_all(waiting)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, set()
+            wake_all(waiting)
 
     def _id(self) -> bytes:
         return b"id: %b-%d\n" % (self._epoch.encode(), self._count)

@@ -127,7 +127,7 @@ class EventStream:
             self._wanted_until[scope] = self._pool.now() + RETURN_S
 
     def _is_wanted(self) -> bool:
-        return bool(self._listeners) or bool(self._scopes())
+        return bool(self._listeners or (self._wanted_until and self._scopes()))
 
     def _scopes(self) -> set[Scope]:
         """The scopes of those who listen, or may come back."""

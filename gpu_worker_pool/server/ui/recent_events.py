@@ -38,15 +38,13 @@ class RecentEvents:
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Note events, without waits that ended in a grant at once."""
-        told = [event for event in events if type(event) in _KINDS]
-        if not told:
-            return
-        granted = {event.lease_id for event in told if isinstance(event, ev.LeaseGranted)}
+        granted = {event.lease_id for event in events if isinstance(event, ev.LeaseGranted)}
         find = self._state().find
-        for event in told:
+        for event in events:
+            if type(event) not in _KINDS or (isinstance(event, ev.LeaseQueued) and event.lease_id in granted):
+                continue
             lease_id = getattr(event, "lease_id", None)
-            if lease_id not in granted or not isinstance(event, ev.LeaseQueued):
-                self._kept.append((event, None if lease_id is None else find(lease_id)))
+            self._kept.append((event, None if lease_id is None else find(lease_id)))
 
     def views(self, scope: Scope = EVERYTHING) -> tuple[RecentEvent, ...]:
         """The views of those within a scope, latest first."""

@@ -2,8 +2,8 @@
 
 
 -- name: append_event
--- The position is assigned in sequence. `crc` continues that of the row before, see 0001_initial.sql.
-INSERT INTO event (at, kind, body, crc) VALUES (?, ?, ?, ?);
+-- Positions are in sequence. `crc` continues that of the row before, see 0001_initial.sql.
+INSERT INTO event (position, at, kind, body, crc) VALUES (?, ?, ?, ?, ?);
 
 -- name: read_events
 SELECT body, crc FROM event ORDER BY position;
@@ -38,8 +38,8 @@ SELECT coalesce(max(position) - min(position) + 1, 0) FROM ended_lease;
 DELETE FROM event;
 
 -- name: note_compaction
--- Positions are never reused, so all later events come after this one.
-UPDATE compaction SET compacted_to = (SELECT coalesce(max(position), 0) FROM event);
+-- The last position so far. Positions are never reused, so all later events come after this one.
+UPDATE compaction SET compacted_to = ?;
 
 -- name: keep_ended
 -- A lease that is already there is replaced, and counts as the latest again.
@@ -71,7 +71,7 @@ DELETE FROM ended_lease WHERE position <= (SELECT max(position) FROM ended_lease
 
 -- name: last_position
 -- The last position ever written, compacted events included; positions are never reused.
-SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);
+SELECT max((SELECT compacted_to FROM compaction), (SELECT coalesce(max(position), 0) FROM event));
 
 -- name: note_lost
 -- Leases that ended before this time are no longer known.
