@@ -58,8 +58,10 @@ STEPS: dict[str, tuple[str, ...]] = {
     "SQLite": ("ledger.sqlite.journal:SqliteJournal._transact",),
     "journal around it: checks of the files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
     "tell listeners and callers": ("ledger.outbox:Outbox._done",),
-    "make the answer": ("server.calls.leases:LeaseCalls._encode", "server.calls.leases:outcome_view"),
-    "encode the answer": ("server.calls.leases:encode",),
+    "make the answer": (
+        "server.calls.lease_answers:LeaseAnswers.active", "server.calls.lease_answers:LeaseAnswers.ended",
+    ),
+    "encode the answer": ("server.calls.lease_answers:JsonFrame.fill",),
     "write to the socket": ("server.http.exchange:Exchange.answer",),
     READINGS: ("server.authority.authority:Authority._observe",),
 }  # fmt: skip

@@ -261,8 +261,6 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
         return None
-    if not slot.occupants and not reading.processes:
-        return MemoryUse({}, max(reading.memory_used_mb, 0.0), 0.0)
     if slot.memory_sums is None or not slot.memory_sums.is_of(slot, ignored_processes):
         slot.memory_sums = _MemorySums(slot, reading, reading.memory_used_mb, ignored_processes)
     elif len(slot.memory_sums.by_lease) < len(slot.occupants):

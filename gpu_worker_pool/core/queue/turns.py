@@ -76,18 +76,19 @@ class EveryTurn(Turns):
             heapify(self._later)
         else:
             self._firsts = iter(state.queue.firsts)
-        self._next_first = self._first()
+            self._push_next_first()
 
     def next(self) -> WaiterTurn | None:
-        first = self._next_first
-        if first is None or (self._later and self._later[0] < first):
-            return super().next()
-        self._next_first = self._first()
-        return first
+        turn = super().next()
+        if turn is not None and turn.position == 0:
+            self._push_next_first()
+        return turn
 
-    def _first(self) -> WaiterTurn | None:
+    def _push_next_first(self) -> None:
+        """Let the next line begin. The first waiters are in order, so one of them at a time is enough."""
         queue_key = next(self._firsts, None)
-        return None if queue_key is None else self._turn(self._line_of(queue_key), 0)
+        if queue_key is not None:
+            self._push(self._line_of(queue_key), 0)
 
     def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:  # noqa: ARG002 - all have turns
         """Of the others in the line, only those of a lower priority can have waited for longer; and one of them may have the
