@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tests.fleet.simulation import simulate
@@ -9,11 +11,24 @@ from tests.fleet.simulation import simulate
 # With both files of histories: 10,000.
 HISTORIES = 10_000
 AT_ONCE = 1_000
+# Of a history nearly all stays reachable until it is over. To look for garbage meanwhile finds none, and takes a tenth of
+# the time.
+COLLECTED_AFTER = 8
 
 
 def run_histories(first: int) -> None:
-    for seed in range(first, first + AT_ONCE):
-        try:
-            simulate(seed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be told
-            pytest.fail(f"{error!r}\nTo see it: python -m tests.fleet.simulation --seed {seed} --trace")
+    gc.disable()
+    try:
+        for seed in range(first, first + AT_ONCE):
+            run_history(seed)
+            if seed % COLLECTED_AFTER == 0:
+                gc.collect()
+    finally:
+        gc.enable()
+
+
+def run_history(seed: int) -> None:
+    try:
+        simulate(seed)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be told
+        pytest.fail(f"{error!r}\nTo see it: python -m tests.fleet.simulation --seed {seed} --trace")
