@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,19 +18,26 @@ AT_ONCE = 1_000
 COLLECTED_AFTER = 8
 
 
-def run_histories(first: int) -> None:
+@contextmanager
+def collecting_seldom() -> Iterator[Callable[[int], None]]:
+    """Garbage is collected only by the function that is given, which is called after each history."""
+
+    def collect_after(seed: int) -> None:
+        if seed % COLLECTED_AFTER == 0:
+            gc.collect()
+
     gc.disable()
     try:
-        for seed in range(first, first + AT_ONCE):
-            run_history(seed)
-            if seed % COLLECTED_AFTER == 0:
-                gc.collect()
+        yield collect_after
     finally:
         gc.enable()
 
 
-def run_history(seed: int) -> None:
-    try:
-        simulate(seed)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be told
-        pytest.fail(f"{error!r}\nTo see it: python -m tests.fleet.simulation --seed {seed} --trace")
+def run_histories(first: int) -> None:
+    with collecting_seldom() as collect_after:
+        for seed in range(first, first + AT_ONCE):
+            try:
+                simulate(seed)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be told
+                pytest.fail(f"{error!r}\nTo see it: python -m tests.fleet.simulation --seed {seed} --trace")
+            collect_after(seed)
