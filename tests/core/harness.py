@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
@@ -146,16 +147,17 @@ class CheckedPool(QueueChecks):
                 assert f"inside lease {parent.id}" in str(explanation)
                 assert explanation.position == model.waiting_in(parent.id).index(lease) + 1
 
-    def check_replay(self, prefix: int) -> None:
+    def check_replay(self) -> None:
         """From the start at once, in two parts, and from what the journal keeps. The parts are of whole steps: between
         the events of one, the queue may seem to need a look that it does not need after all of them.
         """
-        prefix = max(end for end in self.step_ends if end <= prefix)
         fresh = self.core.state.PoolState
         replay = self.core.evolve.replay
         assert replay(fresh(settings=self.settings), self.log) == self.state
-        first = replay(fresh(settings=self.settings), self.log[:prefix])
-        assert replay(first, self.log[prefix:]) == self.state
+        quarters = {self._step_end(len(self.log) * number // 4) for number in (1, 2, 3)}
+        for prefix in quarters - {0, len(self.log)}:
+            first = replay(fresh(settings=self.settings), self.log[:prefix])
+            assert replay(first, self.log[prefix:]) == self.state
         durable = [event for event in self.log if isinstance(event, self.core.events.DurableEvent)]
         restored = replay(fresh(settings=self.settings), durable)
         for what in (
@@ -179,6 +181,10 @@ class CheckedPool(QueueChecks):
         ):
             assert getattr(restored, what) == getattr(self.state, what), what
         self._check_condensed(restored)
+
+    def _step_end(self, position: int) -> int:
+        """The end of the last step that is over at this place of the log."""
+        return self.step_ends[bisect_right(self.step_ends, position) - 1]
 
     def _check_condensed(self, restored: Any) -> None:
         """What a journal is compacted to must be as good as the whole of it, once the pool is opened again."""

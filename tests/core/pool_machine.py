@@ -368,5 +368,4 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
-            for prefix in range(0, len(self.pool.log) + 1, max(1, len(self.pool.log) // 4)):
-                self.pool.check_replay(prefix)
+            self.pool.check_replay()

@@ -38,7 +38,7 @@ class QueueScene(Scene):
         self.pool.do(self.core.commands.BookGpus(booking, self.core.request.Wishes()), 2.0)
 
     def end(self) -> None:
-        self.pool.check_replay(0)
+        self.pool.check_replay()
 
 
 def wait_for_two(core: Core, **settings: Any) -> QueueScene:

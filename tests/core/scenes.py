@@ -195,6 +195,13 @@ def ask_long_after_the_last_look(core: Core) -> None:
     Scene(core).ask(1, 20.0)
 
 
+def take_over_while_a_reading_is_under_way(core: Core) -> None:
+    scene = Scene(core)
+    scene.pool.take_over(3.0)
+    scene.see(2.0, now=4.0)
+    scene.ask(1, 4.0)
+
+
 def ask_when_the_clock_was_set_back(core: Core) -> None:
     scene = Scene(core)
     scene.ask(1, 5.0)
@@ -302,6 +309,7 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "an orphan still belongs to its lease": release_while_an_orphan_stays,
     "several GPUs are on one node, all or nothing": ask_for_two_where_all_but_one_are_held,
     "a stale reading is not granted": ask_long_after_the_last_look,
+    "a reading from before the take-over is void": take_over_while_a_reading_is_under_way,
     "what can never be among the GPUs asked for is refused": ask_for_two_of_one,
     "only the GPUs that were asked for are granted": ask_for_two_of_three,
     "how several UUIDs begin names none of them": ask_for_how_two_uuids_begin,

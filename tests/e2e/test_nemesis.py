@@ -13,15 +13,11 @@ from gpu_worker_pool.history_check import check
 from gpu_worker_pool.run_history import LeaseRecord, RunHistory
 from tests.e2e import nemesis
 from tests.e2e.faults.scene import Plan
-from tests.e2e.worker import now
-
-LIMIT_S = 120.0
 
 
 def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
     seed = int(os.environ.get("NEMESIS_SEED", random.SystemRandom().randrange(10_000)))
     folder = Path(os.environ.get("NEMESIS_KEEP", tmp_path)) / f"nemesis-{seed}"
-    began = now()
 
     history, counts = nemesis.run(Plan(seed), folder)
 
@@ -48,7 +44,6 @@ def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
     assert all(counts[name] for name in done), told
     assert counts["grants"] >= 20, told
     assert all(any(uuid in lease.uuids for lease in calm_tenures(history)) for uuid in gpus(history)), told
-    assert now() - began < LIMIT_S, told
 
 
 def gpus(history: RunHistory) -> set[str]:

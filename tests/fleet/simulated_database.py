@@ -7,7 +7,8 @@ may be set back and forth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model.events import DurableEvent
@@ -16,8 +17,7 @@ from gpu_worker_pool.core.model.events import DurableEvent
 BEGAN_AT = 1.7e9
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     epoch: int = 0
     term: str | None = None
     holder: str | None = None
@@ -54,9 +54,9 @@ class SimulatedDatabase:
     def wall(self, now: float) -> float:
         return BEGAN_AT + now + self.clock_offset_s
 
-    def _commit(self, now: float, row: Row) -> None:
+    def _commit(self, now: float, **changed: Any) -> None:
         self._versions.append((now, self.row, tuple(self.snapshots)))
-        self.row = replace(row, instance=self.instance)
+        self.row = self.row._replace(instance=self.instance, **changed)
 
     def _told(self, now: float) -> LeaderRow:
         row, wall = self.row, self.wall(now)
@@ -74,7 +74,7 @@ class SimulatedDatabase:
         if wall <= self.row.expires_at <= wall + LEADERSHIP_S:
             return None
         epoch = max(self.row.epoch, seen_epoch) + 1
-        self._commit(now, replace(self.row, epoch=epoch, term=term, holder=holder, expires_at=wall + LEADERSHIP_S))
+        self._commit(now, epoch=epoch, term=term, holder=holder, expires_at=wall + LEADERSHIP_S)
         self.claimed_at = now
         return self._told(now)
 
@@ -84,12 +84,12 @@ class SimulatedDatabase:
             return None
         if row.term != term:
             self.foreign_writes.append(term)
-        self._commit(now, replace(row, expires_at=wall + LEADERSHIP_S))
+        self._commit(now, expires_at=wall + LEADERSHIP_S)
         return self._told(now)
 
     def hand_over(self, now: float, epoch: int, term: str) -> None:
         if (self.row.epoch, self.row.term) == (epoch, term):
-            self._commit(now, replace(self.row, expires_at=self.wall(now) - 0.001))
+            self._commit(now, expires_at=self.wall(now) - 0.001)
 
     def append(
         self, now: float, epoch: int, term: str, head: int, batch: str, events: Sequence[DurableEvent]
@@ -102,7 +102,7 @@ class SimulatedDatabase:
         if row.term != term:
             self.foreign_writes.append(term)
         new_head = row.head + len(events)
-        self._commit(now, replace(row, head=new_head, batch=batch, expires_at=self.wall(now) + LEADERSHIP_S))
+        self._commit(now, head=new_head, batch=batch, expires_at=self.wall(now) + LEADERSHIP_S)
         for position, event in enumerate(events, row.head + 1):
             self.events.append(StoredEvent(position, epoch, event))
             if self.lost and self.lost.pop(position, event) != event:

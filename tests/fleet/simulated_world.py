@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpu_worker_pool.core.fleet.custody_actions import RenewalState
@@ -27,6 +28,21 @@ DATABASE = "database"
 
 class Violation(AssertionError):  # noqa: N818 - a broken promise, in the trace and in the report
     """A promise was broken."""
+
+
+def first_of(
+    then: Callable[[Any], None], failed: Callable[[], None]
+) -> tuple[Callable[[Any], None], Callable[[], None]]:
+    """The same two, of which only the first that is called does something."""
+    is_settled = False
+
+    def settle(action: Callable[..., None], *answer: Any) -> None:
+        nonlocal is_settled
+        if not is_settled:
+            is_settled = True
+            action(*answer)
+
+    return partial(settle, then), partial(settle, failed)
 
 
 class World:
@@ -97,9 +113,9 @@ class World:
         heapq.heappush(self.schedule, (self.now + delay_s, self.tickets, action, args))
 
     def run(self, until: float) -> None:
-        schedule = self.schedule
+        schedule, pop = self.schedule, heapq.heappop
         while schedule and schedule[0][0] <= until:
-            self.now, _, action, args = heapq.heappop(schedule)
+            self.now, _, action, args = pop(schedule)
             action(*args)
         self.now = until
 
@@ -131,36 +147,31 @@ class World:
     ) -> None:
         """Carry out a statement, now or later; tell its answer, or that none came in time."""
         out_s, back_s, incarnation = self.delay(), self.delay(), candidate.incarnation
-        is_settled = False
-
-        def settle(action: Callable[..., None], *answer: Any) -> None:
-            nonlocal is_settled
-            if not is_settled:
-                is_settled = True
-                action(*answer)
+        is_cut, may_time_out = (candidate.name, DATABASE) in self.cuts, out_s + back_s > TIMEOUT_S
+        if may_time_out and not is_cut:
+            then, failed = first_of(then, failed)
 
         def carry_out() -> None:
             if out_s > TIMEOUT_S:
                 self.disturb(f"a late statement of {candidate.name} is carried out")
             if not self.database.is_up:
-                self.at(back_s, candidate.run, incarnation, settle, failed)
+                self.at(back_s, candidate.run, incarnation, failed)
                 return
             answer = call(self.now, *args)
             if self.database.foreign_writes:
                 self.violate(f"{candidate.name} wrote without the leadership")
             if call == self.database.append and answer is not None:
                 self.note_written(candidate, args[-1])
-            if (DATABASE, candidate.name) in self.cuts:
-                self.at(max(TIMEOUT_S - out_s, 0.0), candidate.run, incarnation, settle, failed)
+            if self.cuts and (DATABASE, candidate.name) in self.cuts:
+                self.at(max(TIMEOUT_S - out_s, 0.0), candidate.run, incarnation, failed)
             else:
-                self.at(back_s, candidate.run, incarnation, settle, then, answer)
+                self.at(back_s, candidate.run, incarnation, then, answer)
 
         if self.freezes_next is candidate:
             self.freezes_next = None
             self.at(0.001, candidate.freeze)
-        is_cut = (candidate.name, DATABASE) in self.cuts
-        if is_cut or out_s + back_s > TIMEOUT_S:
-            self.at(TIMEOUT_S, candidate.run, incarnation, settle, failed)
+        if is_cut or may_time_out:
+            self.at(TIMEOUT_S, candidate.run, incarnation, failed)
         if not is_cut:
             self.at(out_s, carry_out)
 

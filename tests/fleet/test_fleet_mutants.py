@@ -6,7 +6,7 @@ import pytest
 
 from tests.fleet.agent_mutants import FleetMutant
 from tests.fleet.fleet_mutants import MUTANTS
-from tests.fleet.histories import HISTORIES
+from tests.fleet.histories import HISTORIES, collecting_seldom
 from tests.fleet.simulation import simulate
 
 
@@ -18,5 +18,7 @@ def test_a_fleet_without_the_guard_is_caught(mutant: FleetMutant) -> None:
 
 
 def search(mutant: FleetMutant) -> None:
-    for seed in range(mutant.near, HISTORIES):
-        simulate(seed, mutant.fleet)
+    with collecting_seldom() as collect_after:
+        for seed in range(mutant.near, HISTORIES):
+            simulate(seed, mutant.fleet)
+            collect_after(seed)

@@ -346,7 +346,12 @@ def test_a_thousand_leases_are_renewed_at_once() -> None:
 # --- whatever is sent ----------------------------------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5)
-JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+# Small ones: the time goes into drawing them.
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
 FIELDS = st.dictionaries(st.sampled_from([*DOCUMENTED, "ids"]) | st.text(st.characters(), max_size=4), JSON, max_size=4)
 
 

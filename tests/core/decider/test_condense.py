@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +16,8 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import DrainingLease
+from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.codec import decode_event, encode_event
 from tests.core import box_simulation
@@ -22,15 +25,39 @@ from tests.core.build import Box, key, process, reading
 from tests.core.queue_machine import QueueMachine
 
 
-def from_long(state: PoolState, log: list[ev.Event]) -> PoolState:
-    """What a restart makes of all that was journalled."""
-    durable = [event for event in log if isinstance(event, ev.DurableEvent)]
-    return replay(PoolState(settings=state.settings), through_disk(durable))
+class Journal:
+    """What was journalled of a growing log, as it comes from the disk."""
+
+    def __init__(self, log: list[ev.Event]) -> None:
+        self._log, self._seen = log, 0
+        self._events: list[ev.DurableEvent] = []
+
+    def replayed(self, state: PoolState) -> PoolState:
+        """What a restart makes of all of it."""
+        fresh, self._seen = self._log[self._seen :], len(self._log)
+        self._events += through_disk([event for event in fresh if isinstance(event, ev.DurableEvent)])
+        return replay(PoolState(settings=state.settings), self._events)
+
+
+@dataclass(frozen=True)
+class ShortHistory:
+    """The condensed history of a pool, as it comes from the disk, and the ended leases, which a journal keeps beside."""
+
+    settings: PoolSettings
+    ended: dict[str, EndedLease]
+    events: list[ev.DurableEvent]
+
+    @classmethod
+    def of(cls, state: PoolState) -> Self:
+        return cls(state.settings, dict(state.ended), through_disk(condense(state)))
+
+    def replayed(self) -> PoolState:
+        """What a restart makes of it."""
+        return replay(PoolState(settings=self.settings, ended=dict(self.ended)), self.events)
 
 
 def from_short(state: PoolState) -> PoolState:
-    """What a restart makes of the condensed history and of the ended leases, which a journal keeps beside."""
-    return replay(PoolState(settings=state.settings, ended=dict(state.ended)), through_disk(condense(state)))
+    return ShortHistory.of(state).replayed()
 
 
 def through_disk(events: list[ev.DurableEvent]) -> list[ev.DurableEvent]:
@@ -66,12 +93,14 @@ def assert_alike(one: PoolState, other: PoolState) -> None:
     assert one == other
 
 
-def check(state: PoolState, log: list[ev.Event], now: float) -> None:
+def check(state: PoolState, journal: Journal, now: float) -> None:
     """After a restart and after a reboot, condensed from the living pool or from a restored one."""
-    for boot_id, at in ((state.boot_id, max(now, state.clock)), ("another boot", now + 1.0)):
-        assert boot_id is not None
-        long, short = from_long(state, log), from_short(state)
-        shorter = from_short(from_long(state, log))
+    assert state.boot_id is not None
+    boots = ((state.boot_id, max(now, state.clock)), ("another boot", now + 1.0))
+    restored = [journal.replayed(state) for _ in boots]
+    of_living, of_restored = ShortHistory.of(state), ShortHistory.of(restored[0])
+    for long, (boot_id, at) in zip(restored, boots, strict=True):
+        short, shorter = of_living.replayed(), of_restored.replayed()
         for pool in (long, short, shorter):
             step(pool, cmd.TakeOver(1, boot_id, 7.0, 2e6), at)
             for node in sorted(pool.nodes):
@@ -83,9 +112,13 @@ def check(state: PoolState, log: list[ev.Event], now: float) -> None:
 class CondensingMachine(QueueMachine):
     """Looked at now and then, because each look replays all that happened so far."""
 
+    @cached_property
+    def journal(self) -> Journal:
+        return Journal(self.pool.log)
+
     @rule()
     def adds_up_to_the_same(self) -> None:
-        check(self.pool.state, self.pool.log, self.now)
+        check(self.pool.state, self.journal, self.now)
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
@@ -106,10 +139,10 @@ def test_an_hour_of_a_busy_box_adds_up_to_the_same_at_any_minute(seed: int) -> N
     for _ in range(4):
         box.at(0.1, box.arrive)  # each is followed by another, so this is four times the usual rush
     box_simulation.tick(box)
-    seen: set[str] = set()
+    journal, seen = Journal(box.log), set[str]()
     for minute in range(1, 61):
         box.run(60.0 * minute)
-        check(box.state, box.log, box.now)
+        check(box.state, journal, box.now)
         seen |= {type(lease).__name__ for lease in box.state.leases.values()}
         assert len(condense(box.state)) <= 20 + 5 * len(box.state.leases) + 8 * len(box.state.slots)
     assert seen == {"QueuedLease", "ActiveLease", "DrainingLease"}
@@ -146,7 +179,7 @@ def test_everything_at_once_adds_up_to_the_same() -> None:
     assert len(half.gpus) == 1
     assert list(box.state.queue) == ["urgent", "late", "later"]
 
-    check(box.state, box.log, box.now)
+    check(box.state, Journal(box.log), box.now)
 
     short = from_short(box.state)
     assert list(short.queue) == ["urgent", "late", "later"]
@@ -158,7 +191,7 @@ def test_everything_at_once_adds_up_to_the_same() -> None:
 def test_both_go_on_alike() -> None:
     """The same looks, releases and requests lead to the same grants, fences and places in the queue."""
     box = box_with_everything()
-    long, short = from_long(box.state, box.log), from_short(box.state)
+    long, short = Journal(box.log).replayed(box.state), from_short(box.state)
     told: list[list[ev.Event]] = [[], []]
     for pool, events in zip((long, short), told, strict=True):
         now = box.now

@@ -61,7 +61,8 @@ def decode_event(text):
 def make_next_version(folder: Path) -> str:
     """Write the package of the next version into this folder; return the PYTHONPATH of a process that is to use it."""
     package = folder / PACKAGE.name
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what is compiled: the sources keep their times. Not with what pytest or another process is about to write.
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*-pytest-*", "*.pyc.*"))
     for name, text in APPENDED.items():
         with (package / name).open("a", encoding="utf-8") as file:
             file.write(text)
