@@ -39,7 +39,7 @@ class Running:
     def client(self, contender: Contender) -> Client:
         """Make a client of a contender, in a new process."""
         serving = self.servers[contender.server]
-        return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python)
+        return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python, serving.env)
 
 
 class Clients:

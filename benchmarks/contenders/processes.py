@@ -21,14 +21,16 @@ from gpu_worker_pool.testing import ServerProcess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-ANSWER_S = 120.0
+ANSWER_S = 60.0
 END_S = 15.0
 
 
 class Client:
     """A process that runs worker.py."""
 
-    def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
+    def __init__(
+        self, kind: str, settings: Mapping[str, Any], python: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
         # In a group of its own, so that it is ended with all that it has started. Only a fork cannot have a session.
@@ -40,7 +42,7 @@ class Client:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(),
+            env=environment(env),
             **apart,
         )
         self.pid = self._process.pid

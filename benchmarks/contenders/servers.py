@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,9 @@ POLL_S = 0.002
 # A usual timeout of a lock, so that it outlives a short pause of its holder.
 REDIS_TTL_S = 30.0
 RAY_OBJECT_STORE_BYTES = 100_000_000
+# Unless it is told, a head asks for a token if it finds one in the user's home, where any `ray.init()` leaves one, and its
+# drivers send none. Here no other machine or user reaches it.
+RAY_ENV = {"RAY_AUTH_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Serving:
     pids: Sequence[int] = ()
     # The interpreter of its clients, and what comes before it in their command.
     python: Sequence[str] = field(default=(sys.executable,))
+    # The variables that its clients need.
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 Serve = Callable[[Path, int], AbstractContextManager[Serving]]
@@ -189,11 +194,11 @@ def ray(folder: Path, gpus: int) -> Iterator[Serving]:
         start += [f"--object-store-memory={RAY_OBJECT_STORE_BYTES}", f"--temp-dir={name}"]
         shell = f"{ip} link set lo up && exec {shlex.join(map(str, start))}"
         began = time.monotonic()
-        with running([*alone, "sh", "-c", shell], log) as pid:
+        with running([*alone, "sh", "-c", shell], log, RAY_ENV) as pid:
             _wait_until(lambda: "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace"), log)
             joined = [str(enter), f"--target={pid}", "--user", "--net", "--preserve-credentials", str(python)]
             settings = {"address": f"127.0.0.1:{port}", "folder": name, "gpus": gpus}
-            yield Serving(settings, time.monotonic() - began, [pid], joined)
+            yield Serving(settings, time.monotonic() - began, [pid], joined, RAY_ENV)
 
 
 def _nvidia_smi(used: Path, gpus: int) -> str:
