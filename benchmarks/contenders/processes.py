@@ -53,6 +53,10 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, with all that it has started."""
         end(self._process)
         self._errors.close()
 

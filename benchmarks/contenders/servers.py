@@ -19,7 +19,7 @@ from benchmarks import peers
 from benchmarks.contenders.processes import HERE, running
 from benchmarks.shared.servers import answers, free_port, pool_process
 
-READY_S = 60.0
+READY_S = 30.0
 POLL_S = 0.002
 # A usual timeout of a lock, so that it outlives a short pause of its holder.
 REDIS_TTL_S = 30.0
