@@ -26,7 +26,13 @@ MADE = FOLDER / "made-from.txt"
 REFUSED = FOLDER / "refused.txt"
 INSTALL_S = 600.0
 POSTGRES = ("postgres", "initdb")
-DEBIAN_PACKAGES = {"redis-server": "redis-server", **dict.fromkeys(POSTGRES, "postgresql")}
+SLURM = ("slurmctld", "slurmd", "munged")
+VERSION_OPTION = {"slurmctld": "-V", "slurmd": "-V"}
+DEBIAN_PACKAGES = {
+    "redis-server": "redis-server",
+    **dict.fromkeys(POSTGRES, "postgresql"),
+    **dict.fromkeys(SLURM, "slurm-wlm"),
+}
 
 
 class MissingError(Exception):
@@ -81,7 +87,7 @@ def version_of(package: str, python: Path) -> str:
 
 def version_of_program(path: Path) -> str:
     """Return the name of a program and the first version that it prints."""
-    found = re.search(r"\d+(\.\d+)+", _run(str(path), "--version"))
+    found = re.search(r"\d+(\.\d+)+", _run(str(path), VERSION_OPTION.get(path.name, "--version")))
     return f"{path.name} {found[0] if found else 'of an unknown version'}"
 
 

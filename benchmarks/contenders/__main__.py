@@ -4,7 +4,7 @@ Every contender hands out the same number of simulated GPUs on this machine, and
 GPU, and release it. Contenders take turns. A contender that is not installed is skipped, with the reason:
 
     python -m benchmarks.peers          # puts the Python packages into .bench-venv
-    apt-get install redis-server postgresql
+    apt-get install redis-server postgresql slurm-wlm
 
 It stops by itself. `--only NAME`, which may be repeated, leaves out all others.
 """
@@ -42,13 +42,19 @@ def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Con
 def versions() -> str:
     """Return the versions of the peers that are installed."""
     found = []
-    packages = {"redis": "redis", "filelock": "filelock", "psycopg": "psycopg", "ray": "ray"}
+    packages = {
+        "redis": "redis",
+        "filelock": "filelock",
+        "psycopg": "psycopg",
+        "ray": "ray",
+        "hyperqueue": "hyperqueue",
+    }
     for package, module in {**packages, "simple-gpu-scheduler": "simple_gpu_scheduler"}.items():
         try:
             found.append(peers.version_of(package, peers.python_with(module)))
         except peers.MissingError:
             continue
-    for name in ("redis-server", "postgres"):
+    for name in ("redis-server", "postgres", "slurmctld"):
         try:
             found.append(peers.version_of_program(peers.program(name)))
         except peers.MissingError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contenders import measures
+from benchmarks.contenders import measures, restarts
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
 from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
 from benchmarks.contenders.measures import Clients, Failed, Patience, Running, running, taking_turns
@@ -93,6 +93,7 @@ class Comparison:
         self._patience = Patience(PATIENCE_S, results.skip)
         # What the run has seen of the promises.
         self._reclaimed: dict[str, str] = {}
+        self._restarted: dict[str, str] = {}
         self._verdicts: dict[str, Verdict] = {}
 
     def run(self) -> None:
@@ -105,6 +106,9 @@ class Comparison:
             with Clients(run) as clients:
                 self.hand_over(run, clients)
                 self.reclaim(run, clients)
+                present_still = self._patience.left(each for each in run.contenders if each.has_hand_over)
+                failed = self._failed("restart", clients)
+                self._restarted = restarts.table(self._results, run, clients, present_still, failed)
         # A server that could not run before is not tried again, because that takes time.
         eight_gpus = [
             each for each in self._contenders if (each.rates or each.crowd_share) and each.server not in absent
@@ -119,7 +123,7 @@ class Comparison:
         self._tell_what_is_left_out(present)
         families = [family for family in HOW if any(name.startswith(family) for name in present)]
         self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in families])
-        promises(self._results, families, self._reclaimed, self._verdicts)
+        promises(self._results, families, self._reclaimed, self._verdicts, self._restarted)
 
     def _tell_what_is_left_out(self, present: set[str]) -> None:
         """Note what is left out by design, for the contenders that are installed."""

@@ -223,6 +223,7 @@ def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> t
         time.sleep(seconds / 3)
         weight_mb = memory_mb(run.servers[contender.server].pids)
         rows = client.answer(seconds + ANSWER_S)["rows"]
+    run.servers[contender.server].clear()
     return judge(rows, min(BEGINNING_S, seconds / 4)), weight_mb
 
 

@@ -221,9 +221,12 @@ def test_what_is_marked_as_measured_was_measured() -> None:
     results = Results("contenders", "About this.")
     unfair = judge([row(1.0, 9.0), row(3.0, 5.0, twice=True)])
 
-    promises.promises(results, ["ours", "Redis list"], {"ours, full": "after 7 ms"}, {"ours, full": unfair})
+    promises.promises(
+        results, ["ours", "Redis list"], {"ours, full": "after 7 ms"}, {"ours, full": unfair}, {"ours, full": "kept"}
+    )
 
     ours, other = results.tables[0].rows
+    assert "kept (m)" in str(ours[1])
     assert "after 7 ms (m)" in str(ours[2])
     assert ours[3:5] == ["1 of 2 (m)", "first come, first served, by priority (d); 50 % overtaken (m)"]
     assert not any("(m)" in str(cell) for cell in other if cell)
