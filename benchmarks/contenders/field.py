@@ -53,6 +53,9 @@ class Contender:
     shows_s: float = 0.0
     # How long many clients run at least before they are counted, where it first starts processes for them.
     warm_up_s: float = 0.0
+    # Fewer rounds where it is slow, and one long round of many clients where it serves its queue only every few seconds.
+    most_rounds: int = 100
+    round_s: float | None = None
     # Why some of its parts are not measured.
     left_out: str = ""
 
@@ -94,11 +97,14 @@ FIELD = (
         "simple-gpu-scheduler", "scheduler", "scheduler", PROCESS, pace="slow", rates=(1, 8),
         order="the order of the input lines", left_out=A_PROCESS_EACH,
     ),
-    Contender("HyperQueue", "hyperqueue", "hyperqueue", PROCESS, pace="slow", order="by priority"),
-    Contender("Slurm, srun", "slurm-srun", "slurm", PROCESS, pace="slow", order="first come, first served, by priority"),
+    Contender("HyperQueue", "hyperqueue", "hyperqueue", PROCESS, pace="slow", most_rounds=3, order="by priority"),
+    Contender(
+        "Slurm, srun", "slurm-srun", "slurm", PROCESS, pace="slow", rates=(1, 64), most_rounds=3, round_s=5.0,
+        order="first come, first served, by priority", left_out="it serves its queue only every few seconds",
+    ),
     Contender(
         "Slurm, sbatch", "slurm-sbatch", "slurm", PROCESS, pace="slow", rates=(1,), has_hand_over=False, has_reclaim=False,
-        crowd_share=0, left_out="it has the same queue as srun, and differs only in when a job is started",
+        crowd_share=0, most_rounds=2, left_out="it has the same queue as srun, and differs only in when a job is started",
     ),
     Contender(
         "statistics only", "statistics", "statistics", PROCESS, LOOK_S, "slow", claims_exclusion=False, shows_s=0.4,

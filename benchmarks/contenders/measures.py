@@ -131,8 +131,8 @@ def taking_turns(
     """
     left = list(contenders)
     found: dict[str, list[list[float]]] = {contender.name: [] for contender in left}
-    for _ in range(rounds):
-        for contender in list(left):
+    for number in range(rounds):
+        for contender in [each for each in left if number < each.most_rounds]:
             began = time.monotonic()
             try:
                 found[contender.name].append(measure(contender))

@@ -52,7 +52,9 @@ def test_a_quick_run_measures_us_and_says_who_is_missing(tmp_path: Path) -> None
     assert not [skipped for skipped in found["skipped"] if skipped["what"].startswith("ours")]
     measured = [row[0] for table in found["tables"] for row in table["rows"]]
     assert "filelock" in measured or "filelock" in [skipped["what"] for skipped in found["skipped"]]
-    assert measured.count("ours, full") == 6
+    assert measured.count("ours, full") == 7
+    restarted = next(table for table in found["tables"] if "its GPU is granted meanwhile" in table["columns"])
+    assert [row[:1] + row[2:4] for row in restarted["rows"]] == [["ours, full", "yes", "no"]]
     assert {plot["id"] for plot in found["plots"]} == {"hand-over", "reclaim", "rate"}
     assert {figure["id"]: figure["value"] for figure in found["figures"]} == dict.fromkeys(
         ("hand_over_vs_blpop", "hand_over_vs_ray", "reclaim_vs_postgres", "crowd_vs_redis", "crowd_vs_ray")
