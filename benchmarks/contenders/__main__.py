@@ -1,10 +1,9 @@
-"""This server compared with what people would use instead: Ray, locks in Redis, files and PostgreSQL, a scheduler, statistics.
+"""This server compared with what people would use instead: Ray, locks in Redis, files and PostgreSQL, schedulers, statistics.
 
 Every contender hands out the same number of simulated GPUs on this machine, and is asked in the same two calls: take a
 GPU, and release it. Contenders take turns. A contender that is not installed is skipped, with the reason:
 
-    python -m benchmarks.peers          # puts the Python packages into .bench-venv
-    apt-get install redis-server postgresql slurm-wlm
+    python -m benchmarks.peers --debian      # puts the Python packages into .bench-venv, and installs the programs as root
 
 It stops by itself. `--only NAME`, which may be repeated, leaves out all others.
 """
