@@ -22,7 +22,7 @@ from benchmarks.contenders.comparison import QUICK, WHOLE, Comparison
 from benchmarks.contenders.field import FIELD, Contender
 from benchmarks.shared.results import Results, parser
 
-TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout")
+TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout", "Dask", "Slurm")
 
 
 def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Contender]:
@@ -46,6 +46,7 @@ def versions() -> str:
         "filelock": "filelock",
         "psycopg": "psycopg",
         "ray": "ray",
+        "distributed": "distributed",
         "hyperqueue": "hyperqueue",
     }
     for package, module in {**packages, "simple-gpu-scheduler": "simple_gpu_scheduler"}.items():

@@ -184,7 +184,7 @@ class Comparison:
             self._reclaimed[name] = (
                 f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
             )
-        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and simple-gpu-scheduler, the killed process is the one that uses the GPU; with all others, it is the one that took it."
+        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and the schedulers of jobs, the killed process is the one that uses the GPU; with all others, it is the one that took it."
         self._distribution(
             "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
@@ -204,7 +204,7 @@ class Comparison:
             self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
-        note = "For Ray's tasks, this is a task that does nothing, from its submission to its answer. For simple-gpu-scheduler, it is the time from the input line to the start of a command, which is a Python without its site packages."
+        note = "For the tasks of Ray and Dask, this is a task that does nothing, from its submission to its answer; for srun, a job that does nothing, to its end. For simple-gpu-scheduler, HyperQueue and sbatch, it is the time from the submission to the start of a command, which is a Python without its site packages."
         self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
@@ -311,7 +311,7 @@ class Comparison:
                 f"server with {self._effort.crowd} clients, MB", "a client, MB",
             ],
             rows,
-            note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray, it is a driver and the process of its task or actor; with simple-gpu-scheduler, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
+            note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray and Dask, it is a driver and the process of its task or actor; with the schedulers of jobs, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
         )  # fmt: skip
 
     def _note_starts(self, run: Running) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from benchmarks.contenders import hyperqueue, servers, slurm
+from benchmarks.contenders import dask, hyperqueue, servers, slurm
 from benchmarks.contenders.servers import REDIS_TTL_S, Serve
 from benchmarks.contenders.takers import FILELOCK_SLEEP_S, FREE_PERCENT, LOOK_S, REDIS_SLEEP_S
 
@@ -25,6 +25,7 @@ SERVERS: dict[str, Serve] = {
     "postgres": servers.postgres,
     "ray": servers.ray,
     "scheduler": servers.scheduler,
+    "dask": dask.serve,
     "hyperqueue": hyperqueue.serve,
     "slurm": slurm.serve,
     "statistics": servers.statistics,
@@ -97,6 +98,10 @@ FIELD = (
         "simple-gpu-scheduler", "scheduler", "scheduler", PROCESS, pace="slow", rates=(1, 8),
         order="the order of the input lines", left_out=A_PROCESS_EACH,
     ),
+    Contender(
+        "Dask", "dask", "dask", "a thread of one driver each", most_rounds=3, has_reclaim=False,
+        order="first in, first out, by priority", left_out="a task whose worker was killed is run again, and takes the GPU again",
+    ),
     Contender("HyperQueue", "hyperqueue", "hyperqueue", PROCESS, pace="slow", most_rounds=3, order="by priority"),
     Contender(
         "Slurm, srun", "slurm-srun", "slurm", PROCESS, pace="slow", rates=(1, 64), most_rounds=3, round_s=5.0,
@@ -136,6 +141,10 @@ HOW = {
     "simple-gpu-scheduler": (
         "It reads commands from its standard input. Here that is a named pipe, so that several processes can ask it. A "
         "command is a small Python program that reports when it runs, and ends when it is told to."
+    ),
+    "Dask": (
+        "A `LocalCluster` with a scheduler, and a worker process for each GPU with one unit of the resource GPU. A task asks for one "
+        "unit. Dask starts a worker again when it dies."
     ),
     "HyperQueue": (
         "A `LocalCluster` of its wheel, which is a server and a worker in one process, in a network namespace of its own because it "

@@ -47,6 +47,12 @@ DOCUMENTED = {
         "the order of the input lines (d)",
         "no (d)",
     ),
+    "Dask": (
+        "no: tasks are in the memory of the scheduler (d)",
+        "yes, but the task is run again, and takes the GPU again (d)",
+        "first in, first out, by priority (d)",
+        "yes (d)",
+    ),
     "HyperQueue": (
         "with a journal, which the server of the wheel does not keep (d)",
         "yes, when the task has ended (d)",

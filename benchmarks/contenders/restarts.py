@@ -20,6 +20,7 @@ SERVED_S = 15.0
 # Why some servers are not restarted, by their documentation.
 LEFT_OUT = {
     "hyperqueue": "the server of its wheel keeps no journal, and is in one process with its worker",
+    "dask": "its tasks are in the memory of its scheduler",
     "ray": "by default everything ends with its head node",
     "postgres": "its locks end with the sessions of their holders",
     "scheduler": "its queue is its standard input",

@@ -3,7 +3,7 @@
     python -m benchmarks.contenders.worker '{"kind": "filelock", "settings": {...}}'
 
 It reads orders from standard input, answers each with a line, and ends when its input ends. A crowd is forked, so that
-each client is a process. Ray's clients are threads of one driver, because the processes that hold GPUs are Ray's own.
+each client is a process. Ray's and Dask's clients are threads of one driver, because the processes that hold GPUs are theirs.
 Times come from CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
@@ -29,6 +29,7 @@ from benchmarks.contenders.takers import MODULES, TAKERS, Handle, Settings, Take
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 MORE_TAKERS = {
     "ray": "benchmarks.contenders.ray_takers",
+    "dask": "benchmarks.contenders.dask_takers",
     **dict.fromkeys(("hyperqueue", "slurm"), "benchmarks.contenders.job_takers"),
 }
 # How long clients that still wait at the end may go on.
@@ -43,7 +44,7 @@ class Worker:
     """Carries out one order after the other."""
 
     def __init__(self, kind: str, settings: Settings) -> None:
-        self.has_threads = kind.startswith("ray")
+        self.has_threads = kind.startswith(("ray", "dask"))
         self._kind = kind
         self._settings = settings
         self._taker: Taker | None = None
