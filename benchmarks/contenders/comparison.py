@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.contenders import measures, restarts
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
 from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
-from benchmarks.contenders.measures import Clients, Failed, Patience, Running, running, taking_turns
+from benchmarks.contenders.measures import Clients, Failed, Patience, Running, awake, running, taking_turns
 from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
 from benchmarks.contenders.processes import memory_mb
 from benchmarks.contenders.promises import promises
@@ -153,7 +153,7 @@ class Comparison:
         """Measure the time from a release to the next waiter."""
         found = taking_turns(
             self._patience.left(each for each in run.contenders if each.has_hand_over),
-            lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace]),
+            awake(run, lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace])),
             self._effort.hand_over_rounds,
             self._failed("hand-over", clients),
         )
@@ -167,7 +167,7 @@ class Comparison:
         never = "redis-list"
         found = taking_turns(
             self._patience.left(each for each in run.contenders if each.has_reclaim and each.kind != never),
-            lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10),
+            awake(run, lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10)),
             self._effort.kill_rounds,
             self._failed("kill -9", clients),
         )
@@ -197,7 +197,7 @@ class Comparison:
         with Clients(run) as clients:
             found = taking_turns(
                 contenders,
-                lambda each: measures.cycles(clients, each, self._effort.alone_s),
+                awake(run, lambda each: measures.cycles(clients, each, self._effort.alone_s)),
                 self._effort.rounds,
                 self._failed("request + release", clients),
             )
@@ -223,7 +223,10 @@ class Comparison:
                             for each in run.contenders
                             if number in each.rates and (each.round_s is not None) == has_long_round
                         ),
-                        partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
+                        awake(
+                            run,
+                            partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
+                        ),
                         1 if has_long_round else effort.rounds,
                         self._failed(f"{number} clients"),
                     )
@@ -260,7 +263,8 @@ class Comparison:
             seconds = max(0.5, effort.crowd_s * contender.crowd_share)
             began = time.monotonic()
             try:
-                verdict, weight_mb = measures.crowd(run, contender, effort.crowd, seconds)
+                watch = awake(run, lambda each: measures.crowd(run, each, effort.crowd, seconds))  # noqa: B023 - called at once
+                verdict, weight_mb = watch(contender)
             except measures.Trouble as trouble:
                 self._failed("crowd")(contender, str(trouble), time.monotonic() - began)
                 continue
@@ -288,7 +292,7 @@ class Comparison:
             took_s, weights[contender.name] = measures.first_grant(run, contender)
             return [took_s]
 
-        found = taking_turns(contenders, start, self._effort.start_rounds, self._failed("start"))
+        found = taking_turns(contenders, awake(run, start), self._effort.start_rounds, self._failed("start"))
         rows: list[list[Cell]] = []
         for contender in contenders:
             times_s = [time_s for (time_s,) in found.get(contender.name, [])]

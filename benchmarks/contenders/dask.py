@@ -6,6 +6,7 @@ python -m benchmarks.contenders.dask GPUS      # run such a cluster, until it is
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import tempfile
@@ -18,12 +19,14 @@ from benchmarks import peers
 from benchmarks.contenders.processes import running, wait_until
 from benchmarks.contenders.servers import Serving
 
+# Its scheduler must not take workers that were stopped for dead.
+PATIENT = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "None"}
 READY = "The cluster is ready at "
 
 
 @contextmanager
 def serve(folder: Path, gpus: int) -> Iterator[Serving]:
-    """Run a cluster on loopback."""
+    """Run a cluster on loopback. It is stopped while other contenders are measured: its idle workers use the processor."""
     python = str(peers.python_with("distributed"))
     folder.mkdir()
     log = folder / "log"
@@ -34,10 +37,25 @@ def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     # The path of a socket must not be longer than 107 characters.
     with tempfile.TemporaryDirectory(prefix="dask-", dir="/tmp", ignore_cleanup_errors=True) as name:
         began = time.monotonic()
-        with running([python, "-m", __name__, str(gpus)], log, {"TMPDIR": name}) as pid:
+        with running([python, "-m", __name__, str(gpus)], log, {**PATIENT, "TMPDIR": name}) as pid:
             wait_until(lambda: READY in said() and said().endswith("\n"), log)
-            address = said().partition(READY)[2].split()[0]
-            yield Serving({"address": address, "folder": name}, time.monotonic() - began, [pid], [python])
+            settings = {"address": said().partition(READY)[2].split()[0], "folder": name}
+            ready_s = time.monotonic() - began
+
+            @contextmanager
+            def awake() -> Iterator[None]:
+                os.killpg(pid, signal.SIGCONT)
+                try:
+                    yield
+                finally:
+                    os.killpg(pid, signal.SIGSTOP)
+
+            os.killpg(pid, signal.SIGSTOP)
+            try:
+                yield Serving(settings, ready_s, [pid], [python], awake=awake)
+            finally:
+                # Those that were stopped would take long to end by themselves.
+                os.killpg(pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ HOW = {
     ),
     "Dask": (
         "A `LocalCluster` with a scheduler, and a worker process for each GPU with one unit of the resource GPU. A task asks for one "
-        "unit. Dask starts a worker again when it dies."
+        "unit. Dask starts a worker again when it dies. While others are measured it is stopped, because its idle workers use the processor."
     ),
     "HyperQueue": (
         "A `LocalCluster` of its wheel, which is a server and a worker in one process, in a network namespace of its own because it "

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from benchmarks.contenders.field import SERVERS, Contender
 from benchmarks.contenders.order import BEGINNING_S, Verdict, judge, out_of_order
@@ -27,6 +27,7 @@ WORKLOAD_HOLD_S = (0.05, 0.15)
 Trouble = (OSError, RuntimeError, AssertionError)
 Skip = Callable[[str, str], None]
 Failed = Callable[[Contender, str, float], None]
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,16 @@ class Patience:
                 self._left_out.add(contender.name)
                 self._skip(f"{contender.name}, the rest", f"the run has waited for it in vain for {duration(lost_s)}")
         return left
+
+
+def awake(run: Running, measure: Callable[[Contender], Measured]) -> Callable[[Contender], Measured]:
+    """Return a measurement that wakes the contender's server before, and lets it rest afterwards."""
+
+    def measured(contender: Contender) -> Measured:
+        with run.servers[contender.server].awake():
+            return measure(contender)
+
+    return measured
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Serving:
     restart: Callable[[], None] | None = None
     # Ends what clients that were killed have left in its queue.
     clear: Callable[[], None] = lambda: None
+    # Surrounds each measurement, for a server that is stopped while others are measured.
+    awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 Serve = Callable[[Path, int], AbstractContextManager[Serving]]
