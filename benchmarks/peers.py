@@ -1,12 +1,15 @@
 """The peers, in a virtual environment of their own: what people would use instead, and what draws the plots.
 
-    python -m benchmarks.peers      # makes .bench-venv, and says which peers are missing and why
+    python -m benchmarks.peers               # makes .bench-venv, and says which peers are missing and why
+    python -m benchmarks.peers --debian      # as root: first installs the programs that are missing, by apt-get
 
-Nothing is installed outside of that folder. Programs such as redis-server are found if installed, and never installed.
+Without --debian nothing is installed outside of that folder. Debian starts some of the programs as services, which are
+not used here: each benchmark starts its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -26,7 +29,13 @@ MADE = FOLDER / "made-from.txt"
 REFUSED = FOLDER / "refused.txt"
 INSTALL_S = 600.0
 POSTGRES = ("postgres", "initdb")
-DEBIAN_PACKAGES = {"redis-server": "redis-server", **dict.fromkeys(POSTGRES, "postgresql")}
+SLURM = ("slurmctld", "slurmd", "munged")
+VERSION_OPTION = {"slurmctld": "-V", "slurmd": "-V"}
+DEBIAN_PACKAGES = {
+    "redis-server": "redis-server",
+    **dict.fromkeys(POSTGRES, "postgresql"),
+    **dict.fromkeys(SLURM, "slurm-wlm"),
+}
 
 
 class MissingError(Exception):
@@ -46,6 +55,19 @@ def make() -> None:
         refused = [f"{name}: {reason}" for name in names if (reason := _install(name))]
     REFUSED.write_text("".join(f"{line}\n" for line in refused), encoding="utf-8")
     MADE.write_text(wanted, encoding="utf-8")
+
+
+def install_programs() -> None:
+    """Install the Debian packages of the programs that are missing. Raises MissingError if apt-get is missing or fails."""
+    missing = {package for name, package in DEBIAN_PACKAGES.items() if not _is_there(name)}
+    if missing:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["install", "--yes", "-qq", "--no-install-recommends", *sorted(missing)]
+        apt_get = program("apt-get")
+        for command in (["update", "-qq"], install):
+            done = subprocess.run([str(apt_get), *command], check=False, timeout=INSTALL_S, env=environment)
+            if done.returncode:
+                raise MissingError(f"apt-get {command[0]} failed, see above: it must be run by root")
 
 
 def python_with(module: str) -> Path:
@@ -73,6 +95,14 @@ def program(name: str) -> Path:
     raise MissingError(f"{name} is not on the PATH: on Debian, apt-get install {package}")
 
 
+def _is_there(name: str) -> bool:
+    try:
+        program(name)
+    except MissingError:
+        return False
+    return True
+
+
 def version_of(package: str, python: Path) -> str:
     """Return the name and version of a package that this interpreter has."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
@@ -81,7 +111,7 @@ def version_of(package: str, python: Path) -> str:
 
 def version_of_program(path: Path) -> str:
     """Return the name of a program and the first version that it prints."""
-    found = re.search(r"\d+(\.\d+)+", _run(str(path), "--version"))
+    found = re.search(r"\d+(\.\d+)+", _run(str(path), VERSION_OPTION.get(path.name, "--version")))
     return f"{path.name} {found[0] if found else 'of an unknown version'}"
 
 
@@ -109,6 +139,15 @@ def _run(*command: str) -> str:
 
 
 def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument(
+        "--debian", action="store_true", help="install the programs that are missing, by apt-get, as root"
+    )
+    if options.parse_args().debian:
+        try:
+            install_programs()
+        except MissingError as missing:
+            print(missing, file=sys.stderr)
     make()
     print(f"{FOLDER} has {_run(str(PYTHON), '-m', 'pip', 'list', '--format=freeze').split()}")
     print(REFUSED.read_text(encoding="utf-8"), end="", file=sys.stderr)

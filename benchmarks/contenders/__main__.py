@@ -1,10 +1,9 @@
-"""This server compared with what people would use instead: Ray, locks in Redis, files and PostgreSQL, a scheduler, statistics.
+"""This server compared with what people would use instead: Ray, locks in Redis, files and PostgreSQL, schedulers, statistics.
 
 Every contender hands out the same number of simulated GPUs on this machine, and is asked in the same two calls: take a
 GPU, and release it. Contenders take turns. A contender that is not installed is skipped, with the reason:
 
-    python -m benchmarks.peers          # puts the Python packages into .bench-venv
-    apt-get install redis-server postgresql
+    python -m benchmarks.peers --debian      # puts the Python packages into .bench-venv, and installs the programs as root
 
 It stops by itself. `--only NAME`, which may be repeated, leaves out all others.
 """
@@ -23,7 +22,7 @@ from benchmarks.contenders.comparison import QUICK, WHOLE, Comparison
 from benchmarks.contenders.field import FIELD, Contender
 from benchmarks.shared.results import Results, parser
 
-TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout")
+TOO_LONG_FOR_QUICK = ("Ray", "Redis lock, timeout", "Dask", "Slurm")
 
 
 def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Contender]:
@@ -42,13 +41,20 @@ def chosen(only: Sequence[str], results: Results, *, is_quick: bool) -> list[Con
 def versions() -> str:
     """Return the versions of the peers that are installed."""
     found = []
-    packages = {"redis": "redis", "filelock": "filelock", "psycopg": "psycopg", "ray": "ray"}
+    packages = {
+        "redis": "redis",
+        "filelock": "filelock",
+        "psycopg": "psycopg",
+        "ray": "ray",
+        "distributed": "distributed",
+        "hyperqueue": "hyperqueue",
+    }
     for package, module in {**packages, "simple-gpu-scheduler": "simple_gpu_scheduler"}.items():
         try:
             found.append(peers.version_of(package, peers.python_with(module)))
         except peers.MissingError:
             continue
-    for name in ("redis-server", "postgres"):
+    for name in ("redis-server", "postgres", "slurmctld"):
         try:
             found.append(peers.version_of_program(peers.program(name)))
         except peers.MissingError:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contenders import measures
+from benchmarks.contenders import measures, restarts
 from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
 from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
-from benchmarks.contenders.measures import Clients, Running, running, taking_turns
+from benchmarks.contenders.measures import Clients, Failed, Patience, Running, awake, running, taking_turns
 from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
 from benchmarks.contenders.processes import memory_mb
 from benchmarks.contenders.promises import promises
@@ -72,6 +72,8 @@ QUICK = Effort(
     crowd=16,
     crowd_s=0.5,
 )
+# A server that fails or hangs must not take the time of the others.
+PATIENCE_S = 45.0
 # Among fewer, a single value would decide the p99.
 ENOUGH_FOR_P99 = 100
 
@@ -88,8 +90,10 @@ class Comparison:
         self._weight_mb: dict[str, float] = {}
         self._crowded_mb: dict[str, float] = {}
         self._alone: dict[str, list[float]] = {}
+        self._patience = Patience(PATIENCE_S, results.skip)
         # What the run has seen of the promises.
         self._reclaimed: dict[str, str] = {}
+        self._restarted: dict[str, str] = {}
         self._verdicts: dict[str, Verdict] = {}
 
     def run(self) -> None:
@@ -97,15 +101,19 @@ class Comparison:
         one_gpu = [each for each in self._contenders if each.has_hand_over or each.has_reclaim]
         with running(one_gpu, 1, self._folder, self._results.skip) as run:
             present = {each.name for each in run.contenders}
+            absent = {each.server for each in one_gpu} - set(run.servers)
             self._note_starts(run)
             with Clients(run) as clients:
                 self.hand_over(run, clients)
                 self.reclaim(run, clients)
-        eight_gpus = [each for each in self._contenders if each.rates or each.crowd_share]
-        known = {each.what for each in self._results.skipped}
-        with running(
-            eight_gpus, GPUS, self._folder, lambda *told: None if told[0] in known else self._results.skip(*told)
-        ) as run:
+                present_still = self._patience.left(each for each in run.contenders if each.has_hand_over)
+                failed = self._failed("restart", clients)
+                self._restarted = restarts.table(self._results, run, clients, present_still, failed)
+        # A server that could not run before is not tried again, because that takes time.
+        eight_gpus = [
+            each for each in self._contenders if (each.rates or each.crowd_share) and each.server not in absent
+        ]
+        with running(eight_gpus, GPUS, self._folder, self._results.skip) as run:
             self._note_starts(run)
             self.latency(run)
             self.rates(run)
@@ -115,7 +123,7 @@ class Comparison:
         self._tell_what_is_left_out(present)
         families = [family for family in HOW if any(name.startswith(family) for name in present)]
         self._results.table("How each is used here", ["", "how"], [[family, HOW[family]] for family in families])
-        promises(self._results, families, self._reclaimed, self._verdicts)
+        promises(self._results, families, self._reclaimed, self._verdicts, self._restarted)
 
     def _tell_what_is_left_out(self, present: set[str]) -> None:
         """Note what is left out by design, for the contenders that are installed."""
@@ -144,10 +152,10 @@ class Comparison:
     def hand_over(self, run: Running, clients: Clients) -> None:
         """Measure the time from a release to the next waiter."""
         found = taking_turns(
-            [each for each in run.contenders if each.has_hand_over],
-            lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace]),
+            self._patience.left(each for each in run.contenders if each.has_hand_over),
+            awake(run, lambda each: measures.hand_overs(clients, each, self._effort.hand_overs[each.pace])),
             self._effort.hand_over_rounds,
-            self._skip("hand-over"),
+            self._failed("hand-over", clients),
         )
         note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s."
         self._distribution("From a release to the next waiter, in another process, with 1 GPU", found, note)
@@ -158,10 +166,10 @@ class Comparison:
         """Measure the time from the death of a holder to the next waiter."""
         never = "redis-list"
         found = taking_turns(
-            [each for each in run.contenders if each.has_reclaim and each.kind != never],
-            lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10),
+            self._patience.left(each for each in run.contenders if each.has_reclaim and each.kind != never),
+            awake(run, lambda each: measures.reclaims(clients, each, self._effort.kills[each.pace], SHORT_TTL_S + 10)),
             self._effort.kill_rounds,
-            self._skip("kill -9"),
+            self._failed("kill -9", clients),
         )
         # These come last: a GPU that they lose does not come back.
         lost: list[list[Cell]] = []
@@ -176,7 +184,7 @@ class Comparison:
             self._reclaimed[name] = (
                 f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
             )
-        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and simple-gpu-scheduler, the killed process is the one that uses the GPU; with all others, it is the one that took it."
+        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and the schedulers of jobs, the killed process is the one that uses the GPU; with all others, it is the one that took it."
         self._distribution(
             "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
@@ -185,18 +193,18 @@ class Comparison:
 
     def latency(self, run: Running) -> None:
         """Measure request + release of one client."""
-        contenders = [each for each in run.contenders if each.rates]
+        contenders = self._patience.left(each for each in run.contenders if each.rates)
         with Clients(run) as clients:
             found = taking_turns(
                 contenders,
-                lambda each: measures.cycles(clients, each, self._effort.alone_s),
+                awake(run, lambda each: measures.cycles(clients, each, self._effort.alone_s)),
                 self._effort.rounds,
-                self._skip("request + release"),
+                self._failed("request + release", clients),
             )
             self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
-        note = "For Ray's tasks, this is a task that does nothing, from its submission to its answer. For simple-gpu-scheduler, it is the time from the input line to the start of a command, which is a Python without its site packages."
+        note = "For the tasks of Ray and Dask, this is a task that does nothing, from its submission to its answer; for srun, a job that does nothing, to its end. For simple-gpu-scheduler, HyperQueue and sbatch, it is the time from the submission to the start of a command, which is a Python without its site packages."
         self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
@@ -207,12 +215,21 @@ class Comparison:
         shares: list[float] = []
         for number in effort.many:
             with measures.racing(run, number) as rate:
-                rounds = taking_turns(
-                    [each for each in run.contenders if number in each.rates],
-                    partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
-                    effort.rounds,
-                    self._skip(f"{number} clients"),
-                )
+                rounds: dict[str, list[list[float]]] = {}
+                for has_long_round in (False, True):
+                    rounds |= taking_turns(
+                        self._patience.left(
+                            each
+                            for each in run.contenders
+                            if number in each.rates and (each.round_s is not None) == has_long_round
+                        ),
+                        awake(
+                            run,
+                            partial(_rate_and_share, run, rate, effort.round_s, shares if number == CROWD else []),
+                        ),
+                        1 if has_long_round else effort.rounds,
+                        self._failed(f"{number} clients"),
+                    )
             found[number] = {name: [one for (one,) in rates] for name, rates in rounds.items()}
             crowded = rounds if number == CROWD else crowded
         crowd_figures(self._results, crowded, shares)
@@ -230,7 +247,7 @@ class Comparison:
             f"Requests + releases a second, {GPUS} GPUs",
             ["", *columns, "a client is"],
             [[*row, natures[name]] for name, row in table.items()],
-            note=f"Medians of {effort.rounds} alternating rounds of {effort.round_s:g} s, or {effort.alone_s:g} s for one client, each counted from when the rate no longer grew. Statistics only: the client reads them and claims nothing. With more clients than GPUs, the other clients wait meanwhile.",
+            note=f"Medians of {effort.rounds} alternating rounds of {effort.round_s:g} s, or {effort.alone_s:g} s for one client, each counted from when the rate no longer grew; fewer rounds for some, and one long round for Slurm, which serves its queue only every few seconds. Statistics only: the client reads them and claims nothing. With more clients than GPUs, the other clients wait meanwhile.",
         )
         self._results.plot(
             "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points
@@ -241,11 +258,15 @@ class Comparison:
         effort = self._effort
         rows: list[list[Cell]] = []
         for contender in [each for each in run.contenders if each.crowd_share]:
+            if not self._patience.left([contender]):
+                continue
             seconds = max(0.5, effort.crowd_s * contender.crowd_share)
+            began = time.monotonic()
             try:
-                verdict, weight_mb = measures.crowd(run, contender, effort.crowd, seconds)
+                watch = awake(run, lambda each: measures.crowd(run, each, effort.crowd, seconds))  # noqa: B023 - called at once
+                verdict, weight_mb = watch(contender)
             except measures.Trouble as trouble:
-                self._skip("crowd")(contender.name, str(trouble))
+                self._failed("crowd")(contender, str(trouble), time.monotonic() - began)
                 continue
             self._crowded_mb[contender.server] = max(weight_mb, self._crowded_mb.get(contender.server, 0.0))
             self._verdicts[contender.name] = verdict
@@ -264,14 +285,14 @@ class Comparison:
 
     def start_and_memory(self, run: Running) -> None:
         """Measure the time from nothing to the first grant, and the memory. It comes last, when the crowd has released all."""
-        contenders = [each for each in run.contenders if each.rates]
+        contenders = self._patience.left(each for each in run.contenders if each.rates)
         weights: dict[str, float] = {}
 
         def start(contender: Contender) -> list[float]:
             took_s, weights[contender.name] = measures.first_grant(run, contender)
             return [took_s]
 
-        found = taking_turns(contenders, start, self._effort.start_rounds, self._skip("start"))
+        found = taking_turns(contenders, awake(run, start), self._effort.start_rounds, self._failed("start"))
         rows: list[list[Cell]] = []
         for contender in contenders:
             times_s = [time_s for (time_s,) in found.get(contender.name, [])]
@@ -294,7 +315,7 @@ class Comparison:
                 f"server with {self._effort.crowd} clients, MB", "a client, MB",
             ],
             rows,
-            note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray, it is a driver and the process of its task or actor; with simple-gpu-scheduler, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
+            note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray and Dask, it is a driver and the process of its task or actor; with the schedulers of jobs, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
         )  # fmt: skip
 
     def _note_starts(self, run: Running) -> None:
@@ -302,8 +323,16 @@ class Comparison:
             if serving.ready_s is not None:
                 self._ready_s.setdefault(name, []).append(serving.ready_s)
 
-    def _skip(self, what: str) -> measures.Skip:
-        return lambda name, reason: self._results.skip(f"{name}, {what}", reason)
+    def _failed(self, what: str, clients: Clients | None = None) -> Failed:
+        """Return a function that notes a failure in this part, and ends the clients that have failed."""
+
+        def note(contender: Contender, reason: str, took_s: float) -> None:
+            self._results.skip(f"{contender.name}, {what}", reason)
+            self._patience.lost(contender, took_s)
+            if clients is not None:
+                clients.end(contender)
+
+        return note
 
     def _distribution(
         self, title: str, found: dict[str, list[list[float]]], note: str, more: Sequence[Sequence[Cell]] = ()
@@ -337,7 +366,7 @@ def _rate_and_share(
 ) -> list[float]:
     """Return the rate of a round, and note the share of a core that our server used meanwhile."""
     if contender.name != OURS:
-        return [rate(contender, seconds)]
+        return [rate(contender, contender.round_s or seconds)]
     (pid,) = run.servers[contender.server].pids
     began, used_s = time.monotonic(), cpu_s(pid)
     found = rate(contender, seconds)

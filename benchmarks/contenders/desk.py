@@ -3,7 +3,7 @@
 The client that asked for the GPU waits at the desk. The holder reports its GPU, its start time and its pid, and runs
 until the connection ends. It needs only the standard library, because each start of a holder is measured.
 
-    python -I -S desk.py PATH      # run such a holder, on the GPUs of CUDA_VISIBLE_DEVICES
+    python -I -S desk.py PATH [VARIABLE]      # run such a holder, on the GPUs of CUDA_VISIBLE_DEVICES or VARIABLE
 """
 
 import json
@@ -55,4 +55,5 @@ def report_and_hold(path: str, gpus: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    report_and_hold(sys.argv[1], [int(gpu) for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",")])
+    variable = sys.argv[2] if len(sys.argv) > 2 else "CUDA_VISIBLE_DEVICES"
+    report_and_hold(sys.argv[1], [int(gpu) for gpu in os.environ[variable].split(",")])

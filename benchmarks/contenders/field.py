@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from benchmarks.contenders import servers
+from benchmarks.contenders import dask, hyperqueue, servers, slurm
 from benchmarks.contenders.servers import REDIS_TTL_S, Serve
 from benchmarks.contenders.takers import FILELOCK_SLEEP_S, FREE_PERCENT, LOOK_S, REDIS_SLEEP_S
 
@@ -25,6 +25,9 @@ SERVERS: dict[str, Serve] = {
     "postgres": servers.postgres,
     "ray": servers.ray,
     "scheduler": servers.scheduler,
+    "dask": dask.serve,
+    "hyperqueue": hyperqueue.serve,
+    "slurm": slurm.serve,
     "statistics": servers.statistics,
 }
 
@@ -51,6 +54,9 @@ class Contender:
     shows_s: float = 0.0
     # How long many clients run at least before they are counted, where it first starts processes for them.
     warm_up_s: float = 0.0
+    # Fewer rounds where it is slow, and one long round of many clients where it serves its queue only every few seconds.
+    most_rounds: int = 100
+    round_s: float | None = None
     # Why some of its parts are not measured.
     left_out: str = ""
 
@@ -93,6 +99,19 @@ FIELD = (
         order="the order of the input lines", left_out=A_PROCESS_EACH,
     ),
     Contender(
+        "Dask", "dask", "dask", "a thread of one driver each", most_rounds=3, has_reclaim=False,
+        order="first in, first out, by priority", left_out="a task whose worker was killed is run again, and takes the GPU again",
+    ),
+    Contender("HyperQueue", "hyperqueue", "hyperqueue", PROCESS, pace="slow", most_rounds=3, order="by priority"),
+    Contender(
+        "Slurm, srun", "slurm-srun", "slurm", PROCESS, pace="slow", rates=(1, 64), most_rounds=3, round_s=5.0,
+        order="first come, first served, by priority", left_out="it serves its queue only every few seconds",
+    ),
+    Contender(
+        "Slurm, sbatch", "slurm-sbatch", "slurm", PROCESS, pace="slow", rates=(1,), has_hand_over=False, has_reclaim=False,
+        crowd_share=0, most_rounds=2, left_out="it has the same queue as srun, and differs only in when a job is started",
+    ),
+    Contender(
         "statistics only", "statistics", "statistics", PROCESS, LOOK_S, "slow", claims_exclusion=False, shows_s=0.4,
         rates=(1,), crowd_share=0.1, left_out="it only reads the statistics; see `serving` for many readers",
     ),
@@ -122,6 +141,21 @@ HOW = {
     "simple-gpu-scheduler": (
         "It reads commands from its standard input. Here that is a named pipe, so that several processes can ask it. A "
         "command is a small Python program that reports when it runs, and ends when it is told to."
+    ),
+    "Dask": (
+        "A `LocalCluster` with a scheduler, and a worker process for each GPU with one unit of the resource GPU. A task asks for one "
+        "unit. Dask starts a worker again when it dies. While others are measured it is stopped, because its idle workers use the processor."
+    ),
+    "HyperQueue": (
+        "A `LocalCluster` of its wheel, which is a server and a worker in one process, in a network namespace of its own because it "
+        "listens on all addresses. The wheel has no `hq` program, and its worker takes a number of cores and no other resource, "
+        "so a core stands for a GPU. A client submits a job of one task by the Python API. The task is a small Python program "
+        "that reports when it runs, and ends when it is told to."
+    ),
+    "Slurm": (
+        "munged, slurmctld and slurmd of Debian's slurm-wlm, in a network namespace of their own because they listen on all addresses. "
+        "Generic resources of the name gpu, with device files that behave like /dev/null. Its default settings, except for "
+        "what one machine without cgroups needs: it may delay batch jobs by 3 s (batch_sched_delay). A client calls srun or sbatch with --gres=gpu:1. The job is the same small Python program."
     ),
     "statistics only": (
         f"The client takes the GPU that /gpu/summary shows as the least used, if its use is below {FREE_PERCENT:g} %; otherwise "

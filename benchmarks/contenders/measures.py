@@ -11,13 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from benchmarks.contenders.field import SERVERS, Contender
 from benchmarks.contenders.order import BEGINNING_S, Verdict, judge, out_of_order
-from benchmarks.contenders.processes import Client, memory_mb
+from benchmarks.contenders.processes import ANSWER_S, Client, memory_mb
 from benchmarks.contenders.servers import Serving
 from benchmarks.peers import MissingError
+from benchmarks.shared.results import duration
 
 # Time enough for the next client to have begun to wait.
 SETTLE_S = 0.02
@@ -25,6 +26,8 @@ WORKLOAD_HOLD_S = (0.05, 0.15)
 
 Trouble = (OSError, RuntimeError, AssertionError)
 Skip = Callable[[str, str], None]
+Failed = Callable[[Contender, str, float], None]
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Running:
     def client(self, contender: Contender) -> Client:
         """Make a client of a contender, in a new process."""
         serving = self.servers[contender.server]
-        return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python)
+        return Client(contender.kind, {**serving.settings, **contender.settings}, serving.python, serving.env)
 
 
 class Clients:
@@ -62,15 +65,55 @@ class Clients:
         """Return the contender's process for this role."""
         key = contender.name, role
         if key not in self._clients:
-            client = self._stack.enter_context(self._run.client(contender))
+            client = self._clients[key] = self._stack.enter_context(self._run.client(contender))
             client.ask("take")
             client.ask("release")
-            self._clients[key] = client
         return self._clients[key]
 
     def forget(self, contender: Contender, role: str) -> None:
         """Remove a process that was killed, so that the next one is new."""
         self._clients.pop((contender.name, role)).bury()
+
+    def end(self, contender: Contender) -> None:
+        """End the processes of a contender that has failed, so that they neither hold a GPU nor answer late."""
+        for key in [key for key in self._clients if key[0] == contender.name]:
+            self._clients.pop(key).close()
+
+
+class Patience:
+    """How long the run has waited in vain for each server. Past the limit, its contenders are left out of what follows."""
+
+    def __init__(self, limit_s: float, skip: Skip) -> None:
+        self._limit_s = limit_s
+        self._skip = skip
+        self._lost_s: dict[str, float] = {}
+        self._left_out: set[str] = set()
+
+    def lost(self, contender: Contender, seconds: float) -> None:
+        """Note a measurement that failed after this time."""
+        self._lost_s[contender.server] = self._lost_s.get(contender.server, 0.0) + seconds
+
+    def left(self, contenders: Iterable[Contender]) -> list[Contender]:
+        """Return the contenders for which the run still waits. It says once which it leaves out, and why."""
+        left = []
+        for contender in contenders:
+            lost_s = self._lost_s.get(contender.server, 0.0)
+            if lost_s < self._limit_s:
+                left.append(contender)
+            elif contender.name not in self._left_out:
+                self._left_out.add(contender.name)
+                self._skip(f"{contender.name}, the rest", f"the run has waited for it in vain for {duration(lost_s)}")
+        return left
+
+
+def awake(run: Running, measure: Callable[[Contender], Measured]) -> Callable[[Contender], Measured]:
+    """Return a measurement that wakes the contender's server before, and lets it rest afterwards."""
+
+    def measured(contender: Contender) -> Measured:
+        with run.servers[contender.server].awake():
+            return measure(contender)
+
+    return measured
 
 
 @contextmanager
@@ -91,20 +134,21 @@ def taking_turns(
     contenders: Iterable[Contender],
     measure: Callable[[Contender], list[float]],
     rounds: int,
-    skip: Callable[[str, str], None],
+    failed: Failed,
 ) -> dict[str, list[list[float]]]:
     """Return each contender's values of each round; every other round goes backwards.
 
-    A contender that fails is left out from then on, with the reason.
+    A contender that fails is left out from then on; `failed` is told why, and after which time.
     """
-    found: dict[str, list[list[float]]] = {contender.name: [] for contender in contenders}
     left = list(contenders)
-    for _ in range(rounds):
-        for contender in list(left):
+    found: dict[str, list[list[float]]] = {contender.name: [] for contender in left}
+    for number in range(rounds):
+        for contender in [each for each in left if number < each.most_rounds]:
+            began = time.monotonic()
             try:
                 found[contender.name].append(measure(contender))
             except Trouble as trouble:
-                skip(contender.name, str(trouble))
+                failed(contender, str(trouble), time.monotonic() - began)
                 left.remove(contender)
                 del found[contender.name]
         left.reverse()
@@ -189,7 +233,8 @@ def crowd(run: Running, contender: Contender, clients: int, seconds: float) -> t
         client.tell("crowd", has_victim=True, **order)
         time.sleep(seconds / 3)
         weight_mb = memory_mb(run.servers[contender.server].pids)
-        rows = client.answer(seconds + 120.0)["rows"]
+        rows = client.answer(seconds + ANSWER_S)["rows"]
+    run.servers[contender.server].clear()
     return judge(rows, min(BEGINNING_S, seconds / 4)), weight_mb
 
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,14 +21,18 @@ from gpu_worker_pool.testing import ServerProcess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-ANSWER_S = 120.0
+ANSWER_S = 60.0
 END_S = 15.0
+READY_S = 30.0
+POLL_S = 0.002
 
 
 class Client:
     """A process that runs worker.py."""
 
-    def __init__(self, kind: str, settings: Mapping[str, Any], python: Sequence[str]) -> None:
+    def __init__(
+        self, kind: str, settings: Mapping[str, Any], python: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is left
         orders = json.dumps({"kind": kind, "settings": settings})
         # In a group of its own, so that it is ended with all that it has started. Only a fork cannot have a session.
@@ -40,7 +44,7 @@ class Client:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(),
+            env=environment(env),
             **apart,
         )
         self.pid = self._process.pid
@@ -51,6 +55,10 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, with all that it has started."""
         end(self._process)
         self._errors.close()
 
@@ -95,6 +103,50 @@ def running(
         yield process.pid
     finally:
         end(process)
+
+
+def wait_until(is_ready: Callable[[], bool], log: Path) -> None:
+    """Wait until a server is ready. If that takes too long, raise RuntimeError with the end of its log."""
+    deadline = time.monotonic() + READY_S
+    while not is_ready():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        time.sleep(POLL_S)
+
+
+class Daemon:
+    """A server that can be killed, and started again with what it has kept."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, is_ready: Callable[[], bool], env: Mapping[str, str] | None = None
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._is_ready = is_ready
+        self._env = env
+        self._running = ExitStack()
+        self.pid = 0
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def restart(self) -> None:
+        """Kill it, start it again, and wait until it is ready."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._running.close()
+        self._start()
+
+    def _start(self) -> None:
+        # What an earlier start has written must not seem to be of this one.
+        self._log.unlink(missing_ok=True)
+        self.pid = self._running.enter_context(running(self._command, self._log, self._env))
+        wait_until(self._is_ready, self._log)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

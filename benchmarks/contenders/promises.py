@@ -47,6 +47,24 @@ DOCUMENTED = {
         "the order of the input lines (d)",
         "no (d)",
     ),
+    "Dask": (
+        "no: tasks are in the memory of the scheduler (d)",
+        "yes, but the task is run again, and takes the GPU again (d)",
+        "first in, first out, by priority (d)",
+        "yes (d)",
+    ),
+    "HyperQueue": (
+        "with a journal, which the server of the wheel does not keep (d)",
+        "yes, when the task has ended (d)",
+        "by priority (d)",
+        "yes (d)",
+    ),
+    "Slurm": (
+        "yes: jobs that run go on, and the queue is saved (d)",
+        "yes, when the job has ended (d)",
+        "first come, first served, by priority; shorter jobs may fill gaps (d)",
+        "yes (d)",
+    ),
     "statistics only": (
         "there is nothing to lose",
         "when the statistics no longer show it (d)",
@@ -57,19 +75,25 @@ DOCUMENTED = {
 
 
 def promises(
-    results: Results, families: Sequence[str], reclaimed: Mapping[str, str], verdicts: Mapping[str, Verdict]
+    results: Results,
+    families: Sequence[str],
+    reclaimed: Mapping[str, str],
+    verdicts: Mapping[str, Verdict],
+    restarted: Mapping[str, str],
 ) -> None:
-    """Add a table. `reclaimed` says by contender how soon a dead holder's GPU was granted; `verdicts` are those of the crowds."""
+    """Add a table. By contender, `reclaimed` says how soon a dead holder's GPU was granted, `restarted` what a restart kept;
+    `verdicts` are those of the crowds.
+    """
     rows: list[list[Cell]] = []
     for family in families:
         survives, dies, order, boxes = DOCUMENTED[family]
-        after = {name: told for name, told in reclaimed.items() if name.startswith(family)}
+        after, kept = (_told(family, seen) for seen in (reclaimed, restarted))
         crowds = [verdict for name, verdict in verdicts.items() if name.startswith(family)]
         rows.append(
             [
                 family,
-                survives,
-                _with(dies, [told if len(after) == 1 else f"{name}: {told}" for name, told in after.items()]),
+                _with(survives, kept),
+                _with(dies, after),
                 _with("", [f"{show(each.twice)} of {show(each.grants)}" for each in crowds]) or None,
                 _with(order, [f"{show(each.overtaken_percent)} % overtaken" for each in crowds]),
                 boxes,
@@ -84,6 +108,12 @@ def promises(
         rows,
         note="(m): measured in this run, see the tables above; (d): stated in its documentation.",
     )  # fmt: skip
+
+
+def _told(family: str, seen: Mapping[str, str]) -> list[str]:
+    """Return what was seen of the contenders of a family, with their names if there are several."""
+    found = {name: told for name, told in seen.items() if name.startswith(family)}
+    return [told if len(found) == 1 else f"{name}: {told}" for name, told in found.items()]
 
 
 def _with(documented: str, measured: Sequence[str]) -> str:

@@ -9,21 +9,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.contenders.processes import HERE, running
-from benchmarks.shared.servers import answers, free_port, pool_process
+from benchmarks.contenders import namespaces
+from benchmarks.contenders.processes import HERE, READY_S, Daemon, running, wait_until
+from benchmarks.shared import servers as shared
+from benchmarks.shared.servers import answers, free_port
 
-READY_S = 60.0
-POLL_S = 0.002
 # A usual timeout of a lock, so that it outlives a short pause of its holder.
 REDIS_TTL_S = 30.0
 RAY_OBJECT_STORE_BYTES = 100_000_000
+# Unless it is told, a head asks for a token if it finds one in the user's home, where any `ray.init()` leaves one, and its
+# drivers send none. Here no other machine or user reaches it.
+RAY_ENV = {"RAY_AUTH_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Serving:
     pids: Sequence[int] = ()
     # The interpreter of its clients, and what comes before it in their command.
     python: Sequence[str] = field(default=(sys.executable,))
+    # The variables that its clients need.
+    env: Mapping[str, str] = field(default_factory=dict)
+    # Kills it and starts it again with what it has kept; it is ready when this returns.
+    restart: Callable[[], None] | None = None
+    # Ends what clients that were killed have left in its queue.
+    clear: Callable[[], None] = lambda: None
+    # Surrounds each measurement, for a server that is stopped while others are measured.
+    awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 Serve = Callable[[Path, int], AbstractContextManager[Serving]]
@@ -46,8 +57,14 @@ def pool(durability: str) -> Serve:
     @contextmanager
     def serve(folder: Path, gpus: int) -> Iterator[Serving]:
         began = time.monotonic()
-        with pool_process(folder, str(gpus), durability) as (port, pid):
-            yield Serving({"port": port}, time.monotonic() - began, [pid])
+        with shared.pool(folder, str(gpus), durability) as server:
+            ready_s = time.monotonic() - began
+
+            def restart() -> None:
+                server.kill()
+                server.start()
+
+            yield Serving({"port": server.port}, ready_s, [server.pid], restart=restart)
 
     return serve
 
@@ -67,8 +84,8 @@ def statistics(folder: Path, gpus: int) -> Iterator[Serving]:
     script.chmod(0o755)
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "REFRESH_INTERVAL": "0.1", "SIMULATED_GPUS": ""}
     began = time.monotonic()
-    with pool_process(folder, "", "normal", env) as (port, pid):
-        yield Serving({"port": port, "folder": str(used)}, time.monotonic() - began, [pid])
+    with shared.pool(folder, "", "normal", env) as server:
+        yield Serving({"port": server.port, "folder": str(used)}, time.monotonic() - began, [server.pid])
 
 
 def redis(*, is_durable: bool) -> Serve:
@@ -85,12 +102,12 @@ def redis(*, is_durable: bool) -> Serve:
         durable = ["--appendonly", "yes", "--appendfsync", "always"] if is_durable else []
         began = time.monotonic()
         command = [str(server), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), *durable]
-        with running(command, folder / "log") as pid:
-            _wait_until(lambda: answers(port, b"PING\r\n", b"+PONG"), folder / "log")
+        with Daemon(command, folder / "log", lambda: answers(port, b"PING\r\n", b"+PONG")) as daemon:
             ready_s = time.monotonic() - began
             numbers = " ".join(str(gpu) for gpu in range(gpus))
             assert answers(port, f"RPUSH gpus {numbers}\r\n".encode(), b":")
-            yield Serving({"port": port, "gpus": gpus, "ttl_s": REDIS_TTL_S}, ready_s, [pid], [str(python)])
+            settings = {"port": port, "gpus": gpus, "ttl_s": REDIS_TTL_S}
+            yield Serving(settings, ready_s, [daemon.pid], [str(python)], restart=daemon.restart)
 
     return serve
 
@@ -131,7 +148,7 @@ def postgres(folder: Path, gpus: int) -> Iterator[Serving]:
         ]
         with running(command, folder / "log", cwd=name, **who) as pid:
             mark = data / "postmaster.pid"
-            _wait_until(
+            wait_until(
                 lambda: mark.exists() and mark.read_text(encoding="utf-8").rstrip().endswith("ready"), folder / "log"
             )
             address = f"host=127.0.0.1 port={port} user=bench dbname=postgres"
@@ -162,21 +179,12 @@ def scheduler(folder: Path, gpus: int) -> Iterator[Serving]:
 
 @contextmanager
 def ray(folder: Path, gpus: int) -> Iterator[Serving]:
-    """Run a node of Ray without its dashboard, in a network namespace that has only loopback.
-
-    Ray listens on all addresses even when it is told otherwise; in this namespace there is only one.
-    """
+    """Run a node of Ray without its dashboard, in a network namespace of its own."""
     python = peers.python_with("ray")
-    alone: list[str | Path] = [peers.program("unshare"), "--user", "--map-root-user", "--net"]
-    enter, ip = peers.program("nsenter"), peers.program("ip")
-    if subprocess.run([*alone, ip, "link"], capture_output=True, check=False, timeout=READY_S).returncode:
-        raise peers.MissingError(
-            "it listens on all addresses, and unshare cannot give it a network namespace of its own here"
-        )
     folder.mkdir()
     log = folder / "log"
     port = free_port()
-    start = [python.with_name("ray"), "start", "--head", "--block", f"--port={port}", f"--num-gpus={gpus}"]
+    start = [str(python.with_name("ray")), "start", "--head", "--block", f"--port={port}", f"--num-gpus={gpus}"]
     start += [
         # Ray starts no more processes at a time than this, so a grant must not wait for the number of processors.
         f"--num-cpus={gpus}",
@@ -187,13 +195,11 @@ def ray(folder: Path, gpus: int) -> Iterator[Serving]:
     # Its sockets have long names, and the path of a socket must not be longer than 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
         start += [f"--object-store-memory={RAY_OBJECT_STORE_BYTES}", f"--temp-dir={name}"]
-        shell = f"{ip} link set lo up && exec {shlex.join(map(str, start))}"
         began = time.monotonic()
-        with running([*alone, "sh", "-c", shell], log) as pid:
-            _wait_until(lambda: "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace"), log)
-            joined = [str(enter), f"--target={pid}", "--user", "--net", "--preserve-credentials", str(python)]
+        with namespaces.running_alone(start, log, RAY_ENV) as (pid, joined):
+            wait_until(lambda: "Ray runtime started" in log.read_text(encoding="utf-8", errors="replace"), log)
             settings = {"address": f"127.0.0.1:{port}", "folder": name, "gpus": gpus}
-            yield Serving(settings, time.monotonic() - began, [pid], joined)
+            yield Serving(settings, time.monotonic() - began, [pid], [*joined, str(python)], RAY_ENV)
 
 
 def _nvidia_smi(used: Path, gpus: int) -> str:
@@ -216,11 +222,3 @@ def _harmless_user() -> pwd.struct_passwd | None:
         return None
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     return known.get("postgres") or known["nobody"]
-
-
-def _wait_until(is_ready: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while not is_ready():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
-        time.sleep(POLL_S)

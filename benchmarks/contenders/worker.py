@@ -3,7 +3,7 @@
     python -m benchmarks.contenders.worker '{"kind": "filelock", "settings": {...}}'
 
 It reads orders from standard input, answers each with a line, and ends when its input ends. A crowd is forked, so that
-each client is a process. Ray's clients are threads of one driver, because the processes that hold GPUs are Ray's own.
+each client is a process. Ray's and Dask's clients are threads of one driver, because the processes that hold GPUs are theirs.
 Times come from CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
@@ -27,6 +27,11 @@ from typing import Any
 from benchmarks.contenders.takers import MODULES, TAKERS, Handle, Settings, Taker
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+MORE_TAKERS = {
+    "ray": "benchmarks.contenders.ray_takers",
+    "dask": "benchmarks.contenders.dask_takers",
+    **dict.fromkeys(("hyperqueue", "slurm"), "benchmarks.contenders.job_takers"),
+}
 # How long clients that still wait at the end may go on.
 GRACE_S = 3.0
 # A client is warm when a step brings less than this many times the cycles of the step before. The time of a round is
@@ -39,7 +44,7 @@ class Worker:
     """Carries out one order after the other."""
 
     def __init__(self, kind: str, settings: Settings) -> None:
-        self.has_threads = kind.startswith("ray")
+        self.has_threads = kind.startswith(("ray", "dask"))
         self._kind = kind
         self._settings = settings
         self._taker: Taker | None = None
@@ -48,11 +53,11 @@ class Worker:
 
     def make(self) -> Taker:
         """Make a client."""
-        if self.has_threads:
-            from benchmarks.contenders.ray_takers import TAKERS as RAY_TAKERS  # noqa: PLC0415 - only Ray's drivers need it
-
-            return RAY_TAKERS[self._kind](self._settings)
-        return TAKERS[self._kind](self._settings)
+        # Loaded only where they are used, because the start of a client is measured.
+        module = MORE_TAKERS.get(self._kind.partition("-")[0])
+        takers = TAKERS if module is None else importlib.import_module(module).TAKERS
+        taker: Taker = takers[self._kind](self._settings)
+        return taker
 
     def load(self) -> None:
         """Import the modules that each client needs, once for all that are forked."""

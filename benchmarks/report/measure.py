@@ -34,7 +34,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("leases", 240),
     Benchmark("steps", 90),
-    Benchmark("contenders", 600),
+    Benchmark("contenders", 1000),
     Benchmark("serving", 150),
     Benchmark("pages", 150),
     Benchmark("memory", 90),

@@ -53,6 +53,12 @@ def pool_process(
     folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None
 ) -> Iterator[tuple[int, int]]:
     """Run this server with the GPUs that `SIMULATED_GPUS` describes, and yield its port and pid once it is ready."""
+    with pool(folder, gpus, durability, env) as server:
+        yield server.port, server.pid
+
+
+def pool(folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None) -> ServerProcess:
+    """Return this server with the GPUs that `SIMULATED_GPUS` describes. It starts when it is entered."""
     settings = {
         "SIMULATED_GPUS": gpus,
         "REFRESH_INTERVAL": "1",  # the server's default
@@ -62,8 +68,7 @@ def pool_process(
         "ACCESS_LOG": "false",
         **(env or {}),
     }
-    with ServerProcess(settings, folder=folder) as server:
-        yield server.port, server.pid
+    return ServerProcess(settings, folder=folder)
 
 
 @contextmanager

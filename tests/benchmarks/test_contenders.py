@@ -18,7 +18,8 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.contenders import figures, order, promises, takers
-from benchmarks.contenders.field import FIELD
+from benchmarks.contenders.field import FIELD, Contender
+from benchmarks.contenders.measures import Patience, taking_turns
 from benchmarks.contenders.order import judge, out_of_order
 from benchmarks.contenders.worker import Worker, is_locked
 from benchmarks.shared.results import Results
@@ -51,7 +52,9 @@ def test_a_quick_run_measures_us_and_says_who_is_missing(tmp_path: Path) -> None
     assert not [skipped for skipped in found["skipped"] if skipped["what"].startswith("ours")]
     measured = [row[0] for table in found["tables"] for row in table["rows"]]
     assert "filelock" in measured or "filelock" in [skipped["what"] for skipped in found["skipped"]]
-    assert measured.count("ours, full") == 6
+    assert measured.count("ours, full") == 7
+    restarted = next(table for table in found["tables"] if "its GPU is granted meanwhile" in table["columns"])
+    assert [row[:1] + row[2:4] for row in restarted["rows"]] == [["ours, full", "yes", "no"]]
     assert {plot["id"] for plot in found["plots"]} == {"hand-over", "reclaim", "rate"}
     assert {figure["id"]: figure["value"] for figure in found["figures"]} == dict.fromkeys(
         ("hand_over_vs_blpop", "hand_over_vs_ray", "reclaim_vs_postgres", "crowd_vs_redis", "crowd_vs_ray")
@@ -73,6 +76,41 @@ def test_a_figure_compares_us_with_the_contender_that_its_target_names() -> None
         "reclaim_vs_postgres": (1.0, True),
         "crowd_vs_redis": (0.25, False),
         "crowd_vs_ray": (None, None),
+    }
+
+
+def test_a_contender_that_fails_is_left_out_of_the_rounds_that_follow() -> None:
+    told: list[tuple[str, str]] = []
+
+    def measure(contender: Contender) -> list[float]:
+        if contender.kind == "filelock":
+            raise TimeoutError("a client did not answer")
+        return [1.0]
+
+    contenders = [each for each in FIELD if each.name in ("ours, full", "filelock")]
+    found = taking_turns(contenders, measure, 3, lambda contender, why, _: told.append((contender.name, why)))
+
+    assert found == {"ours, full": [[1.0]] * 3}
+    assert told == [("filelock", "a client did not answer")]
+
+
+def test_a_server_that_was_waited_for_in_vain_is_left_out_with_all_its_contenders() -> None:
+    told: dict[str, str] = {}
+    patience = Patience(45.0, told.__setitem__)
+    task, reused, ours = (
+        next(each for each in FIELD if each.name == name)
+        for name in ("Ray task", "Ray task, max_calls=0", "ours, full")
+    )
+
+    patience.lost(task, 20.0)
+    assert patience.left([task, reused, ours]) == [task, reused, ours]
+
+    patience.lost(reused, 40.0)
+    assert patience.left([task, reused, ours]) == [ours]
+    assert patience.left([task]) == []
+    assert told == {
+        "Ray task, the rest": "the run has waited for it in vain for 60 s",
+        "Ray task, max_calls=0, the rest": "the run has waited for it in vain for 60 s",
     }
 
 
@@ -185,9 +223,12 @@ def test_what_is_marked_as_measured_was_measured() -> None:
     results = Results("contenders", "About this.")
     unfair = judge([row(1.0, 9.0), row(3.0, 5.0, twice=True)])
 
-    promises.promises(results, ["ours", "Redis list"], {"ours, full": "after 7 ms"}, {"ours, full": unfair})
+    promises.promises(
+        results, ["ours", "Redis list"], {"ours, full": "after 7 ms"}, {"ours, full": unfair}, {"ours, full": "kept"}
+    )
 
     ours, other = results.tables[0].rows
+    assert "kept (m)" in str(ours[1])
     assert "after 7 ms (m)" in str(ours[2])
     assert ours[3:5] == ["1 of 2 (m)", "first come, first served, by priority (d); 50 % overtaken (m)"]
     assert not any("(m)" in str(cell) for cell in other if cell)
