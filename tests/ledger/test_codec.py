@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.ledger.codec import EVENT_KINDS, decode_ended, decode_event, encode_ended, encode_event
 from tests.ledger import examples
-from tests.ledger.examples import ENDED, EVENTS
+from tests.ledger.examples import ENDED, EVENTS, REQUEST
 
 REQUEST_LINE = (
     '{"wishes":{"gpus":2,"memory_mb":8000,"model":"A100","memory_threshold_percent":50.5,'
@@ -224,3 +224,14 @@ def test_what_is_not_durable_is_not_written(event: Any) -> None:
 def test_what_is_no_part_of_the_format_is_not_written() -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         encode_event(ev.ProcessIgnored(1.0, object()))  # type: ignore[arg-type]
+
+
+def test_the_text_of_a_request_is_not_taken_for_that_of_an_equal_one() -> None:
+    """Of equal requests, the processes may differ. A text that looks like a missing request is left alone."""
+    here, there = (replace(REQUEST, holder=replace(REQUEST.holder, process=ProcessId(pid, 1.0))) for pid in (7, 8))
+    assert here == there
+    for request in (here, there, here):
+        queued = ev.LeaseQueued(1.0, 'a"request":null', request, 3, 2.0)
+        read = decode_event(encode_event(queued))
+        assert isinstance(read, ev.LeaseQueued)
+        assert (read.lease_id, read.request.holder.process) == (queued.lease_id, request.holder.process)
