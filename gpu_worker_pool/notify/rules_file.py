@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gpu_worker_pool.core.hooks.notice import Occasion
 from gpu_worker_pool.core.hooks.rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook
@@ -108,12 +108,26 @@ def _secret(entry: Mapping[str, Any]) -> str | None:
 def check_allowed(url: str, allowed: tuple[str, ...]) -> None:
     """Raise a ValueError unless the URL is http or https and begins with one that is allowed, up to a whole part of it."""
     check_url(url)
+    if _can_climb(url):
+        raise ValueError(
+            "the path of the URL has a part `.` or `..`, or a backslash, which could lead out of what `allow` names; write "
+            "the path that is meant"
+        )
     if not any(_is_under(url, prefix) for prefix in allowed):
         parts = urlsplit(url)
         raise ValueError(
             f"no request goes to {parts.scheme}://{parts.netloc}, because `allow` does not name it; add the beginning of the "
             "URL there"
         )
+
+
+def _can_climb(url: str) -> bool:
+    """Whether a receiver may read another path than it says. Some decode it more than once, and some cut a part at `;`."""
+    path, before = urlsplit(url).path, ""
+    while path != before:
+        path, before = unquote(path), path
+    parts = (part.split(";", 1)[0] for part in path.split("/"))
+    return "\\" in url or "\\" in path or any(part in {".", ".."} for part in parts)
 
 
 def _is_under(url: str, prefix: str) -> bool:

@@ -106,6 +106,30 @@ def test_a_mistake_is_said(tmp_path: Path, text: str, fault: str) -> None:
     assert "secret@" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../other",
+        "/%2e%2E/other",
+        "/%252e%252e/other",
+        "/..%2fother",
+        "/./x",
+        "/x/..",
+        r"/..\\other",
+        "/..;a/other",
+        "/%5c",
+    ],
+)
+def test_a_url_that_could_lead_out_of_what_is_allowed_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(RulesUnusable, match="could lead out of what `allow` names"):
+        read_rules(written(tmp_path, f'{ALLOW}{HOOK}url = "https://hooks.lab/gpu{path}"'))
+
+
+def test_dots_that_are_no_part_of_their_own_are_allowed(tmp_path: Path) -> None:
+    (rule,) = read_rules(written(tmp_path, f'{ALLOW}{HOOK}url = "https://hooks.lab/gpu/v1.2/..x?to=../y"'))
+    assert rule.target == Webhook("https://hooks.lab/gpu/v1.2/..x?to=../y")
+
+
 def test_a_file_that_others_can_change_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "")
     path.chmod(0o666)
