@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpu_worker_pool.core.hooks.notice import Occasion
 from gpu_worker_pool.core.hooks.rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook
+from gpu_worker_pool.host.replaceable import why_replaceable
 
 from .targets import check_secret, check_url, mail_to
 
@@ -25,10 +27,8 @@ class RulesUnusable(Exception):  # noqa: N818 - what is the matter
 def read_rules(path: Path) -> tuple[Rule, ...]:
     """All rules of a file; RulesUnusable if one of them cannot be used: half of the rules would look like all."""
     try:
-        if path.stat().st_uid not in {0, os.geteuid()} or path.stat().st_mode & 0o022:
-            raise RulesUnusable(
-                f"{path} can be changed by other users, who could run programs as this server; chown it, and chmod go-w"
-            )
+        if (why := why_replaceable(path, os.geteuid())) is not None:
+            raise RulesUnusable(f"other users could change {path}, and so run programs as this server: {why}")
         parsed = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RulesUnusable(f"{path} cannot be read: {error.strerror}") from None
@@ -99,9 +99,17 @@ def _secret(entry: Mapping[str, Any]) -> str | None:
     if file is None:
         return None
     try:
+        why, mode = why_replaceable(Path(file), os.geteuid()), Path(file).stat().st_mode
         secret = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"secret_file {file} cannot be read: {error}") from None
+    if why is not None:
+        raise ValueError(f"other users could change secret_file {file}: {why}")
+    if mode & stat.S_IRWXO:
+        raise ValueError(
+            f"every user can read secret_file {file} (mode {stat.S_IMODE(mode):04o}), and sign as this server; make another "
+            f"secret, and chmod 600 {Path(file).resolve()}"
+        )
     return check_secret(secret, f"secret_file {file}")
 
 

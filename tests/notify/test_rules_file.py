@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,15 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def secret_in(folder: Path) -> Path:
+    path = folder / "secret"
+    path.write_text("0123456789abcdef\n", encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
 def test_rules_are_read(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("0123456789abcdef\n", encoding="utf-8")
+    secret = secret_in(tmp_path)
 
     rules = read_rules(written(tmp_path, GOOD.replace("SECRET", str(secret))))
 
@@ -60,8 +67,7 @@ def test_rules_are_read(tmp_path: Path) -> None:
 
 def test_the_rules_in_the_document_are_rules(tmp_path: Path) -> None:
     (block,) = (block for block in all_blocks() if block.language == "toml")
-    secret = tmp_path / "secret"
-    secret.write_text("0123456789abcdef", encoding="utf-8")
+    secret = secret_in(tmp_path)
 
     rules = read_rules(written(tmp_path, block.text.replace("/etc/gpu-worker-pool/hook-secret", str(secret))))
 
@@ -134,7 +140,57 @@ def test_a_file_that_others_can_change_or_that_is_not_there_is_refused(tmp_path:
     path = written(tmp_path, "")
     path.chmod(0o666)
 
-    with pytest.raises(RulesUnusable, match="other users"):
+    with pytest.raises(RulesUnusable, match=f"chmod go-w {path}"):
         read_rules(path)
     with pytest.raises(RulesUnusable, match="cannot be read"):
         read_rules(tmp_path / "none")
+
+
+def test_a_file_that_others_can_replace_is_refused_also_behind_links(tmp_path: Path) -> None:
+    opened = tmp_path / "open"
+    opened.mkdir()
+    path = written(opened, "")
+    link = tmp_path / "link"
+    link.symlink_to("open/../open/hooks.toml")
+    over = tmp_path / "over"
+    over.symlink_to(link)
+    for asked in (path, link, over):
+        assert read_rules(asked) == ()
+
+    opened.chmod(0o777)
+    for asked in (path, link, over):
+        with pytest.raises(RulesUnusable, match=f"other users could change .*{opened} .*; chmod go-w"):
+            read_rules(asked)
+    opened.chmod(0o1777)
+    assert read_rules(path) == (), "none can replace a file of another user there"
+
+    link.unlink()
+    link.symlink_to(over)
+    with pytest.raises(RulesUnusable, match="cannot be read"):
+        read_rules(over)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given", ["link", "hooks.toml", "."])
+def test_a_file_or_link_of_another_user_is_refused(tmp_path: Path, given: str) -> None:
+    written(tmp_path, "")
+    (tmp_path / "link").symlink_to("hooks.toml")
+    os.chown(tmp_path / given, 4242, 4242, follow_symlinks=False)
+
+    with pytest.raises(RulesUnusable, match=r"belongs to another user \(uid 4242\)"):
+        read_rules(tmp_path / "link")
+
+
+def test_a_secret_that_every_user_can_read_is_refused(tmp_path: Path) -> None:
+    secret = secret_in(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(secret)
+    path = written(tmp_path, f'{ALLOW}{HOOK}url = "https://hooks.lab/gpu"\nsecret_file = "{link}"')
+    secret.chmod(0o644)
+    with pytest.raises(RulesUnusable, match=f"hook 1: every user can read .*0644.* chmod 600 {secret}"):
+        read_rules(path)
+    secret.chmod(0o660)
+    with pytest.raises(RulesUnusable, match="other users could change secret_file"):
+        read_rules(path)
+    secret.chmod(0o640)
+    assert len(read_rules(path)) == 1, "a group may be that of the server"
