@@ -36,8 +36,7 @@ def _program(line: str, environ: Mapping[str, str], cwd: str) -> Rule:
     if found is None:
         raise ValueError(f"--on-granted: there is no program {words[0]!r}; for a line of shell: sh -c '...'")
     program = Program((found, *words[1:]), cwd, tuple(environ.items()))
-    # It may have done something by the time it fails, so it is not repeated.
-    return Rule(frozenset({Occasion.GRANTED}), program, timeout_s=PROGRAM_S, attempts=1)
+    return Rule(frozenset({Occasion.GRANTED}), program, timeout_s=PROGRAM_S)
 
 
 def _target(where: str, environ: Mapping[str, str]) -> Target:

@@ -20,7 +20,7 @@ def test_a_program_and_each_place_have_a_rule() -> None:
     )
     assert isinstance(program.target, Program)
     assert program.target.arguments[1:] == ("two words", "$HOME")
-    assert (program.target.cwd, program.attempts) == ("/usr", 1)
+    assert program.target.cwd == "/usr"
     assert web.target == Webhook("https://example.org/x", "a secret of sixteen")
     assert mail.target == Mail("ada@example.org")
 

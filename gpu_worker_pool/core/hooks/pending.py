@@ -1,4 +1,4 @@
-"""What is still to be sent: bounded in number, in time and in attempts, so that no target can hold up or fill the server."""
+"""What is still to be sent: bounded in number and in time, so that no target can hold up or fill the server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MOST_WAITING = 1_000
 # So many wait for one target: one that is down must not take the places of the others.
 MOST_FOR_ONE = 250
 MOST_AT_ONCE = 8
+# Attempts end after this time. Their number is bounded by it, too: 32 with the shortest pauses.
 MAX_AGE_S = 3600.0
 BACKOFF = Backoff(first_s=1.0, max_s=300.0)
 
@@ -99,13 +100,12 @@ class PendingNotices:
     ) -> Dropped | None:
         """Plan the next attempt, not before `after_s`; Dropped if there is none. `jitter` is a random number in [0, 1)."""
         next_at = now + max(BACKOFF.delay_s(delivery.attempts, jitter), after_s)
-        attempts = delivery.attempts + 1
-        if is_final or attempts >= delivery.rule.attempts or next_at > delivery.added_at + MAX_AGE_S:
+        if is_final or not delivery.rule.is_tried_again or next_at > delivery.added_at + MAX_AGE_S:
             self._finish(delivery)
             return self._drop(delivery, why)
         # It goes before those that came later.
         del self._under_way[delivery.rule.target]
-        again = replace(delivery, attempts=attempts, next_at=next_at)
+        again = replace(delivery, attempts=delivery.attempts + 1, next_at=next_at)
         self._waiting = {again.id: again, **self._waiting}
         return None
 

@@ -11,7 +11,6 @@ from .notice import Notice, Occasion
 
 DEFAULT_TIMEOUT_S = 10.0
 MAX_TIMEOUT_S = 300.0
-MOST_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,24 @@ Target = Webhook | Program | Mail
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`owner` and `node` are patterns, such as `gpu-*`; None: all."""
+    """`owner` and `node` are patterns, such as `gpu-*`; None: all. `number` is its place in the operator's file, from 1."""
 
     occasions: frozenset[Occasion]
     target: Target
     owner: str | None = None
     node: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
-    attempts: int = MOST_ATTEMPTS
+    number: int | None = None
 
     def __post_init__(self) -> None:
         if not self.occasions:
             raise ValueError(f"on names no occasion; name at least one of {', '.join(Occasion)}")
         check_number("timeout_s", self.timeout_s, 0.1, MAX_TIMEOUT_S)
+
+    @property
+    def is_tried_again(self) -> bool:
+        """Whether it is tried again after a failure. A program may have done something by the time it fails: it may page twice."""
+        return not isinstance(self.target, Program)
 
     def applies_to(self, notice: Notice) -> bool:
         if notice.occasion not in self.occasions:

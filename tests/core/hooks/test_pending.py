@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.hooks import pending as bounds
 from gpu_worker_pool.core.hooks.notice import Notice, Occasion, ends, warns
 from gpu_worker_pool.core.hooks.pending import Delivery, PendingNotices
-from gpu_worker_pool.core.hooks.rule import MOST_ATTEMPTS, Program, Rule, Webhook
+from gpu_worker_pool.core.hooks.rule import Program, Rule, Webhook
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 
@@ -57,20 +57,30 @@ def test_a_target_that_hangs_holds_up_no_other() -> None:
     assert [each.id for each in pending.start(0.0)] == ["3"]
 
 
-def test_attempts_are_bounded_and_spread_out() -> None:
+@pytest.mark.parametrize(("jitter", "most"), [(0.0, 32), (0.999, 20)])
+def test_a_target_that_fails_is_tried_again_for_an_hour_with_growing_pauses(jitter: float, most: int) -> None:
     pending = PendingNotices()
     pending.add(delivery(1))
-    now, times, is_given_up = 0.0, [], False
-    for _ in range(MOST_ATTEMPTS):
-        now = max(now, pending.next_at())
-        times.append(now)
-        (under_way,) = pending.start(now)
-        is_given_up = fail(pending, under_way, now)
+    times: list[float] = []
+    while len(pending):
+        times.append(max(0.0, pending.next_at()))
+        (under_way,) = pending.start(times[-1])
+        pending.fail(under_way, times[-1], "it failed", is_final=False, jitter=jitter)
 
-    assert is_given_up
-    assert (len(pending), pending.dropped, pending.sent) == (0, 1, 0)
-    waits = [later - earlier for earlier, later in pairwise(times)]
-    assert all(later == 2 * earlier for earlier, later in pairwise(waits))
+    assert (pending.dropped, pending.sent) == (1, 0)
+    waits = [round(later - earlier, 6) for earlier, later in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[0] <= 1.0
+    assert waits[-1] <= bounds.BACKOFF.max_s
+    assert bounds.MAX_AGE_S - bounds.BACKOFF.max_s <= times[-1] <= bounds.MAX_AGE_S
+    assert len(times) == most
+
+
+def test_a_program_is_not_run_again_when_it_fails() -> None:
+    pending = PendingNotices()
+    pending.add(Delivery("1", NOTICE, Rule(frozenset({Occasion.GRANTED}), Program(("/bin/page",))), 0.0))
+    (under_way,) = pending.start(0.0)
+    assert fail(pending, under_way, 1.0)
 
 
 def test_what_would_fail_again_is_not_tried_again_and_what_a_target_asks_for_is_kept() -> None:
