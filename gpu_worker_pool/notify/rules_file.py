@@ -52,13 +52,13 @@ def _rules(parsed: Mapping[str, Any]) -> tuple[Rule, ...]:
     found = []
     for number, entry in enumerate(entries, start=1):
         try:
-            found.append(_rule(entry, allowed))
+            found.append(_rule(entry, allowed, number))
         except ValueError as error:
             raise ValueError(f"hook {number}: {error}") from None
     return tuple(found)
 
 
-def _rule(entry: Mapping[str, Any], allowed: tuple[str, ...]) -> Rule:
+def _rule(entry: Mapping[str, Any], allowed: tuple[str, ...], number: int) -> Rule:
     if unknown := sorted(entry.keys() - _KEYS):
         raise ValueError(f"{unknown[0]!r} is not known; a hook has {', '.join(sorted(_KEYS))}")
     occasions = set()
@@ -72,6 +72,7 @@ def _rule(entry: Mapping[str, Any], allowed: tuple[str, ...]) -> Rule:
         _optional_text("owner", entry),
         _optional_text("node", entry),
         entry.get("timeout_s", DEFAULT_TIMEOUT_S),
+        number,
     )
 
 

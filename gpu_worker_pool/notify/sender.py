@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from gpu_worker_pool.core.hooks.notice import Notice
 from gpu_worker_pool.core.hooks.pending import Delivery, Dropped, PendingNotices
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Target
+from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Target, Webhook
 
 from .courier import Courier, Failed
 
@@ -31,7 +31,8 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        # Targets whose last delivery was dropped: that is logged once, until one arrives again.
+        # Targets whose last attempt failed, and whose last delivery was dropped: each is logged once, until one arrives again.
+        self._failing: set[Target] = set()
         self._complained: set[Target] = set()
 
     def __repr__(self) -> str:
@@ -87,13 +88,13 @@ class Sender:
         try:
             failed = await self._courier.tell(delivery)
         except Exception as error:
-            logger.exception("a notice could not be sent to %s", shown(delivery.rule.target))
+            logger.exception("a notice could not be sent to %s", shown(delivery.rule))
             failed = Failed(type(error).__name__, is_final=True)
         if failed is None:
             self._pending.succeed(delivery)
+            self._failing.discard(delivery.rule.target)
             self._complained.discard(delivery.rule.target)
         else:
-            logger.debug("%s: %s", shown(delivery.rule.target), failed.why)
             dropped = self._pending.fail(
                 delivery,
                 self._clock(),
@@ -103,23 +104,27 @@ class Sender:
                 after_s=failed.after_s,
             )
             self._note(dropped)
+            if dropped is None and delivery.rule.target not in self._failing:
+                self._failing.add(delivery.rule.target)
+                logger.warning("%s: %s; this is tried again for an hour", shown(delivery.rule), failed.why)
         self._start()
 
     def _note(self, dropped: Dropped | None) -> None:
         if dropped is None:
             return
-        target = dropped.delivery.rule.target
-        if target not in self._complained:
-            self._complained.add(target)
-            logger.error(
-                "the notice %s was not sent to %s: %s", dropped.delivery.notice.occasion, shown(target), dropped.why
-            )
+        notice, rule = dropped.delivery.notice, dropped.delivery.rule
+        if rule.target not in self._complained:
+            self._complained.add(rule.target)
+            logger.error("the notice %s was not sent to %s: %s", notice.occasion, shown(rule), dropped.why)
 
 
-def shown(target: Target) -> str:
-    """A target in a log. What comes after a URL's host may be secret."""
-    if isinstance(target, Program):
-        return target.arguments[0]
-    if isinstance(target, Mail):
-        return target.address
-    return "/".join(target.url.split("/", 3)[:3])
+def shown(rule: Rule) -> str:
+    """The target of a rule in a log, and its number in the operator's file. What comes after a URL's host may be secret."""
+    match rule.target:
+        case Program(arguments=arguments):
+            where = arguments[0]
+        case Mail(address=address):
+            where = address
+        case Webhook(url=url):
+            where = "/".join(url.split("/", 3)[:3])
+    return where if rule.number is None else f"hook {rule.number} ({where})"

@@ -58,9 +58,10 @@ def test_rules_are_read(tmp_path: Path) -> None:
             Webhook("https://hooks.lab/gpu/ada", "0123456789abcdef"),
             owner="ada",
             timeout_s=5,
+            number=1,
         ),
-        Rule(frozenset({Occasion.NODE_UNKNOWN}), Program(("/usr/local/bin/page", "operator")), node="gpu-*"),
-        Rule(frozenset({Occasion.ENDED}), Mail("ada@example.org")),
+        Rule(frozenset({Occasion.NODE_UNKNOWN}), Program(("/usr/local/bin/page", "operator")), node="gpu-*", number=2),
+        Rule(frozenset({Occasion.ENDED}), Mail("ada@example.org"), number=3),
     )
     assert "0123456789abcdef" not in repr(rules)
 
