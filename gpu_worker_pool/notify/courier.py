@@ -21,6 +21,7 @@ from gpu_worker_pool.wire.http1 import BadAnswer
 from gpu_worker_pool.wire.post import post
 
 from .body import as_json, in_words
+from .program import run_program
 
 # What a receiver checks: the time, and the HMAC of the time, a dot and the body.
 SIGNATURE = "GPU-Pool-Signature"
@@ -54,9 +55,8 @@ class Courier:
                 return await self._post(delivery, target)
             case Program():
                 env = self._environ if target.env is None else dict(target.env)
-                return await self._run(
-                    target.arguments, as_json(delivery), {**env, **_said(delivery)}, limit_s, target.cwd
-                )
+                why = await run_program(target, as_json(delivery), {**env, **_said(delivery)}, limit_s)
+                return None if why is None else Failed(why)
             case Mail():
                 return await self._mail(delivery, target)
 
@@ -81,43 +81,26 @@ class Courier:
         message["To"] = target.address
         message["Subject"] = f"GPU pool: {in_words(delivery.notice)}"
         message.set_content(f"{in_words(delivery.notice)}.\n\n{as_json(delivery).decode()}\n")
-        arguments = (sendmail, "-i", "--", target.address)
-        return await self._run(arguments, message.as_bytes(), self._environ, delivery.rule.timeout_s)
-
-    @staticmethod
-    async def _run(
-        arguments: tuple[str, ...], sent: bytes, env: Mapping[str, str], limit_s: float, cwd: str = "/"
-    ) -> Failed | None:
-        # Not cancelled half-way: what the program has started by then would stay.
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *arguments,
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sendmail, "-i", "--", target.address),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
-                env=env,
-                cwd=cwd,
+                env=self._environ,
+                cwd="/",
                 start_new_session=True,
             )
-        )
-        try:
-            process = await asyncio.shield(starting)
         except OSError as error:
-            is_final = isinstance(error, FileNotFoundError | PermissionError)
-            return Failed(f"{arguments[0]} cannot be started: {error.strerror}", is_final=is_final)
-        except asyncio.CancelledError:
-            with suppress(OSError):
-                await _kill(await starting)
-            raise
+            return Failed(f"{sendmail} cannot be started: {error.strerror}")
+        limit_s = delivery.rule.timeout_s
         try:
-            await asyncio.wait_for(process.communicate(sent), limit_s)
+            await asyncio.wait_for(process.communicate(message.as_bytes()), limit_s)
         except TimeoutError:
-            return Failed(f"{arguments[0]} has not ended within {limit_s:g} s")
+            return Failed(f"{sendmail} has not ended within {limit_s:g} s")
         finally:
             await _kill(process)
-        if process.returncode:
-            return Failed(f"{arguments[0]} ended with {process.returncode}")
-        return None
+        return Failed(f"{sendmail} ended with {process.returncode}") if process.returncode else None
 
 
 def _said(delivery: Delivery) -> dict[str, str]:
@@ -137,7 +120,7 @@ def _said(delivery: Delivery) -> dict[str, str]:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """End a program, with all that it has started."""
+    """End a sendmail and its group. What it has put into a session of its own goes on: some deliver in the background."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:

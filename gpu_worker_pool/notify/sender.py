@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from gpu_worker_pool.core.hooks.notice import Notice
 from gpu_worker_pool.core.hooks.pending import Delivery, Dropped, PendingNotices
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Target, Webhook
+from gpu_worker_pool.core.hooks.rule import Mail, Rule, Target, Webhook
 
 from .courier import Courier, Failed
 
@@ -120,11 +120,9 @@ class Sender:
 
 def shown(rule: Rule) -> str:
     """The target of a rule in a log, and its number in the operator's file. What comes after a URL's host may be secret."""
-    match rule.target:
-        case Program(arguments=arguments):
-            where = arguments[0]
-        case Mail(address=address):
-            where = address
-        case Webhook(url=url):
-            where = "/".join(url.split("/", 3)[:3])
+    target = rule.target
+    if isinstance(target, Webhook):
+        where = "/".join(target.url.split("/", 3)[:3])
+    else:
+        where = target.address if isinstance(target, Mail) else target.arguments[0]
     return where if rule.number is None else f"hook {rule.number} ({where})"

@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ async def test_a_program_gets_the_notice_and_no_shell_reads_it(tmp_path: Path) -
 async def test_a_program_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text(
-        f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid.new\nmv {tmp_path}/pid.new {tmp_path}/pid\nwait\n"
+        f"#!/bin/sh\nsetsid sh -c 'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600' &\nwait\n"
     )
     program.chmod(0o700)
 
@@ -116,12 +117,26 @@ async def test_a_program_that_does_not_end_is_killed_with_what_it_started(tmp_pa
     assert "0.1 s" in failed.why
 
 
+async def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    left = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600"
+    script = f"setsid sh -c '{left}' & until [ -e {tmp_path}/pid ]; do sleep 0.01; done"
+
+    assert await attempt(Program(("/bin/sh", "-c", script))) is None
+    assert has_ended(int((tmp_path / "pid").read_text()), within_s=0.0)
+
+
+async def test_a_program_need_not_read_what_it_is_told() -> None:
+    notice = replace(NOTICE, labels=(("command", "x" * 1_000_000),))
+    rule = Rule(frozenset(Occasion), Program(("/bin/true",)), timeout_s=30.0)
+
+    assert await Courier(os.environ).tell(Delivery("an-id", notice, rule, 0.0)) is None
+
+
 async def test_a_program_that_fails_or_is_not_there(tmp_path: Path) -> None:
     failed, missing = await attempt(Program(("/bin/false",))), await attempt(Program((str(tmp_path / "none"),)))
 
     assert failed == Failed("/bin/false ended with 1")
-    assert missing is not None
-    assert missing.is_final
+    assert missing == Failed(f"{tmp_path}/none cannot be started: No such file or directory")
 
 
 async def test_a_mail_goes_to_the_sendmail_of_the_system(tmp_path: Path) -> None:
@@ -135,3 +150,15 @@ async def test_a_mail_goes_to_the_sendmail_of_the_system(tmp_path: Path) -> None
     mail = (tmp_path / "mail").read_text()
     assert (tmp_path / "args").read_text() == "-i -- ada@example.org\n"
     assert "Subject: GPU pool: the lease run-1 of ada was lost: revoked, by root" in mail
+
+
+async def test_a_sendmail_that_fails_or_hangs_is_a_failure(tmp_path: Path) -> None:
+    sendmail = tmp_path / "sendmail"
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    sendmail.write_text("#!/bin/sh\nexit 75\n")
+    sendmail.chmod(0o700)
+    assert await attempt(Mail("ada@example.org"), env=env) == Failed(f"{sendmail} ended with 75")
+
+    sendmail.write_text("#!/bin/sh\nexec sleep 600\n")
+    hung = await attempt(Mail("ada@example.org"), env=env, timeout_s=0.1)
+    assert hung == Failed(f"{sendmail} has not ended within 0.1 s")
