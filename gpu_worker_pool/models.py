@@ -69,6 +69,8 @@ class LeaseFacts:
     fence: int | None = None
     gpu_ids: tuple[GpuId, ...] = ()
     uuids: tuple[str, ...] = ()
+    # The node of each of `uuids`; empty where it is not known.
+    nodes: tuple[str, ...] = ()
     # The URL of the server that granted it; None where this process decides by itself.
     server_url: str | None = None
     env: Mapping[str, str] = MappingProxyType({})

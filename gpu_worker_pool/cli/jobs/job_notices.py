@@ -67,7 +67,7 @@ class JobNotices:
             return None
         notices = CommandNotices(lambda notice: self._sender.tell(notice, rules), record.spec.label, str(record.key))
         if (lease := record.life.lease) is not None:
-            notices.know(lease.id, lease.url, lease.uuids)
+            notices.know(lease.id, lease.url, lease.uuids, lease.nodes)
         return notices
 
     def _rules_of(self, record: JobRecord) -> tuple[Rule, ...]:

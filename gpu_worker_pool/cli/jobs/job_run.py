@@ -284,6 +284,7 @@ class JobRun:
             ttl_s=sources.ttl_s,
             limit_at=limit_of(assignment),
             is_shared=spec.memory_mb is not None,
+            nodes=tuple(assignment.nodes),
         )
         return RunStarted(at=time.time(), guard=guarded.facts, lease=lease)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pwd import getpwuid
+from itertools import zip_longest
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gpu_worker_pool.core.hooks.notice import Notice, Occasion
 from gpu_worker_pool.core.hooks.rule import Rule
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 
 JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
@@ -34,10 +35,11 @@ class CommandNotices:
     _lease_id: str | None = None
     _gpus: tuple[GpuKey, ...] = ()
 
-    def know(self, lease_id: str | None, url: str | None, uuids: Sequence[str]) -> None:
-        """What the command has. Nothing is told by that."""
-        node = urlsplit(url or "").hostname or "localhost"
-        self._lease_id, self._gpus = lease_id or None, tuple(GpuKey(node, uuid) for uuid in uuids)
+    def know(self, lease_id: str | None, url: str | None, uuids: Sequence[str], nodes: Sequence[str]) -> None:
+        """What the command has. Nothing is told by that. A node that is not known is called by the host of the URL."""
+        host = urlsplit(url or "").hostname or "localhost"
+        keys = (GpuKey(node or host, uuid) for uuid, node in zip_longest(uuids, nodes[: len(uuids)]))
+        self._lease_id, self._gpus = lease_id or None, tuple(keys)
 
     def granted(self) -> None:
         self._tell(Occasion.GRANTED)
@@ -60,7 +62,7 @@ class CommandNotices:
                 occasion,
                 time.time(),
                 self._lease_id,
-                _user(),
+                user_name(),
                 self._gpus,
                 labels=(("command", self.label),),
                 job=self.job,
@@ -98,10 +100,3 @@ def rules_of_options(
         raise Failure(str(error), USAGE) from None
     except OSError as error:
         raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
-
-
-def _user() -> str | None:
-    try:
-        return getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return None  # a container may have no entry for its user

@@ -45,7 +45,7 @@ class RunReporter:
         """Which GPUs, and where there was a wait, for how long."""
         self._is_granted = True
         if self._notices is not None:
-            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids)
+            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes)
             self._notices.granted()
         gpus = list(assignment.gpu_ids)
         ends_at = None if assignment.ends_at is None else assignment.ends_at.timestamp()

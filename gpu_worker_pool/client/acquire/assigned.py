@@ -30,6 +30,7 @@ def make_assignment(
     assignment.lease_id, assignment.fence = won.lease_id, won.grant.fence
     assignment.server_url = won.place.member.endpoint.url.url if won.book.needs_heartbeat else None
     assignment.uuids = tuple(gpu.key.uuid for gpu in won.grant.gpus)
+    assignment.nodes = tuple(gpu.key.node for gpu in won.grant.gpus)
     assignment.env, assignment.lost, assignment.warned = dict(won.grant.env), lost, warned
     assignment.ends_at, assignment.node_envs = won.grant.ends_at, dict(won.grant.node_envs)
     return assignment

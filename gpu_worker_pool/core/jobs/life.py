@@ -72,7 +72,9 @@ class GuardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLease:
-    """The lease of an attempt. `limit_at` is the end of its time limit, on the clock of leases."""
+    """The lease of an attempt. `limit_at` is the end of its time limit, on the clock of leases. `nodes` are those of its
+    `uuids`; empty where they are not known.
+    """
 
     id: str
     url: str | None
@@ -82,6 +84,7 @@ class RunLease:
     ttl_s: float
     limit_at: float | None = None
     is_shared: bool = False
+    nodes: tuple[str, ...] = ()
 
 
 # --- events ------------------------------------------------------------------------------------------------------------

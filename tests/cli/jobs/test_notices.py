@@ -18,6 +18,8 @@ def test_a_job_that_ends_is_told_with_its_exit_code(user: UserJobs) -> None:
     assert (granted["on"], granted["job"], granted["labels"]) == ("granted", id_, {"command": "mine"})
     assert (ended["on"], ended["job"], ended["exit_code"]) == ("ended", id_, 4)
     assert ended["lease_id"] == granted["lease_id"] != ""
+    assert user.server is not None
+    assert [gpu["node"] for gpu in granted["gpus"]] == [user.server.json("/pool")["node"]]
 
 
 def test_a_repeated_job_is_told_of_each_time(user: UserJobs) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.cli.run.notices import CommandNotices
+from gpu_worker_pool.core.hooks.notice import Notice
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end, the_lease
@@ -26,9 +29,24 @@ def test_a_url_is_told_of_the_grant_and_of_the_end_and_each_is_signed(server: Se
     assert granted.body == refused.body, "a notice that was not taken is sent again"
     assert "GPU-Pool-Signature" in granted.headers
     assert (granted.json["on"], granted.json["labels"]) == ("granted", {"command": "mine"})
-    assert len(granted.json["gpus"]) == 1
+    assert [gpu["node"] for gpu in granted.json["gpus"]] == [server.json("/pool")["node"]]
     assert (ended.json["on"], ended.json["exit_code"]) == ("ended", 3)
     assert ended.json["lease_id"] == granted.json["lease_id"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
+def test_a_user_without_a_name_is_told_as_the_server_names_it() -> None:
+    told: list[Notice] = []
+    notices = CommandNotices(told.append, "mine")
+    notices.know("run-1", "http://box:8000", ["GPU-0", "GPU-1"], ["gpu-1"])
+    os.seteuid(424242)
+    try:
+        notices.granted()
+    finally:
+        os.seteuid(0)
+    (notice,) = told
+    assert notice.owner == "uid-424242"
+    assert notice.gpus == (GpuKey("gpu-1", "GPU-0"), GpuKey("box", "GPU-1"))
 
 
 def test_a_url_is_told_of_a_loss(server: ServerProcess) -> None:
