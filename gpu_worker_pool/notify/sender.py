@@ -106,7 +106,7 @@ class Sender:
             self._note(dropped)
             if dropped is None and delivery.rule.target not in self._failing:
                 self._failing.add(delivery.rule.target)
-                logger.warning("%s: %s; this is tried again for an hour", shown(delivery.rule), failed.why)
+                logger.warning("%s: %s; it is tried again for up to an hour", shown(delivery.rule), failed.why)
         self._start()
 
     def _note(self, dropped: Dropped | None) -> None:

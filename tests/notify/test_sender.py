@@ -36,6 +36,6 @@ async def test_a_target_that_fails_is_named_at_once_and_when_it_is_given_up(capl
 
     host = at.url.removesuffix("/hook")
     assert caplog.messages == [
-        f"hook 2 ({host}): it answered 500; this is tried again for an hour",
+        f"hook 2 ({host}): it answered 500; it is tried again for up to an hour",
         f"the notice granted was not sent to hook 2 ({host}): it answered 404",
     ]
