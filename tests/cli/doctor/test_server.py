@@ -15,6 +15,7 @@ from gpu_worker_pool.cli.doctor.finding import judge_settings
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.host.gpu_lock import LockHolder
 from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.service import FleetView, Health
 from tests.cli.doctor.facts import TOKEN
 from tests.server.told_server import Told, told_server
@@ -152,3 +153,16 @@ def test_simulated_gpus_that_hide_real_ones_are_a_warning() -> None:
         for has_gpus in (False, True)
         if (finding := server.judge_simulated("4", has_gpus=has_gpus)) is not None
     ] == ["ok", "warning"]
+
+
+def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path) -> None:
+    file = tmp_path / "hooks.toml"
+    file.write_text('[[hook]]\non = ["lost"]\nmail = "a@b.c"\n', encoding="utf-8")
+    file.chmod(0o600)
+    settings = ServerSettings(_env_file=None, gpu_pool_hooks_file=str(file))
+    (fine,) = server.check_hooks(settings)
+    file.write_text(file.read_text() + '[[hook]]\non = ["gone"]\nmail = "a@b.c"\n', encoding="utf-8")
+    (bad,) = server.check_hooks(settings)
+
+    assert (fine.status, bad.status) == ("ok", "problem")
+    assert "hook 2: on has 'gone'" in bad.message
