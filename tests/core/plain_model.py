@@ -353,7 +353,7 @@ class Model(PlainGpus):
             if as_settled:
                 kept |= {key for key, claimer in self.claims.items() if claimer != lease.id}
             if binding is not None and self.is_behind(lease, binding) and not self.ends_by(lease, binding.date):
-                kept |= self.kept_by(binding, lease.owner)
+                kept |= self.kept_by(binding, lease.owner) - (self.claimed_by(lease) if as_settled else set())
             usable = [set(self.usable_on(node, wishes, kept)) for node in self.nodes()]
             options = [keys for keys in usable if len(keys) >= wishes.gpus]
             if len(options) >= wishes.nodes:
@@ -381,9 +381,13 @@ class Model(PlainGpus):
     def is_behind(self, lease: Lease, reservation: Any) -> bool:
         if lease.id == reservation.lease_id:
             return False
-        # Uses fade, and so the order changes while nothing happens.
-        first = self.leases[reservation.lease_id]
-        return bool(self.settings.fair_share) or self.place(first) < self.place(lease)
+        first, own = self.place(self.leases[reservation.lease_id]), self.place(lease)
+        # Uses fade, and so the order of requests that are alike but for their owners changes while nothing happens.
+        return first[:3] <= own[:3] if self.settings.fair_share else first < own
+
+    def claimed_by(self, lease: Lease) -> set[Key]:
+        """What the last look claimed for a waiter that was ahead of the reservation then, wherever it is by its use now."""
+        return {key for key, claimer in self.claims.items() if claimer == lease.id and self.settings.fair_share}
 
     def next_served(self, *, as_settled: bool = False) -> tuple[Lease, list[set[Key]]] | None:
         """The first waiter that can be served, with the sets of GPUs that it may be given some of."""

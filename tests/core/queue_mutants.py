@@ -132,6 +132,12 @@ QUEUE_MUTANTS = (
         also=("assignment", "if not state.making_room:", "if True:"),
     ),
     Mutant(
+        "a reservation binds no waiter ahead of it",
+        "keeps",
+        "self.reservation: Reservation | None = None",
+        "self.reservation: Reservation | None = state.reservation",
+    ),
+    Mutant(
         "no preemptible request has another make room",
         "assignment",
         "can_claim = state.preemptible and not line.preemptible",

@@ -193,6 +193,27 @@ def need_one_of_three(core: Core) -> None:
     scene.tick(12.0, 70.0, 71.0)
 
 
+def need_what_a_later_waiter_has_reserved(core: Core) -> None:
+    """It is being freed, so the preemptible lease on another GPU need not make room."""
+    scene = QueueScene(core, gpus=2, fair_share=True)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 5.0, preemptible=True)
+    scene.tick(53.0)  # the first lease is warned of its time limit
+    scene.want(4, 54.0)
+
+
+def need_what_an_owner_that_used_more_has_reserved(core: Core) -> None:
+    """The same among requests of one kind: the order may change while nothing happens, and the claim stays."""
+    scene = QueueScene(core, gpus=3, fair_share=True)
+    scene.want(1, 3.0, owner="ada", among=("0",), time_limit_s=100.0)
+    scene.want(2, 3.0, among=("1",), time_limit_s=1000.0)
+    scene.want(3, 4.0, preemptible=True)
+    scene.want(4, 5.0, owner="ada", gpus=2, among=("0", "1"))
+    scene.tick(53.0)
+    scene.want(5, 54.0, owner="bob")
+
+
 def ask_for_what_another_preemptible_lease_has(core: Core) -> None:
     scene = QueueScene(core)
     scene.want(1, 3.0, preemptible=True)
@@ -333,6 +354,8 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a late warning leaves some time": come_back_after_the_time_limit,
     "the youngest lease makes room": need_one_of_three,
     "no lease makes room while another is leaving": need_one_of_three,
+    "a reservation binds no waiter ahead of it": need_what_a_later_waiter_has_reserved,
+    "a claim is the waiter's own whatever is reserved": need_what_an_owner_that_used_more_has_reserved,
     "no preemptible request has another make room": ask_for_what_another_preemptible_lease_has,
     "preemptible requests come last": ask_preemptibly_before_another,
     "an owner borrows only with a time limit": borrow,
