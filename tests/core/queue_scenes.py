@@ -308,6 +308,26 @@ def make_room_for_a_booking(core: Core) -> None:
     scene.tick(39.0, 40.0, 100.0, 101.0)
 
 
+def wait_for_two_before_a_booking(core: Core, starts: float) -> QueueScene:
+    """The lease on one of two GPUs ends at 103, and the first waiter needs both for 50 seconds."""
+    scene = QueueScene(core, gpus=2, awaits_reading_after_release=True, drain_limit_s=20.0)
+    scene.book(starts, 300.0)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0, gpus=2, time_limit_s=50.0)
+    return scene
+
+
+def just_fit_before_a_booking(core: Core) -> None:
+    wait_for_two_before_a_booking(core, 103.0 + 50.0)
+
+
+def drain_before_a_booking(core: Core) -> None:
+    scene = wait_for_two_before_a_booking(core, 103.0 + 20.0 + 50.0)
+    scene.tick(53.0, 103.0)
+    scene.pool.do(core.commands.SetQuota("ada", core.quota.Quota()), 105.0)  # so the whole queue is looked at
+    scene.see(106.0)
+
+
 def hold_memory_and_compute_nothing(core: Core) -> None:
     scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
     scene.want(1, 3.0)
@@ -369,6 +389,8 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a booking counts before its date": ask_before_a_booking,
     "a booking ends": wait_for_the_end_of_a_booking,
     "preemptible leases make room for a booking": make_room_for_a_booking,
+    "a date leaves room before a booking for draining": just_fit_before_a_booking,
+    "a date stays while its GPUs drain": drain_before_a_booking,
     "memory alone is not use": hold_memory_and_compute_nothing,
     "unknown load is not idle": hold_where_the_load_is_unknown,
     "the warning of a holder that computes again is withdrawn": compute_again_after_a_warning,
