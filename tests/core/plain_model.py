@@ -64,7 +64,6 @@ class Model(PlainGpus):
     reservation: Any = None
     claims: dict[Key, str] = field(default_factory=dict)
     undated: dict[Any, float] = field(default_factory=dict)
-    # Whether a look at GPUs has come since the pool was opened.
 
     # Who is first
 
@@ -160,18 +159,23 @@ class Model(PlainGpus):
         limit_s = self.limit_s(lease.request)
         return limit_s is not None and self.now + limit_s <= date
 
-    def booked_from(self, lease: Lease, at: float | None = None) -> set[Key]:
-        """What bookings keep from a waiter now, or would at a later time."""
+    def booked_from(self, lease: Lease, at: float | None = None, late_s: float = 0.0) -> set[Key]:
+        """What bookings keep from a waiter now, or would at a later time if it is so late."""
         found: set[Key] = set()
         now, limit_s = self.now if at is None else at, self.limit_s(lease.request)
         for booking in self.bookings.values():
-            starts = booking.starts_at - self.wall
+            starts = booking.starts_at - self.wall - late_s
             is_over = booking.ends_at is not None and booking.ends_at - self.wall <= now
             makes_room = lease.request.preemptible and now < starts - self.settings.preempt_grace_s
             is_own = booking.owner is not None and booking.owner == lease.owner
             if not (is_own or is_over or makes_room or (limit_s is not None and now + limit_s <= starts)):
                 found |= set(booking.gpus)
         return found
+
+    def booked_at_start(self, lease: Lease, start: float, reserved: tuple[Key, ...]) -> set[Key]:
+        """The same for a waiter that starts late by what GPUs drain. Those reserved for it may drain already."""
+        booked = self.booked_from(lease, start, self.settings.drain_limit_s)
+        return booked if start > self.now else (booked - set(reserved)) | self.booked_from(lease, start)
 
     def kept_by(self, reservation: Any, owner: str | None) -> set[Key]:
         """What a reservation keeps from an owner: not what that owner has booked for now."""
@@ -223,7 +227,7 @@ class Model(PlainGpus):
                 return at, basis
         return FOREVER, "unknown"
 
-    def plan_on(self, node: str, lease: Lease) -> Reserved | None:
+    def plan_on(self, node: str, lease: Lease, reserved: tuple[Key, ...]) -> Reserved | None:
         """The GPUs of a node that are free first, at the first time at which enough are."""
         wishes = lease.request.wishes
         found = []
@@ -233,7 +237,7 @@ class Model(PlainGpus):
                 found.append((at, reading.gpu.index, key, basis))
         ends = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
         for start in sorted({*(entry[0] for entry in found), *(at for at in ends if at > self.now)}):
-            booked = self.booked_from(lease, start)
+            booked = self.booked_at_start(lease, start, reserved)
             first = sorted(entry for entry in found if entry[0] <= start and entry[2] not in booked)[: wishes.gpus]
             if len(first) == wishes.gpus:
                 keys = tuple(key for _, _, key, _ in sorted(first, key=lambda entry: entry[1]))
@@ -242,9 +246,9 @@ class Model(PlainGpus):
                 return Reserved(lease.id, keys, start, basis)
         return None
 
-    def plan_on_all(self, nodes: list[str], lease: Lease) -> Reserved | None:
+    def plan_on_all(self, nodes: list[str], lease: Lease, reserved: tuple[Key, ...] = ()) -> Reserved | None:
         """The soonest plan on so many of these nodes; its date is that of the last of them."""
-        plans = [plan for plan in (self.plan_on(node, lease) for node in nodes) if plan is not None]
+        plans = [plan for plan in (self.plan_on(node, lease, reserved) for node in nodes) if plan is not None]
         first = sorted(plans, key=lambda plan: (plan.date, plan.gpus))[: lease.request.wishes.nodes]
         if len(first) < lease.request.wishes.nodes:
             return None
@@ -258,7 +262,7 @@ class Model(PlainGpus):
         """What is reserved for the first waiter that cannot be served; it keeps to the nodes that it has."""
         wishes, current = lease.request.wishes, self.reservation
         if current is not None and current.lease_id == lease.id:
-            plan = self.plan_on_all(sorted({key.node for key in current.gpus}), lease)
+            plan = self.plan_on_all(sorted({key.node for key in current.gpus}), lease, current.gpus)
             if plan is not None:
                 return plan
             was_seen_lately = self.now < current.seen + self.settings.drain_limit_s
@@ -280,7 +284,8 @@ class Model(PlainGpus):
             return False
         ends = max((self.end_of(other)[0] for other in self.on(key)), default=self.now)
         times = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
-        return ends < FOREVER and any(at >= ends and key not in self.booked_from(lease, at) for at in (ends, *times))
+        starts = [at for at in (ends, *times) if ends <= at < FOREVER]
+        return any(key not in self.booked_at_start(lease, at, (key,)) for at in starts)
 
     # Who makes room
 
@@ -353,7 +358,7 @@ class Model(PlainGpus):
             if as_settled:
                 kept |= {key for key, claimer in self.claims.items() if claimer != lease.id}
             if binding is not None and self.is_behind(lease, binding) and not self.ends_by(lease, binding.date):
-                kept |= self.kept_by(binding, lease.owner)
+                kept |= self.kept_by(binding, lease.owner) - (self.claimed_by(lease) if as_settled else set())
             usable = [set(self.usable_on(node, wishes, kept)) for node in self.nodes()]
             options = [keys for keys in usable if len(keys) >= wishes.gpus]
             if len(options) >= wishes.nodes:
@@ -381,9 +386,13 @@ class Model(PlainGpus):
     def is_behind(self, lease: Lease, reservation: Any) -> bool:
         if lease.id == reservation.lease_id:
             return False
-        # Uses fade, and so the order changes while nothing happens.
-        first = self.leases[reservation.lease_id]
-        return bool(self.settings.fair_share) or self.place(first) < self.place(lease)
+        first, own = self.place(self.leases[reservation.lease_id]), self.place(lease)
+        # Uses fade, and so the order of requests that are alike but for their owners changes while nothing happens.
+        return first[:3] <= own[:3] if self.settings.fair_share else first < own
+
+    def claimed_by(self, lease: Lease) -> set[Key]:
+        """What the last look claimed for a waiter that was ahead of the reservation then, wherever it is by its use now."""
+        return {key for key, claimer in self.claims.items() if claimer == lease.id and self.settings.fair_share}
 
     def next_served(self, *, as_settled: bool = False) -> tuple[Lease, list[set[Key]]] | None:
         """The first waiter that can be served, with the sets of GPUs that it may be given some of."""

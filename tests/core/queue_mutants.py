@@ -132,6 +132,12 @@ QUEUE_MUTANTS = (
         also=("assignment", "if not state.making_room:", "if True:"),
     ),
     Mutant(
+        "a reservation binds no waiter ahead of it",
+        "keeps",
+        "self.reservation: Reservation | None = None",
+        "self.reservation: Reservation | None = state.reservation",
+    ),
+    Mutant(
         "no preemptible request has another make room",
         "assignment",
         "can_claim = state.preemptible and not line.preemptible",
@@ -195,8 +201,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a booking counts before its date",
         "keeps",
-        "return not ends_by(state, line, now, starts)",
-        "return starts <= now and not ends_by(state, line, now, starts)",
+        "return not ends_by(state, line, now + late_s, starts)",
+        "return starts <= now and not ends_by(state, line, now + late_s, starts)",
     ),
     Mutant(
         "a booking ends",
@@ -209,6 +215,18 @@ QUEUE_MUTANTS = (
         "queue/booking",
         "if lease_id in state.preemptible and not",
         "if False and not",
+    ),
+    Mutant(
+        "a date leaves room before a booking for draining",
+        "keeps",
+        "state.settings.drain_limit_s if is_late else 0.0",
+        "0.0",
+    ),
+    Mutant(
+        "a date stays while its GPUs drain",
+        "keeps",
+        "is_late = free.at > self._now or key not in reserved",
+        "is_late = True",
     ),
     Mutant(
         "memory alone is not use",

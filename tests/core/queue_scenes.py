@@ -193,6 +193,27 @@ def need_one_of_three(core: Core) -> None:
     scene.tick(12.0, 70.0, 71.0)
 
 
+def need_what_a_later_waiter_has_reserved(core: Core) -> None:
+    """It is being freed, so the preemptible lease on another GPU need not make room."""
+    scene = QueueScene(core, gpus=2, fair_share=True)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 5.0, preemptible=True)
+    scene.tick(53.0)  # the first lease is warned of its time limit
+    scene.want(4, 54.0)
+
+
+def need_what_an_owner_that_used_more_has_reserved(core: Core) -> None:
+    """The same among requests of one kind: the order may change while nothing happens, and the claim stays."""
+    scene = QueueScene(core, gpus=3, fair_share=True)
+    scene.want(1, 3.0, owner="ada", among=("0",), time_limit_s=100.0)
+    scene.want(2, 3.0, among=("1",), time_limit_s=1000.0)
+    scene.want(3, 4.0, preemptible=True)
+    scene.want(4, 5.0, owner="ada", gpus=2, among=("0", "1"))
+    scene.tick(53.0)
+    scene.want(5, 54.0, owner="bob")
+
+
 def ask_for_what_another_preemptible_lease_has(core: Core) -> None:
     scene = QueueScene(core)
     scene.want(1, 3.0, preemptible=True)
@@ -287,6 +308,26 @@ def make_room_for_a_booking(core: Core) -> None:
     scene.tick(39.0, 40.0, 100.0, 101.0)
 
 
+def wait_for_two_before_a_booking(core: Core, starts: float) -> QueueScene:
+    """The lease on one of two GPUs ends at 103, and the first waiter needs both for 50 seconds."""
+    scene = QueueScene(core, gpus=2, awaits_reading_after_release=True, drain_limit_s=20.0)
+    scene.book(starts, 300.0)
+    scene.want(1, 3.0, time_limit_s=100.0)
+    scene.want(2, 4.0, gpus=2, time_limit_s=50.0)
+    return scene
+
+
+def just_fit_before_a_booking(core: Core) -> None:
+    wait_for_two_before_a_booking(core, 103.0 + 50.0)
+
+
+def drain_before_a_booking(core: Core) -> None:
+    scene = wait_for_two_before_a_booking(core, 103.0 + 20.0 + 50.0)
+    scene.tick(53.0, 103.0)
+    scene.pool.do(core.commands.SetQuota("ada", core.quota.Quota()), 105.0)  # so the whole queue is looked at
+    scene.see(106.0)
+
+
 def hold_memory_and_compute_nothing(core: Core) -> None:
     scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
     scene.want(1, 3.0)
@@ -333,6 +374,8 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a late warning leaves some time": come_back_after_the_time_limit,
     "the youngest lease makes room": need_one_of_three,
     "no lease makes room while another is leaving": need_one_of_three,
+    "a reservation binds no waiter ahead of it": need_what_a_later_waiter_has_reserved,
+    "a claim is the waiter's own whatever is reserved": need_what_an_owner_that_used_more_has_reserved,
     "no preemptible request has another make room": ask_for_what_another_preemptible_lease_has,
     "preemptible requests come last": ask_preemptibly_before_another,
     "an owner borrows only with a time limit": borrow,
@@ -346,6 +389,8 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a booking counts before its date": ask_before_a_booking,
     "a booking ends": wait_for_the_end_of_a_booking,
     "preemptible leases make room for a booking": make_room_for_a_booking,
+    "a date leaves room before a booking for draining": just_fit_before_a_booking,
+    "a date stays while its GPUs drain": drain_before_a_booking,
     "memory alone is not use": hold_memory_and_compute_nothing,
     "unknown load is not idle": hold_where_the_load_is_unknown,
     "the warning of a holder that computes again is withdrawn": compute_again_after_a_warning,

@@ -1,12 +1,13 @@
 """Which GPUs are kept from a waiter: booked for others, reserved for the first waiter, or about to be another's.
 
 A booked or reserved GPU may be used until its date by a request whose time limit ends before. Before a booking it may
-also be used by preemptible leases, which are ended in time.
+also be used by preemptible leases, which are ended in time. A later start leaves room before a booking for its GPUs to
+drain: otherwise a waiter whose time limit just fits would slip behind the booking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from math import inf, nextafter
 
@@ -62,13 +63,19 @@ class Keeps:
             )
         return self._from[line]
 
-    def unbooked(self, line: Line) -> Unbooked:
-        """When GPUs are free of the bookings that keep them from a waiter."""
-        return partial(self._unbooked, line) if self._booked else None
+    def unbooked(self, line: Line, reserved: Container[GpuKey] = ()) -> Unbooked:
+        """When GPUs are free of the bookings that keep them from a waiter, for which these are reserved already."""
+        return partial(self._unbooked, line, reserved) if self._booked else None
 
-    def _unbooked(self, line: Line, key: GpuKey, free: FreeTime) -> FreeTime:
-        bookings, offset_s = self._booked.get(key, ()), self._state.wall_offset_s
-        while booking := next((each for each in bookings if keeps_from(self._state, each, line, free.at)), None):
+    def _unbooked(self, line: Line, reserved: Container[GpuKey], key: GpuKey, free: FreeTime) -> FreeTime:
+        state, bookings, offset_s = self._state, self._booked.get(key, ()), self._state.wall_offset_s
+
+        def keeps(booking: Booking) -> bool:
+            # The waiter starts later by what GPUs drain. The reserved ones that drain now had room for that at their date.
+            is_late = free.at > self._now or key not in reserved
+            return keeps_from(state, booking, line, free.at, state.settings.drain_limit_s if is_late else 0.0)
+
+        while booking := next(filter(keeps, bookings), None):
             if booking.ends_at is None:
                 return NEVER
             free = FreeTime(booking.ends_at - offset_s, free.basis)
@@ -147,16 +154,16 @@ def booking_times(state: PoolState) -> list[float]:
     return times
 
 
-def keeps_from(state: PoolState, booking: Booking, line: Line, now: float) -> bool:
-    """Whether a booking keeps its GPUs from a waiter."""
+def keeps_from(state: PoolState, booking: Booking, line: Line, now: float, late_s: float = 0.0) -> bool:
+    """Whether a booking keeps its GPUs from a waiter that may be so late."""
     starts = booking.starts_at - state.wall_offset_s
     if booking.owner is not None and booking.owner == line.owner:
         return False
     if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
         return False
-    if line.preemptible and now < starts - state.settings.preempt_grace_s:
+    if line.preemptible and now + late_s < starts - state.settings.preempt_grace_s:
         return False
-    return not ends_by(state, line, now, starts)
+    return not ends_by(state, line, now + late_s, starts)
 
 
 def is_booked_by(state: PoolState, owner: str | None, bookings: Iterable[Booking], now: float) -> bool:

@@ -87,11 +87,13 @@ class Reserving:
         state, wishes, unbooked = self._state, lease.request.wishes, self._keeps.unbooked(line)
         current = state.reservation
         if current is not None and current.lease_id == lease.id and current.nodes <= state.capacity.nodes:
-            plan = self._forecast.plan_on_all(current.nodes, wishes, unbooked)
+            still_unbooked = self._keeps.unbooked(line, current.gpus)
+            plan = self._forecast.plan_on_all(current.nodes, wishes, still_unbooked)
             if plan is not None:
                 return self._reservation(lease, plan)
             given_up = current.seen + state.settings.drain_limit_s
-            if self._now < given_up and all(self._forecast.may_be_free(key, wishes, unbooked) for key in current.gpus):
+            may_be_free = (self._forecast.may_be_free(key, wishes, still_unbooked) for key in current.gpus)
+            if self._now < given_up and all(may_be_free):
                 self._look_again(given_up)
                 return current
         if not self.will_look(line):

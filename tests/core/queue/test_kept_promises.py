@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.booking import Booking
 from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.reservation import Basis, Reservation
 from gpu_worker_pool.core.queue.expectation import expected_starts
@@ -191,6 +192,29 @@ def test_all_gpus_must_be_free_of_bookings_at_the_same_time() -> None:
     box.ask("wide", gpus=2, time_limit_s=100.0)
 
     assert (reserved(box).date, reserved(box).after) == (START + 1000.0, None)
+
+
+def test_a_waiter_does_not_slip_behind_a_booking_while_its_gpus_drain() -> None:
+    """It needs GPU 0 for as long as there is from the drain limit after its date to the booking."""
+    box = wait_for_two(drain_limit_s=60.0)
+    book(box, 0, START + 2 * HOUR_S + 60.0, START + 9 * HOUR_S)
+    assert reserved(box).date == START + HOUR_S
+
+    box.run_to(START + HOUR_S + 59.0)
+    box.do(cmd.SetQuota("ada", Quota()))  # so the whole queue is looked at
+    box.ask("small", time_limit_s=HOUR_S / 2)
+    assert box.stage("small") == "queued"
+
+    box.observe_now(*two())
+    assert box.stage("wide") == "active"
+
+
+def test_a_date_before_a_booking_leaves_room_for_draining() -> None:
+    box = wait_for_two(drain_limit_s=60.0)
+
+    book(box, 0, START + 2 * HOUR_S + 59.0, START + 9 * HOUR_S)
+
+    assert reserved(box).date == START + 9 * HOUR_S
 
 
 def test_a_reservation_does_not_keep_a_booked_gpu_from_the_bookings_owner() -> None:
