@@ -82,7 +82,7 @@ def restore(
     settings = _settings(journal)
     path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
     try:
-        done = put_in_place(file, path, settings.pool_settings(), _installed(settings), replace=force)
+        done = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
         raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
     except JournalError as error:
@@ -143,19 +143,6 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         return journal_path(settings).absolute()
     except JournalError as error:
         raise Failure(str(error)) from None
-
-
-def _installed(settings: ServerSettings) -> list[str]:
-    """The UUIDs of the GPUs that this machine has now; none where they cannot be read."""
-    from gpu_worker_pool.gpus.choose import choose_probe  # noqa: PLC0415 - slow
-    from gpu_worker_pool.gpus.probe import ProbeUnavailable  # noqa: PLC0415
-    from gpu_worker_pool.host.clock import boot_time  # noqa: PLC0415
-
-    try:
-        found = choose_probe(settings.gpu_pool_node, settings.simulated_gpus).read(boot_time())
-    except ProbeUnavailable:
-        return []
-    return [reading.gpu.key.uuid for reading in found.readings]
 
 
 def _others(journal: Path) -> str:

@@ -26,12 +26,15 @@ from tests.server.leasing import take
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Three GPUs that are not simulated: their holders are recorded for other servers of the machine."""
     smi = install(tmp_path_factory.mktemp("smi"))
-    row = "{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
-    smi.say("".join(row.format(index=index) for index in range(3)))
+    smi.say(rows(3))
     scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
     env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", "GPU_POOL_NODE": "box", **scope}
     with ServerProcess(env) as running:
         yield running
+
+
+def rows(gpus: int) -> str:
+    return "".join(f"{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n" for index in range(gpus))
 
 
 def settings(server: ServerProcess) -> dict[str, str]:
@@ -67,15 +70,17 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         server.start()
         assert not server.json("/health")["can_grant"]
         server.kill()
-        done = gpu_pool("restore", "--json", str(copy), env=env)
+        # It does not see which GPUs there are; one was added meanwhile.
+        done = gpu_pool("restore", "--json", str(copy), env={**env, "PATH": "/nowhere"})
         assert (done.code, done.json["leases"], done.json["token_names"]) == (0, 1, ["bob"]), done.err
+        install(Path(env["FAKE_NVIDIA_SMI_CONFIG"]).parent).say(rows(4))
         server.start()
 
         pool = server.json("/pool")
         assert [lease["id"] for lease in pool["leases"]] == [old["id"]]
-        assert {gpu["is_out_of_service"] for gpu in pool["gpus"]} == {True}
+        assert [gpu["is_out_of_service"] for gpu in pool["gpus"]] == [True] * 4
         assert server.ask("/leases/early", "PUT", body={}).json["state"] == "queued"
-        assert gpu_pool("undrain", "--all", server=server).code == 0
+        assert gpu_pool("undrain", "0", "1", "2", server=server).code == 0
         early = server.ask("/leases/early?wait_s=20").json
         assert early["fence"] > FENCES_AHEAD
         last = server.ask("/leases/last", "PUT", body={}).json

@@ -87,7 +87,7 @@ def test_a_damaged_backup_is_refused_and_nothing_is_changed(
     before = path.read_bytes()
 
     with pytest.raises(kind, match=said):
-        restore(copy, path, SETTINGS, (), replace=True)
+        restore(copy, path, SETTINGS, replace=True)
 
     assert path.read_bytes() == before
     assert not [found for found in path.parent.iterdir() if "damaged" in found.name or "restoring" in found.name]
@@ -95,14 +95,14 @@ def test_a_damaged_backup_is_refused_and_nothing_is_changed(
 
 def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(path: Path, copy: Path) -> None:
     with pytest.raises(JournalError, match="--force"):
-        restore(copy, path, SETTINGS, ())
+        restore(copy, path, SETTINGS)
     with closing(SqliteJournal(path)) as journal:
         old_id = journal.pool_id
         with pytest.raises(JournalInUse):
-            restore(copy, path, SETTINGS, (), replace=True)
+            restore(copy, path, SETTINGS, replace=True)
         journal.append([note(number) for number in range(500)], ())  # the mark is far ahead of the backup
 
-    done = restore(copy, path, SETTINGS, (), replace=True)
+    done = restore(copy, path, SETTINGS, replace=True)
 
     assert done.replaced is not None
     with closing(SqliteJournal(done.replaced)) as kept, closing(SqliteJournal(path)) as journal:
@@ -114,7 +114,7 @@ def test_a_backup_of_an_older_version_is_migrated(path: Path, copy: Path) -> Non
     execute(copy, "PRAGMA user_version = 3")
     path.unlink()
 
-    restore(copy, path, SETTINGS, ())
+    restore(copy, path, SETTINGS)
 
     with closing(SqliteJournal(path)) as journal:
         assert len(journal.load(1000).ended) == 100
