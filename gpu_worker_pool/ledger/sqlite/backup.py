@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.rows import checked_crc
+from gpu_worker_pool.ledger.rows import check_ended, checked_crc, checked_event
 from gpu_worker_pool.ledger.sql_files import load_queries
 from gpu_worker_pool.ledger.take_over import restored
 
@@ -99,17 +100,18 @@ def copy_rows(source: Path, target: Path) -> None:
 
 
 def check(path: Path, settings: PoolSettings, shown: Path | None = None) -> JournalFacts:
-    """Read all of a copy: its pages, the checksum of each row, and what the events add up to. JournalError if anything is
+    """Read all of a copy: its pages, the checksum and the columns of each row, and what the events add up to. JournalError if anything is
     wrong. `shown` is its name in messages.
     """
     name = shown or path
     with journal_errors(name, "backup"), closing(_read_only(path)) as connection:
         check_version(connection, name)
         try:
-            events, ended = _checked_rows(connection)
+            ended = _check_pages_and_ended(connection)
             if version_of(connection) < known_migrations()[-1].version:
+                _check_old_events(connection)
                 return JournalFacts(0, 0, ended, None, None)  # what its events mean is known after its migration
-            state = restored(History(tuple(map(decode_event, events))), settings)
+            state = restored(History(tuple(_checked_events(connection))), settings)
         except JournalDamaged as error:
             raise JournalDamaged(f"the backup {name} is damaged: {error}; use another one") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -138,19 +140,35 @@ def facts_of(state: PoolState, connection: sqlite3.Connection) -> JournalFacts:
     return JournalFacts(active, waiting, ended, changed_at, complete_since)
 
 
-def _checked_rows(connection: sqlite3.Connection) -> tuple[list[str], int]:
-    """The bodies of all events, and the number of ended leases; ValueError if one is not what was written."""
+def _check_pages_and_ended(connection: sqlite3.Connection) -> int:
+    """The number of ended leases; ValueError if one, or a page, is not what was written."""
     findings = [finding for (finding,) in connection.execute("PRAGMA integrity_check(3)")]
     if findings != ["ok"]:
         raise ValueError("; ".join(map(str, findings)))
-    sql, crc, events, ended = load_queries(__package__), 0, [], 0
-    for body, noted_crc in connection.execute(sql["read_events"]):
-        crc = checked_crc(body, noted_crc, crc)
-        events.append(body)
-    for body, noted_crc in connection.execute(sql["read_ended_bodies"]):
-        checked_crc(body, noted_crc, 0)
+    ended = 0
+    for row in connection.execute(load_queries(__package__)["read_whole_ended"]):
+        check_ended(row)
         ended += 1
-    return events, ended
+    return ended
+
+
+def _check_old_events(connection: sqlite3.Connection) -> None:
+    crc = 0
+    for body, noted_crc in connection.execute(load_queries(__package__)["read_events"]):
+        crc = checked_crc(body, noted_crc, crc)
+
+
+def _checked_events(connection: sqlite3.Connection) -> Iterator[DurableEvent]:
+    sql, crc, last = load_queries(__package__), 0, None
+    for position, *row in connection.execute(sql["read_whole_events"]):
+        event, crc = checked_event(tuple(row), crc)
+        if last not in (None, position - 1):
+            raise ValueError(f"event {position} follows event {last}")
+        last = position
+        yield event
+    (compacted_to,) = connection.execute(sql["compacted_to"]).fetchone()
+    if last is not None and compacted_to > last:
+        raise ValueError(f"it was compacted to event {compacted_to}, and has none after event {last}")
 
 
 def _read_only(path: Path) -> sqlite3.Connection:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalInUse, JournalTooNew
+from gpu_worker_pool.ledger.rows import check_ended, checked_event, ended_row, event_rows
+from gpu_worker_pool.ledger.sql_files import load_queries
 from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check
-from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal, insert, numbered
+from gpu_worker_pool.ledger.sqlite.migrations import known_migrations, migrate
 from gpu_worker_pool.ledger.sqlite.restore import restore
-from tests.ledger.examples import ended, note
+from tests.ledger.examples import ended, ended_leases, events, note
 
 SETTINGS = PoolSettings()
+QUERIES = load_queries("gpu_worker_pool.ledger.sqlite")
 
 
 @pytest.fixture
@@ -33,6 +42,27 @@ def test_a_backup_is_one_private_file_with_all_that_was_written(path: Path, copy
     assert check(copy, SETTINGS) == JournalFacts(0, 0, 100, None, None)
     with closing(SqliteJournal(copy)) as made, closing(SqliteJournal(path)) as journal:
         assert made.load(1000) == journal.load(1000)
+
+
+@given(st.lists(events, max_size=20), st.lists(ended_leases, max_size=20))
+@settings(max_examples=20)
+def test_every_row_that_a_journal_writes_passes(written: list[DurableEvent], leases: list[EndedLease]) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection, known_migrations())
+        rows, _ = event_rows(written, 0)
+        insert(connection, QUERIES["append_event"], numbered(rows, 0))
+        insert(connection, QUERIES["keep_ended"], [ended_row(lease) for lease in leases])
+        crc = 0
+        for _, *row in connection.execute(QUERIES["read_whole_events"]):
+            _, crc = checked_event(tuple(row), crc)
+        for row in connection.execute(QUERIES["read_whole_ended"]):
+            check_ended(row)
+
+
+def test_the_spaces_that_older_versions_wrote_between_gpus_are_no_damage(copy: Path) -> None:
+    execute(copy, """UPDATE ended_lease SET gpus = '[["box", "GPU-0"], ["box", "GPU-1"]]'""")
+
+    assert check(copy, SETTINGS).ended == 100
 
 
 def test_no_file_is_overwritten(path: Path, copy: Path) -> None:
@@ -71,6 +101,31 @@ def execute(copy: Path, statement: str) -> None:
 DAMAGE: list[tuple[Callable[[Path], object], type[JournalError], str]] = [
     (lambda copy: overwrite(copy, b"program 50", b"program 5x"), JournalDamaged, "was altered"),
     (lambda copy: overwrite(copy, b'{"id":"lease50"', b'{"id":"lease5x"'), JournalDamaged, "was altered"),
+    *(
+        (partial(execute, statement=f"UPDATE {change} WHERE position = 50"), JournalDamaged, "was altered")
+        for change in (
+            "event SET at = 49.5",
+            "event SET kind = 'ProcessCounted'",
+            "ended_lease SET lease_id = 'lease5x'",
+            "ended_lease SET owner = 'alicf'",
+            "ended_lease SET worker_id = NULL",
+            "ended_lease SET host = 'bax'",
+            "ended_lease SET gpu_count = 3",
+            "ended_lease SET memory_mb = 8001",
+            "ended_lease SET fence = 9",
+            "ended_lease SET requested_at = requested_at + 1",
+            "ended_lease SET granted_at = NULL",
+            "ended_lease SET ended_at = 1.5",
+            "ended_lease SET reason = 'released'",
+            """ended_lease SET gpus = '[["box","GPU-0"],["box","GPU-2"]]'""",
+        )
+    ),
+    (partial(execute, statement="UPDATE event SET position = 1000 WHERE position = 100"), JournalDamaged, "event 1000"),
+    (
+        partial(execute, statement="UPDATE compaction SET compacted_to = 1000"),
+        JournalDamaged,
+        "compacted to event 1000",
+    ),
     (lambda copy: copy.write_bytes(copy.read_bytes()[:-4096]), JournalDamaged, "damaged"),
     (lambda copy: copy.write_bytes(b"nothing of the kind" * 100), JournalDamaged, "not a database"),
     (lambda copy: copy.write_bytes(b""), JournalDamaged, "not a backup of a pool"),
