@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.rows import check_ended, checked_crc, checked_event
@@ -42,36 +43,52 @@ class JournalFacts:
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     """Copy the journal to a new private file, and check the copy. JournalError says what is wrong; no file is left then.
 
-    The file appears under its name at once, empty, so that no other file is ever overwritten; it is whole when it is
-    replaced by the checked copy.
+    The file gets its name when it is whole and checked. No other file is overwritten. If the process is killed, it leaves at
+    most a hidden file, whose name ends in `.part`.
     """
     journal, copy = journal.absolute(), copy.absolute()
     if not journal.exists():
         raise JournalError(f"there is no journal {journal}: no server has run with these settings")
+    if os.path.lexists(copy):
+        raise _is_there(copy)
     try:
-        create_private(copy)
-    except FileExistsError:
-        raise JournalError(f"{copy} is there already, and a backup overwrites nothing; name another file") from None
+        descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
+        os.close(descriptor)
     except OSError as error:
         raise JournalError(f"{copy} cannot be made: {error.strerror or error}; name a file in another folder") from None
-    part = copy
+    part = Path(name)
     try:
         with journal_errors(copy, "backup"):
-            descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
-            os.close(descriptor)
-            part = Path(name)
             # Read before the copy is made: a server may go on writing.
             written = HighWaterMark(journal, is_durable=False).missing_after(0)
             copy_rows(journal, part)
             facts = check(part, settings, copy)
             _must_reach(part, written, journal)
-            part.rename(copy)
+            reach("in_backup")
+            give_name(part, copy)
             sync_folder(copy.parent)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        copy.unlink(missing_ok=True)
-        raise
     return facts
+
+
+def give_name(part: Path, copy: Path) -> None:
+    """Give a whole file its name. JournalError, and nothing is changed, if there is a file with that name."""
+    try:
+        try:
+            os.link(part, copy)
+        except FileExistsError:
+            raise
+        except OSError:
+            # Some file systems have no links, as those of memory sticks.
+            create_private(copy)
+            part.rename(copy)
+    except FileExistsError:
+        raise _is_there(copy) from None
+
+
+def _is_there(copy: Path) -> JournalError:
+    return JournalError(f"{copy} is there already, and a backup overwrites nothing; name another file")
 
 
 def _must_reach(part: Path, position: int, journal: Path) -> None:

@@ -42,11 +42,20 @@ def settings(server: ServerProcess) -> dict[str, str]:
     return {"GPU_POOL_NODE": "box", **{name: server.env[name] for name in names}}
 
 
+def killed_at(failpoint: str, *arguments: str, env: dict[str, str]) -> int:
+    own = environment(None, {**env, "GPU_POOL_FAILPOINT": failpoint})
+    with subprocess.Popen([*GPU_POOL, *arguments], env=own) as process:
+        return process.wait()
+
+
 def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: ServerProcess, tmp_path: Path) -> None:
     env, copy = settings(server), tmp_path / "pool.backup"
     with ExitStack() as stack:
         old = take(server)
         assert called("token", "add", "bob", "--json", server=server).code == 0
+        # Killed before its end: nothing has the name, which is free for the next one.
+        assert killed_at("in_backup", "backup", str(copy), env=env) == -signal.SIGKILL
+        assert not copy.exists()
         made = gpu_pool("backup", "--json", str(copy), env=env)
         assert (made.code, made.json["leases"], made.json["ended"]) == (0, 1, 0), made.err
         # Held by a process that another one names by HTTP, under a lease that the backup does not know.
@@ -62,11 +71,7 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         refused = gpu_pool("restore", str(copy), env=env)
         assert (refused.code, "--force" in refused.err) == (125, True)
         # Killed half-way: no server grants anything then.
-        with subprocess.Popen(
-            [*GPU_POOL, "restore", "--force", str(copy)],
-            env=environment(None, {**env, "GPU_POOL_FAILPOINT": "in_restore"}),
-        ) as killed:
-            assert killed.wait() == -signal.SIGKILL
+        assert killed_at("in_restore", "restore", "--force", str(copy), env=env) == -signal.SIGKILL
         server.start()
         assert not server.json("/health")["can_grant"]
         server.kill()

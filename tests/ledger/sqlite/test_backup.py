@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalInUse, JournalTooNew
 from gpu_worker_pool.ledger.rows import check_ended, checked_event, ended_row, event_rows
 from gpu_worker_pool.ledger.sql_files import load_queries
-from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check
+from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check, give_name
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal, insert, numbered
 from gpu_worker_pool.ledger.sqlite.migrations import known_migrations, migrate
 from gpu_worker_pool.ledger.sqlite.restore import restore
@@ -72,6 +72,17 @@ def test_no_file_is_overwritten(path: Path, copy: Path) -> None:
         back_up(path, copy, SETTINGS)
 
     assert copy.read_bytes() == before
+    assert not list(copy.parent.glob("*.part"))
+
+
+def test_a_file_that_appears_while_a_backup_is_made_is_not_overwritten(copy: Path) -> None:
+    part = copy.with_name(".backup.part")
+    part.write_bytes(b"another")
+
+    with pytest.raises(JournalError, match="is there already"):
+        give_name(part, copy)
+
+    assert (part.read_bytes(), check(copy, SETTINGS).ended) == (b"another", 100)
 
 
 def test_a_journal_whose_end_is_missing_is_not_backed_up(path: Path, copy: Path) -> None:
