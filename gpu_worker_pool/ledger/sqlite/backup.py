@@ -51,6 +51,8 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
         raise JournalError(f"there is no journal {journal}: no server has run with these settings")
     if os.path.lexists(copy):
         raise _is_there(copy)
+    with journal_errors(journal), closing(_read_only(journal)) as connection:
+        _check_version(connection, journal, "journal")
     try:
         descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
         os.close(descriptor)
@@ -62,7 +64,7 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
             # Read before the copy is made: a server may go on writing.
             written = HighWaterMark(journal, is_durable=False).missing_after(0)
             copy_rows(journal, part)
-            facts = check(part, settings, copy)
+            facts = check(part, settings, journal, "journal")
             _must_reach(part, written, journal)
             reach("in_backup")
             give_name(part, copy)
@@ -116,35 +118,40 @@ def copy_rows(source: Path, target: Path) -> None:
         os.close(descriptor)
 
 
-def check(path: Path, settings: PoolSettings, shown: Path | None = None) -> JournalFacts:
-    """Read all of a copy: its pages, the checksum and the columns of each row, and what the events add up to. JournalError if anything is
-    wrong. `shown` is its name in messages.
+def check(path: Path, settings: PoolSettings, shown: Path | None = None, what: str = "backup") -> JournalFacts:
+    """Read all of a copy: its pages, the checksum and the columns of each row, and what the events add up to. JournalError if
+    anything is wrong. `shown` is its name in messages, and `what` it is there.
     """
     name = shown or path
-    with journal_errors(name, "backup"), closing(_read_only(path)) as connection:
-        check_version(connection, name)
+    with journal_errors(name, what), closing(_read_only(path)) as connection:
+        _check_version(connection, name, what)
         try:
             ended = _check_pages_and_ended(connection)
             if version_of(connection) < known_migrations()[-1].version:
                 _check_old_events(connection)
                 return JournalFacts(0, 0, ended, None, None)  # what its events mean is known after its migration
             state = restored(History(tuple(_checked_events(connection))), settings)
-        except JournalDamaged as error:
-            raise JournalDamaged(f"the backup {name} is damaged: {error}; use another one") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise JournalDamaged(f"the backup {name} is damaged ({error}); use another one") from None
+        except (JournalDamaged, ValueError, KeyError, TypeError) as error:
+            raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
         return facts_of(state, connection)
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
+_ADVICE = {
+    "backup": "use another one",
+    "journal": "restart its server, which says whether it can go on with it. An older backup can be put in its place by "
+    "gpu-pool restore --force",
+}
+
+
+def _check_version(connection: sqlite3.Connection, path: Path, what: str) -> None:
     version, known = version_of(connection), known_migrations()[-1].version
     if version > known:
         raise JournalTooNew(
-            f"the backup {path} was made by a newer version of this program (its tables are of version {version}, this one "
+            f"the {what} {path} was made by a newer version of this program (its tables are of version {version}, this one "
             f"knows {known}): install the newer one"
         )
     if version == 0:
-        raise JournalDamaged(f"{path} is not a backup of a pool: it has no tables of one")
+        raise JournalDamaged(f"{path} is not a {what} of a pool: it has no tables of one")
 
 
 def facts_of(state: PoolState, connection: sqlite3.Connection) -> JournalFacts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,31 +111,6 @@ def execute(copy: Path, statement: str) -> None:
 DAMAGE: list[tuple[Callable[[Path], object], type[JournalError], str]] = [
     (lambda copy: overwrite(copy, b"program 50", b"program 5x"), JournalDamaged, "was altered"),
     (lambda copy: overwrite(copy, b'{"id":"lease50"', b'{"id":"lease5x"'), JournalDamaged, "was altered"),
-    *(
-        (partial(execute, statement=f"UPDATE {change} WHERE position = 50"), JournalDamaged, "was altered")
-        for change in (
-            "event SET at = 49.5",
-            "event SET kind = 'ProcessCounted'",
-            "ended_lease SET lease_id = 'lease5x'",
-            "ended_lease SET owner = 'alicf'",
-            "ended_lease SET worker_id = NULL",
-            "ended_lease SET host = 'bax'",
-            "ended_lease SET gpu_count = 3",
-            "ended_lease SET memory_mb = 8001",
-            "ended_lease SET fence = 9",
-            "ended_lease SET requested_at = requested_at + 1",
-            "ended_lease SET granted_at = NULL",
-            "ended_lease SET ended_at = 1.5",
-            "ended_lease SET reason = 'released'",
-            """ended_lease SET gpus = '[["box","GPU-0"],["box","GPU-2"]]'""",
-        )
-    ),
-    (partial(execute, statement="UPDATE event SET position = 1000 WHERE position = 100"), JournalDamaged, "event 1000"),
-    (
-        partial(execute, statement="UPDATE compaction SET compacted_to = 1000"),
-        JournalDamaged,
-        "compacted to event 1000",
-    ),
     (lambda copy: copy.write_bytes(copy.read_bytes()[:-4096]), JournalDamaged, "damaged"),
     (lambda copy: copy.write_bytes(b"nothing of the kind" * 100), JournalDamaged, "not a database"),
     (lambda copy: copy.write_bytes(b""), JournalDamaged, "not a backup of a pool"),
@@ -146,7 +120,7 @@ DAMAGE: list[tuple[Callable[[Path], object], type[JournalError], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "kind", "said"), DAMAGE)
-def test_a_damaged_backup_is_refused_and_nothing_is_changed(
+def test_a_damaged_file_is_refused_by_its_name_and_nothing_is_changed(
     path: Path, copy: Path, damage: Callable[[Path], object], kind: type[JournalError], said: str
 ) -> None:
     damage(copy)
@@ -157,6 +131,42 @@ def test_a_damaged_backup_is_refused_and_nothing_is_changed(
 
     assert path.read_bytes() == before
     assert not [found for found in path.parent.iterdir() if "damaged" in found.name or "restoring" in found.name]
+
+    # As a journal it is not backed up, and it is the journal that the message names.
+    with pytest.raises(kind, match=said.replace("backup", "journal").replace("file", "journal")) as caught:
+        back_up(copy, path.with_name("another"), SETTINGS)
+    assert (str(copy) in str(caught.value), "the backup" in str(caught.value)) == (True, False)
+    assert not list(path.parent.glob("*another*"))
+
+
+COLUMNS = [
+    "event SET at = 49.5",
+    "event SET kind = 'ProcessCounted'",
+    "ended_lease SET lease_id = 'lease5x'",
+    "ended_lease SET owner = 'alicf'",
+    "ended_lease SET worker_id = NULL",
+    "ended_lease SET host = 'bax'",
+    "ended_lease SET gpu_count = 3",
+    "ended_lease SET memory_mb = 8001",
+    "ended_lease SET fence = 9",
+    "ended_lease SET requested_at = requested_at + 1",
+    "ended_lease SET granted_at = NULL",
+    "ended_lease SET ended_at = 1.5",
+    "ended_lease SET reason = 'released'",
+    """ended_lease SET gpus = '[["box","GPU-0"],["box","GPU-2"]]'""",
+]
+
+
+def test_a_column_that_says_something_else_than_the_record_is_damage(copy: Path) -> None:
+    whole = copy.read_bytes()
+    altered = {f"{change} WHERE position = 50": "was altered" for change in COLUMNS}
+    altered["event SET position = 1000 WHERE position = 100"] = "event 1000"
+    altered["compaction SET compacted_to = 1000"] = "compacted to event 1000"
+    for change, said in altered.items():
+        execute(copy, f"UPDATE {change}")
+        with pytest.raises(JournalDamaged, match=said):
+            check(copy, SETTINGS)
+        copy.write_bytes(whole)
 
 
 def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(path: Path, copy: Path) -> None:
