@@ -105,21 +105,29 @@ def test_a_box_of_a_fleet_is_told_how_its_database_is_backed_up(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_journal_under_another_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_under_another_name_is_found_if_it_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with ServerProcess({"GPU_POOL_NODE": "box"}) as simulated:
         state = {"GPU_POOL_STATE_DIR": str(simulated.state_dir)}
-        done = called("backup", str(tmp_path / "file"), env=state)
-        named = str(simulated.state_dir / "simulated-box.sqlite3")
-        assert (done.code, f"--journal: {named}" in done.err) == (125, True)
+        named = simulated.state_dir / "simulated-box.sqlite3"
+        found = called("backup", "file", env=state)
+        assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out, str(named) in found.err) == (0, True, True)
+
+        # Which one a backup goes into is not guessed.
+        refused = called("restore", "file", env=state)
+        assert (refused.code, f"--journal: {named}, {named.with_name('leases.sqlite3')}" in refused.err) == (125, True)
+
+        second = named.with_name("simulated-box2.sqlite3")
+        second.touch(0o600)
+        several = called("backup", "file2", env=state)
+        assert (several.code, f"--journal: {named}, {second}" in several.err) == (125, True)
 
         # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
-        monkeypatch.chdir(tmp_path)
         Path(".env").write_bytes(b"\xff")
-        assert called("backup", "file", env=state).code == 2
-
-        found = called("backup", "file", "--journal", named, env=state)
-
-        assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out) == (0, True), found.err
+        assert called("backup", "file2", env=state).code == 2
+        assert called("backup", "file2", "--journal", str(named), env=state).code == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
