@@ -10,14 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.rows import check_ended, checked_crc, checked_event
+from gpu_worker_pool.ledger.rows import check_ended, checked_event
 from gpu_worker_pool.ledger.sql_files import load_queries
 from gpu_worker_pool.ledger.take_over import restored
 
@@ -127,10 +127,10 @@ def check(path: Path, settings: PoolSettings, shown: Path | None = None, what: s
         _check_version(connection, name, what)
         try:
             ended = _check_pages_and_ended(connection)
+            events = list(_checked_events(connection))
             if version_of(connection) < known_migrations()[-1].version:
-                _check_old_events(connection)
                 return JournalFacts(0, 0, ended, None, None)  # what its events mean is known after its migration
-            state = restored(History(tuple(_checked_events(connection))), settings)
+            state = restored(History(tuple(map(decode_event, events))), settings)
         except (JournalDamaged, ValueError, KeyError, TypeError) as error:
             raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
         return facts_of(state, connection)
@@ -176,20 +176,14 @@ def _check_pages_and_ended(connection: sqlite3.Connection) -> int:
     return ended
 
 
-def _check_old_events(connection: sqlite3.Connection) -> None:
-    crc = 0
-    for body, noted_crc in connection.execute(load_queries(__package__)["read_events"]):
-        crc = checked_crc(body, noted_crc, crc)
-
-
-def _checked_events(connection: sqlite3.Connection) -> Iterator[DurableEvent]:
+def _checked_events(connection: sqlite3.Connection) -> Iterator[str]:
     sql, crc, last = load_queries(__package__), 0, None
     for position, *row in connection.execute(sql["read_whole_events"]):
-        event, crc = checked_event(tuple(row), crc)
+        body, crc = checked_event(tuple(row), crc)
         if last not in (None, position - 1):
             raise ValueError(f"event {position} follows event {last}")
         last = position
-        yield event
+        yield body
     (compacted_to,) = connection.execute(sql["compacted_to"]).fetchone()
     if last is not None and compacted_to > last:
         raise ValueError(f"it was compacted to event {compacted_to}, and has none after event {last}")
