@@ -18,6 +18,7 @@ FAILPOINTS = (
     "after_compaction",  # committed, the log is not yet folded into the file
     "in_migration",  # the tables are changed, the new version is not yet noted
     "after_migration",  # committed
+    "in_backup",  # the copy is whole, and does not have its name yet
     "in_restore",  # the old journal is set aside, the one of the backup is not yet in its place
 )
 

@@ -60,6 +60,7 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
     ev.TokenAdded(22.0, AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")),
     ev.TokenRevoked(23.0, "ab" * 32),
+    ev.NewGpusExcluded(24.0, "restored"),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -179,6 +180,7 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.GpuExcluded: st.builds(ev.GpuExcluded, floats, gpus, texts),
     ev.GpuIncluded: st.builds(ev.GpuIncluded, floats, gpus),
+    ev.NewGpusExcluded: st.builds(ev.NewGpusExcluded, floats, optional),
     ev.ProcessIgnored: st.builds(ev.ProcessIgnored, floats, texts),
     ev.ProcessCounted: st.builds(ev.ProcessCounted, floats, texts),
 }

@@ -62,6 +62,7 @@ GOLDEN = (
         '"added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
     ),
     '{"kind":"TokenRevoked","at":23.0,"digest":"' + "ab" * 32 + '"}',
+    '{"kind":"NewGpusExcluded","at":24.0,"reason":"restored"}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'

@@ -46,7 +46,7 @@ def history(path: Path) -> History:
 
 
 def test_every_failpoint_is_tried_here() -> None:
-    elsewhere = {"in_restore"}  # tests/cli/commands/test_backup.py
+    elsewhere = {"in_backup", "in_restore"}  # tests/cli/commands/test_backup.py
     tried = {name.split(":")[0] for name, *_ in WRITING} | {"in_migration", "after_migration"}
     assert tried | elsewhere == set(FAILPOINTS)
 

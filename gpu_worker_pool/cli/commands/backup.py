@@ -46,10 +46,14 @@ def backup(
 
     settings = _settings(journal)
     path = journal or _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
+    others = _others(path)
+    if journal is None and len(others) == 1:
+        complain(f"there is no journal {path}, so this is a backup of the only one beside it, {others[0]}")
+        path, others = others[0], []
     try:
         facts = back_up(path, file, settings.pool_settings())
     except JournalError as error:
-        raise Failure(f"{error}{_others(path)}") from None
+        raise Failure(f"{error}{_which(others)}") from None
     if (custody := path.with_name(f"custody-{path.name}")).exists():
         complain(
             f"this box is or was in a fleet ({custody.name} is there), whose leases and accounting are in its PostgreSQL; "
@@ -81,8 +85,10 @@ def restore(
 
     settings = _settings(journal)
     path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
+    if journal is None and (others := _others(path)):
+        raise Failure(f"there is no journal {path}, but another one beside it{_which([*others, path])}")
     try:
-        done = put_in_place(file, path, settings.pool_settings(), _installed(settings), replace=force)
+        done = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
         raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
     except JournalError as error:
@@ -145,25 +151,16 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         raise Failure(str(error)) from None
 
 
-def _installed(settings: ServerSettings) -> list[str]:
-    """The UUIDs of the GPUs that this machine has now; none where they cannot be read."""
-    from gpu_worker_pool.gpus.choose import choose_probe  # noqa: PLC0415 - slow
-    from gpu_worker_pool.gpus.probe import ProbeUnavailable  # noqa: PLC0415
-    from gpu_worker_pool.host.clock import boot_time  # noqa: PLC0415
-
-    try:
-        found = choose_probe(settings.gpu_pool_node, settings.simulated_gpus).read(boot_time())
-    except ProbeUnavailable:
+def _others(journal: Path) -> list[Path]:
+    """The journals beside one that is not there, nor set aside. Those of simulated GPUs have their own names."""
+    folder = journal.parent
+    if journal.exists() or not os.access(folder, os.R_OK) or list(folder.glob(f"{journal.name}.damaged-*")):
         return []
-    return [reading.gpu.key.uuid for reading in found.readings]
+    return sorted(path for path in folder.glob("*.sqlite3") if not path.name.startswith("custody-"))
 
 
-def _others(journal: Path) -> str:
-    """The journals that are beside one that is not there."""
-    if journal.exists() or not os.access(journal.parent, os.R_OK):
-        return ""
-    found = sorted(path for path in journal.parent.glob("*.sqlite3") if not path.name.startswith("custody-"))
-    return f". Name one of these by --journal: {', '.join(map(str, found))}" if found else ""
+def _which(others: list[Path]) -> str:
+    return f". Name the one you mean by --journal: {', '.join(map(str, others))}" if others else ""
 
 
 def _in_words(facts: JournalFacts) -> str:

@@ -34,7 +34,7 @@ class Condensed:
         self._tokens = tuple(state.tokens.values())
         self._owners = [(owner, use.used, use.as_of, use.recent) for owner, use in state.owners.items()]
         self._bookings = tuple(state.bookings.values())
-        self._excluded = tuple(state.excluded.items())
+        self._excluded, self._new_gpus_excluded = tuple(state.excluded.items()), state.new_gpus_excluded
         self._ignored = tuple(state.ignored_processes)
 
     def events(self) -> Iterator[ev.DurableEvent]:
@@ -75,6 +75,8 @@ class Condensed:
             yield ev.GpusBooked(at, booking)
         for key, reason in self._excluded:
             yield ev.GpuExcluded(at, key, reason)
+        if self._new_gpus_excluded is not None:
+            yield ev.NewGpusExcluded(at, self._new_gpus_excluded)
         for process_name in sorted(self._ignored):
             yield ev.ProcessIgnored(at, process_name)
 

@@ -285,8 +285,18 @@ def _exclude_gpu(state: PoolState, command: cmd.ExcludeGpu, now: float) -> list[
 
 def _include_gpu(state: PoolState, command: cmd.IncludeGpu, now: float) -> list[ev.Event]:
     if command.gpu in state.excluded:
-        return [ev.GpuIncluded(now, command.gpu)]
+        included: list[ev.Event] = [ev.GpuIncluded(now, command.gpu)]
+        return [*included, ev.NewGpusExcluded(now, None)] if _speaks_for_all(state, command.gpu) else included
     return [] if command.gpu in state.slots else [ev.GpuUnknown(now, command.gpu)]
+
+
+def _speaks_for_all(state: PoolState, key: GpuKey) -> bool:
+    """Whether GPUs that are first seen later come into service: of those that a server has read since its start, this is the
+    last one that is out for the same reason. Before it has read any, it may not have seen all that are there.
+    """
+    reason = state.new_gpus_excluded
+    read = {slot.key for slot in state.slots.values() if slot.reading is not None}
+    return reason is not None and key in read and all(state.excluded.get(other) != reason for other in read - {key})
 
 
 def _ignore_process(state: PoolState, command: cmd.IgnoreProcess, now: float) -> list[ev.Event]:

@@ -44,6 +44,10 @@ def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
     state.touch(new)
 
 
+def _new_gpus_excluded(state: PoolState, event: ev.NewGpusExcluded) -> None:
+    state.new_gpus_excluded = event.reason
+
+
 def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
     state.nodes[event.node] = replace(state.nodes[event.node], boot_id=event.boot_id)
     _void_readings_of(state, event.node)
@@ -137,6 +141,7 @@ def _forget_plans(state: PoolState) -> None:
 NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.TakenOver: _taken_over,
     ev.NodeJoined: _node_joined,
+    ev.NewGpusExcluded: _new_gpus_excluded,
     ev.NodeRebooted: _node_rebooted,
     ev.NodeAnnounced: _node_announced,
     ev.NodeRenamed: _node_renamed,

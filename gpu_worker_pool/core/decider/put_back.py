@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -16,12 +15,12 @@ from .condense import condense
 FENCES_AHEAD: Final = 1_000_000_000
 
 
-def put_back(state: PoolState, installed: Iterable[str], reason: str) -> list[ev.DurableEvent]:
+def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
     """The short history of `state`, with every GPU out of service for this reason and all fences far ahead.
 
     A holder on another machine may have a GPU under a lease that the copy does not know, so an operator decides when the
-    GPUs are granted again. `installed` are the UUIDs of the GPUs of the node that is there now. A GPU that was out of
-    service keeps its reason.
+    GPUs are granted again. That includes GPUs that the copy does not know: they are out of service when a server first
+    reads them. A GPU that was out of service keeps its reason.
     """
     fences = tuple((node, state.fences.get(node, 0) + FENCES_AHEAD) for node in sorted({*state.nodes, *state.fences}))
     history = [
@@ -29,7 +28,6 @@ def put_back(state: PoolState, installed: Iterable[str], reason: str) -> list[ev
     ]
     known = {GpuKey(node, gpu.uuid) for node, facts in state.nodes.items() for gpu in facts.gpus or ()}
     held = {key for lease in state.leases.values() for key in getattr(lease, "gpus", ())}
-    # The only node of a box is renamed at the start, with its GPUs, if the box has another name by then.
-    now = {GpuKey(node, uuid) for node in state.nodes if len(state.nodes) == 1 for uuid in installed}
-    out = sorted((known | held | now) - state.excluded.keys())
-    return [*history, *(ev.GpuExcluded(state.clock, key, reason) for key in out)]
+    out = sorted((known | held) - state.excluded.keys())
+    excluded = [ev.GpuExcluded(state.clock, key, reason) for key in out]
+    return [*history, *excluded, ev.NewGpusExcluded(state.clock, reason)]

@@ -220,6 +220,13 @@ class GpuIncluded(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class NewGpusExcluded(DurableEvent):
+    """GPUs that are first seen from now on are out of service for this reason. None: no longer."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessIgnored(DurableEvent):
     name: str
 

@@ -72,6 +72,8 @@ class PoolState:
     fences: dict[str, int] = field(default_factory=dict)
     next_seq: int = 1
     excluded: dict[GpuKey, str] = field(default_factory=dict)
+    # Why GPUs that are first seen now are out of service; None if they are not.
+    new_gpus_excluded: str | None = None
     ignored_processes: set[str] = field(default_factory=set)
     settled_until: float = -inf
     reservation: Reservation | None = None
@@ -101,6 +103,8 @@ class PoolState:
         slot = self.slots.get(key)
         if slot is None:
             slot = self.slots[key] = GpuSlot(key)
+            if self.new_gpus_excluded is not None:
+                self.excluded.setdefault(key, self.new_gpus_excluded)
         return slot
 
     def slots_on(self, node: str | None) -> Collection[GpuSlot]:

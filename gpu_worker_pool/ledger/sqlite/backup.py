@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.codec import decode_event
+from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.rows import checked_crc
+from gpu_worker_pool.ledger.rows import check_ended, checked_event
 from gpu_worker_pool.ledger.sql_files import load_queries
 from gpu_worker_pool.ledger.take_over import restored
 
@@ -41,36 +43,54 @@ class JournalFacts:
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     """Copy the journal to a new private file, and check the copy. JournalError says what is wrong; no file is left then.
 
-    The file appears under its name at once, empty, so that no other file is ever overwritten; it is whole when it is
-    replaced by the checked copy.
+    The file gets its name when it is whole and checked. No other file is overwritten. If the process is killed, it leaves at
+    most a hidden file, whose name ends in `.part`.
     """
     journal, copy = journal.absolute(), copy.absolute()
     if not journal.exists():
         raise JournalError(f"there is no journal {journal}: no server has run with these settings")
+    if os.path.lexists(copy):
+        raise _is_there(copy)
+    with journal_errors(journal), closing(_read_only(journal)) as connection:
+        _check_version(connection, journal, "journal")
     try:
-        create_private(copy)
-    except FileExistsError:
-        raise JournalError(f"{copy} is there already, and a backup overwrites nothing; name another file") from None
+        descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
+        os.close(descriptor)
     except OSError as error:
         raise JournalError(f"{copy} cannot be made: {error.strerror or error}; name a file in another folder") from None
-    part = copy
+    part = Path(name)
     try:
         with journal_errors(copy, "backup"):
-            descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
-            os.close(descriptor)
-            part = Path(name)
             # Read before the copy is made: a server may go on writing.
             written = HighWaterMark(journal, is_durable=False).missing_after(0)
             copy_rows(journal, part)
-            facts = check(part, settings, copy)
+            facts = check(part, settings, journal, "journal")
             _must_reach(part, written, journal)
-            part.rename(copy)
+            reach("in_backup")
+            give_name(part, copy)
             sync_folder(copy.parent)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        copy.unlink(missing_ok=True)
-        raise
     return facts
+
+
+def give_name(part: Path, copy: Path) -> None:
+    """Give a whole file its name. JournalError, and nothing is changed, if there is a file with that name."""
+    try:
+        try:
+            os.link(part, copy)
+        except FileExistsError:
+            raise
+        except OSError:
+            # Some file systems have no links, as those of memory sticks.
+            create_private(copy)
+            part.rename(copy)
+    except FileExistsError:
+        raise _is_there(copy) from None
+
+
+def _is_there(copy: Path) -> JournalError:
+    return JournalError(f"{copy} is there already, and a backup overwrites nothing; name another file")
 
 
 def _must_reach(part: Path, position: int, journal: Path) -> None:
@@ -98,34 +118,40 @@ def copy_rows(source: Path, target: Path) -> None:
         os.close(descriptor)
 
 
-def check(path: Path, settings: PoolSettings, shown: Path | None = None) -> JournalFacts:
-    """Read all of a copy: its pages, the checksum of each row, and what the events add up to. JournalError if anything is
-    wrong. `shown` is its name in messages.
+def check(path: Path, settings: PoolSettings, shown: Path | None = None, what: str = "backup") -> JournalFacts:
+    """Read all of a copy: its pages, the checksum and the columns of each row, and what the events add up to. JournalError if
+    anything is wrong. `shown` is its name in messages, and `what` it is there.
     """
     name = shown or path
-    with journal_errors(name, "backup"), closing(_read_only(path)) as connection:
-        check_version(connection, name)
+    with journal_errors(name, what), closing(_read_only(path)) as connection:
+        _check_version(connection, name, what)
         try:
-            events, ended = _checked_rows(connection)
+            ended = _check_pages_and_ended(connection)
+            events = list(_checked_events(connection))
             if version_of(connection) < known_migrations()[-1].version:
                 return JournalFacts(0, 0, ended, None, None)  # what its events mean is known after its migration
             state = restored(History(tuple(map(decode_event, events))), settings)
-        except JournalDamaged as error:
-            raise JournalDamaged(f"the backup {name} is damaged: {error}; use another one") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise JournalDamaged(f"the backup {name} is damaged ({error}); use another one") from None
+        except (JournalDamaged, ValueError, KeyError, TypeError) as error:
+            raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
         return facts_of(state, connection)
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
+_ADVICE = {
+    "backup": "use another one",
+    "journal": "restart its server, which says whether it can go on with it. An older backup can be put in its place by "
+    "gpu-pool restore --force",
+}
+
+
+def _check_version(connection: sqlite3.Connection, path: Path, what: str) -> None:
     version, known = version_of(connection), known_migrations()[-1].version
     if version > known:
         raise JournalTooNew(
-            f"the backup {path} was made by a newer version of this program (its tables are of version {version}, this one "
+            f"the {what} {path} was made by a newer version of this program (its tables are of version {version}, this one "
             f"knows {known}): install the newer one"
         )
     if version == 0:
-        raise JournalDamaged(f"{path} is not a backup of a pool: it has no tables of one")
+        raise JournalDamaged(f"{path} is not a {what} of a pool: it has no tables of one")
 
 
 def facts_of(state: PoolState, connection: sqlite3.Connection) -> JournalFacts:
@@ -138,19 +164,29 @@ def facts_of(state: PoolState, connection: sqlite3.Connection) -> JournalFacts:
     return JournalFacts(active, waiting, ended, changed_at, complete_since)
 
 
-def _checked_rows(connection: sqlite3.Connection) -> tuple[list[str], int]:
-    """The bodies of all events, and the number of ended leases; ValueError if one is not what was written."""
+def _check_pages_and_ended(connection: sqlite3.Connection) -> int:
+    """The number of ended leases; ValueError if one, or a page, is not what was written."""
     findings = [finding for (finding,) in connection.execute("PRAGMA integrity_check(3)")]
     if findings != ["ok"]:
         raise ValueError("; ".join(map(str, findings)))
-    sql, crc, events, ended = load_queries(__package__), 0, [], 0
-    for body, noted_crc in connection.execute(sql["read_events"]):
-        crc = checked_crc(body, noted_crc, crc)
-        events.append(body)
-    for body, noted_crc in connection.execute(sql["read_ended_bodies"]):
-        checked_crc(body, noted_crc, 0)
+    ended = 0
+    for row in connection.execute(load_queries(__package__)["read_whole_ended"]):
+        check_ended(row)
         ended += 1
-    return events, ended
+    return ended
+
+
+def _checked_events(connection: sqlite3.Connection) -> Iterator[str]:
+    sql, crc, last = load_queries(__package__), 0, None
+    for position, *row in connection.execute(sql["read_whole_events"]):
+        body, crc = checked_event(tuple(row), crc)
+        if last not in (None, position - 1):
+            raise ValueError(f"event {position} follows event {last}")
+        last = position
+        yield body
+    (compacted_to,) = connection.execute(sql["compacted_to"]).fetchone()
+    if last is not None and compacted_to > last:
+        raise ValueError(f"it was compacted to event {compacted_to}, and has none after event {last}")
 
 
 def _read_only(path: Path) -> sqlite3.Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +36,11 @@ class Restored:
     replaced: Path | None
 
 
-def restore(
-    copy: Path, journal: Path, settings: PoolSettings, installed: Iterable[str], *, replace: bool = False
-) -> Restored:
+def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False) -> Restored:
     """Put a checked copy in the place of the journal. JournalError, and nothing is changed, if the copy is damaged, a server
     has the journal (JournalInUse), or a journal is there and `replace` was not asked for; then it is kept under another name.
 
-    The leases and the queue are those of the copy. All GPUs are out of service, fences go on far ahead, and the pool has a
+    The leases and the queue are those of the copy. All GPUs are out of service, also those that the copy does not know; fences go on far ahead, and the pool has a
     new identity: holders of leases that the copy does not know take it for another pool, and keep their GPUs from it.
     """
     copy, journal = copy.absolute(), journal.absolute()
@@ -56,7 +54,7 @@ def restore(
                 f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, and "
                 "puts the backup in its place"
             )
-        facts, token_names, new = _prepared(copy, journal, settings, installed)
+        facts, token_names, new = _prepared(copy, journal, settings)
         # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
         # way to grant anything.
         aside = quarantine.isolate(journal) if is_there else None
@@ -69,9 +67,7 @@ def restore(
         return Restored(facts, token_names, None if aside is None else _kept(aside))
 
 
-def _prepared(
-    copy: Path, journal: Path, settings: PoolSettings, installed: Iterable[str]
-) -> tuple[JournalFacts, tuple[str, ...], Path]:
+def _prepared(copy: Path, journal: Path, settings: PoolSettings) -> tuple[JournalFacts, tuple[str, ...], Path]:
     """What the journal to put in place has, whose tokens it accepts, and where it is: complete, in a folder of its own."""
     folder = Path(f"{journal}.restoring")
     shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
@@ -83,7 +79,7 @@ def _prepared(
         # It migrates the copy, if an older version made it.
         with closing(SqliteJournal(new)) as opened:
             state = restored(opened.load(0), settings)
-            opened.compact(put_back(state, installed, REASON))
+            opened.compact(put_back(state, REASON))
         with closing(connect(new)) as connection:
             connection.execute(load_queries(__package__)["renew_pool_id"])
             connection.execute("PRAGMA journal_mode = DELETE")

@@ -26,12 +26,15 @@ from tests.server.leasing import take
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Three GPUs that are not simulated: their holders are recorded for other servers of the machine."""
     smi = install(tmp_path_factory.mktemp("smi"))
-    row = "{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
-    smi.say("".join(row.format(index=index) for index in range(3)))
+    smi.say(rows(3))
     scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
     env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", "GPU_POOL_NODE": "box", **scope}
     with ServerProcess(env) as running:
         yield running
+
+
+def rows(gpus: int) -> str:
+    return "".join(f"{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n" for index in range(gpus))
 
 
 def settings(server: ServerProcess) -> dict[str, str]:
@@ -39,11 +42,20 @@ def settings(server: ServerProcess) -> dict[str, str]:
     return {"GPU_POOL_NODE": "box", **{name: server.env[name] for name in names}}
 
 
+def killed_at(failpoint: str, *arguments: str, env: dict[str, str]) -> int:
+    own = environment(None, {**env, "GPU_POOL_FAILPOINT": failpoint})
+    with subprocess.Popen([*GPU_POOL, *arguments], env=own) as process:
+        return process.wait()
+
+
 def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: ServerProcess, tmp_path: Path) -> None:
     env, copy = settings(server), tmp_path / "pool.backup"
     with ExitStack() as stack:
         old = take(server)
         assert called("token", "add", "bob", "--json", server=server).code == 0
+        # Killed before its end: nothing has the name, which is free for the next one.
+        assert killed_at("in_backup", "backup", str(copy), env=env) == -signal.SIGKILL
+        assert not copy.exists()
         made = gpu_pool("backup", "--json", str(copy), env=env)
         assert (made.code, made.json["leases"], made.json["ended"]) == (0, 1, 0), made.err
         # Held by a process that another one names by HTTP, under a lease that the backup does not know.
@@ -59,23 +71,21 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         refused = gpu_pool("restore", str(copy), env=env)
         assert (refused.code, "--force" in refused.err) == (125, True)
         # Killed half-way: no server grants anything then.
-        with subprocess.Popen(
-            [*GPU_POOL, "restore", "--force", str(copy)],
-            env=environment(None, {**env, "GPU_POOL_FAILPOINT": "in_restore"}),
-        ) as killed:
-            assert killed.wait() == -signal.SIGKILL
+        assert killed_at("in_restore", "restore", "--force", str(copy), env=env) == -signal.SIGKILL
         server.start()
         assert not server.json("/health")["can_grant"]
         server.kill()
-        done = gpu_pool("restore", "--json", str(copy), env=env)
+        # It does not see which GPUs there are; one was added meanwhile.
+        done = gpu_pool("restore", "--json", str(copy), env={**env, "PATH": "/nowhere"})
         assert (done.code, done.json["leases"], done.json["token_names"]) == (0, 1, ["bob"]), done.err
+        install(Path(env["FAKE_NVIDIA_SMI_CONFIG"]).parent).say(rows(4))
         server.start()
 
         pool = server.json("/pool")
         assert [lease["id"] for lease in pool["leases"]] == [old["id"]]
-        assert {gpu["is_out_of_service"] for gpu in pool["gpus"]} == {True}
+        assert [gpu["is_out_of_service"] for gpu in pool["gpus"]] == [True] * 4
         assert server.ask("/leases/early", "PUT", body={}).json["state"] == "queued"
-        assert gpu_pool("undrain", "--all", server=server).code == 0
+        assert gpu_pool("undrain", "0", "1", "2", server=server).code == 0
         early = server.ask("/leases/early?wait_s=20").json
         assert early["fence"] > FENCES_AHEAD
         last = server.ask("/leases/last", "PUT", body={}).json
@@ -95,21 +105,29 @@ def test_a_box_of_a_fleet_is_told_how_its_database_is_backed_up(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_journal_under_another_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_under_another_name_is_found_if_it_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with ServerProcess({"GPU_POOL_NODE": "box"}) as simulated:
         state = {"GPU_POOL_STATE_DIR": str(simulated.state_dir)}
-        done = called("backup", str(tmp_path / "file"), env=state)
-        named = str(simulated.state_dir / "simulated-box.sqlite3")
-        assert (done.code, f"--journal: {named}" in done.err) == (125, True)
+        named = simulated.state_dir / "simulated-box.sqlite3"
+        found = called("backup", "file", env=state)
+        assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out, str(named) in found.err) == (0, True, True)
+
+        # Which one a backup goes into is not guessed.
+        refused = called("restore", "file", env=state)
+        assert (refused.code, f"--journal: {named}, {named.with_name('leases.sqlite3')}" in refused.err) == (125, True)
+
+        second = named.with_name("simulated-box2.sqlite3")
+        second.touch(0o600)
+        several = called("backup", "file2", env=state)
+        assert (several.code, f"--journal: {named}, {second}" in several.err) == (125, True)
 
         # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
-        monkeypatch.chdir(tmp_path)
         Path(".env").write_bytes(b"\xff")
-        assert called("backup", "file", env=state).code == 2
-
-        found = called("backup", "file", "--journal", named, env=state)
-
-        assert (found.code, "0 leases, 0 waiting, 0 ended" in found.out) == (0, True), found.err
+        assert called("backup", "file2", env=state).code == 2
+        assert called("backup", "file2", "--journal", str(named), env=state).code == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

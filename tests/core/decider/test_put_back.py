@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.decider.evolve import replay
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.put_back import FENCES_AHEAD, put_back
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.gpu import GpuKey, Reading
 from tests.core.build import START, Box, key, reading
 
 READINGS = (reading(0), reading(1), reading(2))
 
 
-def put_back_box(box: Box, *installed: str) -> Box:
-    """The box, begun again with the history that a copy of its journal is put back with."""
-    box.state = replay(PoolState(settings=box.settings), put_back(box.state, installed, "restored"))
-    box.do(box.take_over())
-    box.announce(box.state.nodes)
-    box.observe_now(*READINGS)
+def put_back_box(box: Box, *readings: Reading, node: str = "box") -> Box:
+    """The box, begun again with the history that a copy of its journal is put back with. Its server has read these GPUs."""
+    box.log = [*put_back(box.state, "restored")]
+    box.restart()
+    for old in [name for name in box.state.nodes if name != node]:
+        box.do(cmd.RenameNode(old, node))
+        box.announce([node])
+    box.observe_now(*readings)
     return box
 
 
@@ -26,7 +31,7 @@ def test_the_leases_and_the_order_of_the_queue_are_those_of_the_copy() -> None:
         box.ask(lease_id, gpus=gpus)
     before = {lease_id: box.stage(lease_id) for lease_id in "abcd"}
 
-    put_back_box(box)
+    put_back_box(box, *READINGS)
 
     assert {lease_id: box.stage(lease_id) for lease_id in "abcd"} == before
     assert (box.fence_of("a"), list(box.state.queue)) == (1, ["b", "d"])
@@ -34,7 +39,7 @@ def test_the_leases_and_the_order_of_the_queue_are_those_of_the_copy() -> None:
 
 
 def test_no_gpu_is_granted_before_an_operator_has_put_it_into_service() -> None:
-    box = put_back_box(Box(reading(0), reading(1)), key(2).uuid)
+    box = put_back_box(Box(reading(0), reading(1)), *READINGS)
     box.ask("new")
 
     assert (box.stage("new"), box.verdict(2).code) == ("queued", "excluded")
@@ -42,11 +47,98 @@ def test_no_gpu_is_granted_before_an_operator_has_put_it_into_service() -> None:
     assert box.stage("new") == "active"
 
 
+def test_gpus_that_the_copy_does_not_know_are_out_of_service_on_a_box_with_another_name() -> None:
+    box = Box(reading(0))
+    box.ask("held")
+    box.ask("waits")
+
+    put_back_box(box, *(reading(index, node="other") for index in range(3)), node="other")
+
+    assert (box.stage("held"), box.stage("waits")) == ("active", "queued")
+    assert set(box.state.excluded) == {GpuKey("other", key(0).uuid), *(key(index, "other") for index in range(3))}
+
+
+def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_read_are_in_service() -> None:
+    box = put_back_box(Box())
+    box.observe_now(reading(0), reading(1))
+    box.do(cmd.IncludeGpu(key(0)))
+    box.restart()
+    box.observe_now(*READINGS)
+    assert set(box.state.excluded) == {key(1), key(2)}
+
+    box.do(cmd.IncludeGpu(key(1)))
+    box.do(cmd.IncludeGpu(key(2)))
+    box.restart()
+    box.observe_now(*READINGS, reading(3))
+
+    assert not box.state.excluded
+
+
+def test_gpus_that_an_operator_puts_into_service_before_any_is_read_do_not_speak_for_those_not_seen_yet() -> None:
+    box = put_back_box(Box(reading(0)))
+    box.do(cmd.IncludeGpu(key(0)))
+
+    box.observe_now(reading(0), reading(1))
+
+    assert set(box.state.excluded) == {key(1)}
+
+
+def test_a_gpu_that_was_out_of_service_before_does_not_keep_new_ones_out_for_ever() -> None:
+    box = Box(reading(0), reading(1))
+    box.do(cmd.ExcludeGpu(key(0), "its fan is broken"))
+    put_back_box(box, reading(0), reading(1))
+    box.do(cmd.IncludeGpu(key(1)))
+
+    box.observe_now(*READINGS)
+
+    assert set(box.state.excluded) == {key(0)}
+
+
+def test_gpus_of_the_box_before_do_not_keep_new_ones_out_for_ever() -> None:
+    box = put_back_box(Box(reading(0), reading(1)), reading(2))
+    box.do(cmd.IncludeGpu(key(2)))
+
+    box.observe_now(reading(2), reading(3))
+
+    assert set(box.state.excluded) == {key(0), key(1)}
+
+
+gpus = st.sets(st.integers(0, 4))
+
+
+@given(gpus, st.lists(st.tuples(st.sampled_from(["read", "include", "restart", "compact"]), gpus), max_size=12))
+def test_a_gpu_is_granted_only_after_an_operator_has_spoken_of_it(
+    known: set[int], steps: list[tuple[str, set[int]]]
+) -> None:
+    """Or of all GPUs that its server had read by then, if that GPU was not among them."""
+    box = put_back_box(Box(*map(reading, sorted(known))))
+    out, seen, read, holds = set(known), set(known), set[int](), True
+    for number, (action, some) in enumerate(steps):
+        if action == "read":
+            box.observe_now(*map(reading, sorted(some)))
+            out |= some - seen if holds else set()
+            seen |= some
+            read |= some
+        elif action == "include":
+            for index in sorted(some & seen):
+                box.do(cmd.IncludeGpu(key(index)))
+                holds = holds and out & read != {index}
+                out.discard(index)
+        else:
+            if action == "compact":
+                box.log = [*condense(box.state)]
+            box.restart()
+            read = set()
+        box.ask(f"lease{number}")
+        assert {key(index) for index in out} == set(box.state.excluded)
+        assert all(box.state.excluded.keys().isdisjoint(box.gpus_of(lease_id)) for lease_id in box.state.leases)
+
+
 def test_a_gpu_that_was_out_of_service_keeps_its_reason() -> None:
     box = Box(*READINGS)
     box.do(cmd.ExcludeGpu(key(0), "its fan is broken"))
 
-    put_back_box(box)
+    put_back_box(box, *READINGS)
 
     assert [box.state.excluded[key(index)] for index in range(3)] == ["its fan is broken", "restored", "restored"]
 
@@ -54,7 +146,7 @@ def test_a_gpu_that_was_out_of_service_keeps_its_reason() -> None:
 def test_fences_are_above_all_that_were_given_since_the_copy() -> None:
     box = Box(*READINGS)
     box.ask("a")
-    put_back_box(put_back_box(box))
+    put_back_box(put_back_box(box), *READINGS)
     for index in range(3):
         box.do(cmd.IncludeGpu(key(index)))
 

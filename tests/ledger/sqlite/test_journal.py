@@ -113,7 +113,7 @@ def test_the_oldest_ended_leases_are_pruned_by_compaction(path: Path) -> None:
 
 def test_every_named_query_is_one_statement_that_fits_the_tables(path: Path) -> None:
     SqliteJournal(path).close()
-    assert len(load_queries("gpu_worker_pool.ledger.sqlite")) == 26
+    assert len(load_queries("gpu_worker_pool.ledger.sqlite")) == 28
     with closing(sqlite3.connect(path)) as connection:
         for sql in load_queries("gpu_worker_pool.ledger.sqlite").values():
             count = 2 if "?1" in sql else sql.count("?")

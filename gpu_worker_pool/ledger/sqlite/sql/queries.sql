@@ -118,5 +118,13 @@ UPDATE identity SET pool_id = lower(hex(randomblob(8)));
 -- name: count_ended
 SELECT count(*) FROM ended_lease;
 
--- name: read_ended_bodies
-SELECT body, crc FROM ended_lease;
+-- name: read_whole_events
+SELECT position, at, kind, body, crc FROM event ORDER BY position;
+
+-- name: read_whole_ended
+SELECT lease_id, owner, worker_id, host, gpu_count, memory_mb, fence,
+    requested_at, granted_at, ended_at, reason, gpus, body, crc
+FROM ended_lease;
+
+-- name: compacted_to
+SELECT compacted_to FROM compaction;
