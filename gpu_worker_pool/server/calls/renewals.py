@@ -235,6 +235,7 @@ class FleetRenewals:
         part that does not answer then.
         """
         gone = asyncio.ensure_future(until_gone(call.receive))
+        call.end_when_revoked(gone)
         tasks = [asyncio.ensure_future(part.run(form.wait_s)) for part in parts]
         try:
             await asyncio.wait({*tasks, gone}, return_when=asyncio.FIRST_COMPLETED)
