@@ -140,6 +140,16 @@ def test_a_role_gives_its_rights(server: ServerProcess, role: str, *, runs_gpus:
     assert me == {"name": "carol", "is_admin": role == "administrator", "role": role}
 
 
+def test_an_operator_that_ends_a_lease_as_its_holder_is_named(server: ServerProcess) -> None:
+    theirs, mine, token = new_id(), new_id(), add(server, role="operator")
+    put(server, theirs, headers=bearer(ALICE))
+    put(server, mine, headers=bearer(token))
+
+    ended = {id_: server.ask(f"/leases/{id_}?as=holder", "DELETE", bearer(token)).json for id_ in (theirs, mine)}
+
+    assert {id_: lease["ended_by"] for id_, lease in ended.items()} == {theirs: "carol", mine: None}
+
+
 def test_an_operator_requests_for_no_other_owner(server: ServerProcess) -> None:
     operator, administrator = add(server, role="operator"), add(server, role="administrator")
 
