@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shlex
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from http import HTTPStatus
@@ -21,7 +20,7 @@ from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.core.model.access_token import Role
-from gpu_worker_pool.host.addresses import is_every_address, is_this_machine
+from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.tokens import TokenList, TokenView
 
@@ -156,12 +155,19 @@ async def _address(servers: Servers) -> tuple[str, str | None]:
     if not is_this_machine(endpoint.host):
         return endpoint.url, None
     answer = await servers.ask(servers.ids[0], "/config")
-    host = answer.data.get("server", {}).get("host") if isinstance(answer.data, dict) else None
-    url = f"http://{socket.getfqdn()}:{endpoint.port}{endpoint.path}"
-    if isinstance(host, str) and not is_every_address(host) and is_this_machine(host):
+    said = answer.data.get("server", {}).get("host") if isinstance(answer.data, dict) else None
+    listens_on = said if isinstance(said, str) else "0.0.0.0"  # noqa: S104 - what a server listens on that does not say
+    is_alone = not is_every_address(listens_on) and is_this_machine(listens_on)
+    everywhere = names_of_this_machine(with_ipv6=":" in listens_on)
+    names = everywhere if is_alone or is_every_address(listens_on) else [listens_on]
+    if not names:
+        return endpoint.url, "this machine has no address except loopback, so no other machine reaches the server"
+    # The host name first: an address may change.
+    url = urls(names[0], endpoint.port, endpoint.path, names=())[0]
+    if is_alone:
         return (
             url,
-            f"the server listens on {plain(host)} alone, so no other machine reaches it; start it with --host 0.0.0.0",
+            f"the server listens on {plain(listens_on)} alone, so no other machine reaches it; start it with --host 0.0.0.0",
         )
     return url, None
 

@@ -41,23 +41,35 @@ class GpusShown:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves."""
+    """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves. `only_on` is the
+    loopback address of a server that no other machine can reach.
+    """
 
     tokens_are: Literal["set", "none", "broken"]
     tokens: tuple[str, ...]
     is_open_here: bool
+    only_on: str | None = None
 
-    def __str__(self) -> str:
+    def text(self, endpoint: str = "") -> str:
+        """In words. `endpoint` is the option with which commands find this server."""
         here = (
             "every user of this machine, for their own leases"
             if self.is_open_here
             else "only callers with a token, also on this machine"
         )
-        if self.tokens_are == "set":
-            return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
+        said = [here]
+        if self.tokens:
+            said.append(f"from everywhere with a token: {', '.join(self.tokens)}")
         if self.tokens_are == "broken":
-            return f"{here}; no caller from elsewhere, because the tokens cannot be used: see the log"
-        return f"{here}; no caller from elsewhere. To let one in, also while this runs: gpu-pool token add NAME"
+            said.append("no token of GPU_POOL_TOKENS is accepted, because they cannot be used: see the log")
+        if self.only_on is not None:
+            said.append(f"no other machine can reach {self.only_on}; --host 0.0.0.0 changes that")
+        elif not self.tokens:
+            option = f" {endpoint}" if endpoint else ""
+            said.append(
+                f"no caller from elsewhere. To let one in, also while this runs: gpu-pool token add NAME{option}"
+            )
+        return "; ".join(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ class Announcement:
         if fleet is not None and is_led:
             url = str(fleet.leader_url)
         is_found = self.is_default and not is_led and DEFAULT_URL in self.urls
-        endpoint = "" if is_found else f"--endpoint {url} "
+        endpoint = "" if is_found else f"--endpoint {url}"
         lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.socket:
             lines.append(("Unix socket", self.socket))
@@ -103,9 +115,9 @@ class Announcement:
         is_trouble = self.trouble is not None and not is_led
         if is_trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
-        lines.append(("may ask", str(self.writing)))
+        lines.append(("may ask", self.writing.text(endpoint)))
         if not is_trouble:
-            lines.append(("use it", f"gpu-pool run {endpoint}-- CMD"))
+            lines.append(("use it", f"gpu-pool run {endpoint}{' ' if endpoint else ''}-- CMD"))
         return lines
 
     def as_json(self) -> dict[str, Any]:

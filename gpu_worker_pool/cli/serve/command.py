@@ -300,6 +300,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),
             is_open_here=is_every_address(host) or is_this_machine(host),
+            only_on=host if is_this_machine(host) else None,
         ),
         socket=app.access.socket,
         fleet=app.pool.fleet(),

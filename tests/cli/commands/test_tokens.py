@@ -62,7 +62,8 @@ def test_the_two_lines_that_are_printed_let_the_user_in_at_once(server: ServerPr
     assert (done.code, len(done.out.splitlines())) == (0, 2)
     assert re.fullmatch(rf"export GPU_SERVICE_ENDPOINT=http://\S+:{server.port}", url)
     assert "shown only now" in done.err
-    assert "--host 0.0.0.0" in done.err, "this server listens on loopback alone"
+    assert "no other machine reaches it; start it with --host 0.0.0.0" in done.err, "it listens on loopback alone"
+    assert "localhost" not in url
     me = server.ask("/ui/data/me", headers={"Authorization": f"Bearer {token.removeprefix('export GPU_POOL_TOKEN=')}"})
     assert me.json == {"name": "bob", "is_admin": False, "role": "user"}
 
