@@ -144,6 +144,40 @@ def test_a_token_is_typed_unseen(server: ServerProcess, home: dict[str, str]) ->
         assert token.encode() not in terminal.all_output
 
 
+@pytest.mark.parametrize("before", ["", "export GPU_POOL_TOKEN=", "export GPU_SERVICE_ENDPOINT=u\nexport GPU_POOL_TOKEN="])
+def test_the_lines_of_token_add_are_understood(
+    server: ServerProcess, home: dict[str, str], tmp_path: Path, before: str
+) -> None:
+    assert log_in(server, f"{before}{add(server, 'bob')}", home, tmp_path).code == 0
+
+
+def test_what_is_not_a_token_is_refused_at_once(server: ServerProcess, home: dict[str, str], tmp_path: Path) -> None:
+    assert "more than 65536 bytes" in log_in(server, "x" * 70_000, home, tmp_path).err
+    assert "the line with the URL" in log_in(server, "export GPU_SERVICE_ENDPOINT=http://x", home, tmp_path).err
+    assert "is not a file" in called("login", server.url, "--token-file", "/dev/zero", env=home).err
+    assert not config(home).exists()
+
+
+def test_plain_http_is_said_before_the_token_is_asked_for(home: dict[str, str]) -> None:
+    with Terminal([*GPU_POOL, "login", "http://192.0.2.1:8000"], environment(None, home)) as terminal:
+        terminal.wait_for("plain http")
+        terminal.wait_for("Token for")
+        terminal.type("\n")
+        terminal.wait_for("there is no token")
+
+
+def test_a_command_whose_logins_cannot_be_used_asks_no_other_server(home: dict[str, str]) -> None:
+    config(home).parent.mkdir(parents=True)
+    config(home).write_text("[[server", encoding="utf-8")
+    config(home).chmod(0o600)
+
+    done = called("status", env=home)
+
+    assert done.code != 0
+    assert "repair it, or remove it" in done.err
+    assert "localhost" not in done.err
+
+
 def test_what_cannot_be_checked_is_not_kept(server: ServerProcess, home: dict[str, str], tmp_path: Path) -> None:
     for url, token, word in (
         (server.url, "not-a-token-of-anybody", "nothing was kept"),
