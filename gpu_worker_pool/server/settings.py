@@ -301,7 +301,9 @@ class ServerSettings:
             logger.error("GPU_POOL_TOKENS cannot be used (%s); no token of it is accepted until that is fixed", reason)  # noqa: TRY400
             return Tokens.broken()
         if tokens.is_unset and (texts or self._is_env_file_unreadable):
-            logger.error("GPU_POOL_TOKENS has no token, though it is set; no token of it is accepted until that is fixed")
+            logger.error(
+                "GPU_POOL_TOKENS has no token, though it is set; no token of it is accepted until that is fixed"
+            )
             return Tokens.broken()
         return tokens
 

@@ -144,7 +144,9 @@ def _in_pasted(text: str) -> str:
     if found is not None:
         return found[1].strip("\"' ")
     if "GPU_SERVICE_ENDPOINT" in text:
-        raise Failure("this is the line with the URL, not the token; give what follows GPU_POOL_TOKEN= in the other", USAGE)
+        raise Failure(
+            "this is the line with the URL, not the token; give what follows GPU_POOL_TOKEN= in the other", USAGE
+        )
     return text.strip()
 
 

@@ -89,6 +89,31 @@ def test_tokens_are_listed_without_themselves_and_revoked_by_name_or_id(server: 
     assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == ["ann"]
 
 
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [("user", "bob, a user,"), ("operator", "bob, an operator,"), ("administrator", "an administrator,")],
+)
+def test_the_role_of_a_new_token_is_said(server: ServerProcess, role: str, shown: str) -> None:
+    assert shown in called("token", "add", "bob", "--role", role, server=server).err
+
+
+def test_a_name_that_is_the_id_of_another_token_revokes_neither(server: ServerProcess) -> None:
+    add(server, "ann")
+    (ann,) = server.json("/admin/tokens")["tokens"]
+    id_ = ann["digest"][:12]
+    add(server, id_)
+
+    done = called("token", "revoke", id_, server=server)
+
+    assert done.code != 0
+    assert f"ann ({ann['digest']})" in done.err
+    assert f"{id_} (" in done.err
+    assert {token["name"] for token in server.json("/admin/tokens")["tokens"]} == {"ann", id_}
+    revoked = json.loads(called("token", "revoke", ann["digest"], "--json", server=server).out)
+    assert [token["name"] for token in revoked["tokens"]] == ["ann"]
+    assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == [id_]
+
+
 def test_only_administrators_make_tokens(server: ServerProcess) -> None:
     operator = {"GPU_POOL_TOKEN": add(server, "olga", "--role", "operator")}
 
@@ -144,7 +169,9 @@ def test_a_token_is_typed_unseen(server: ServerProcess, home: dict[str, str]) ->
         assert token.encode() not in terminal.all_output
 
 
-@pytest.mark.parametrize("before", ["", "export GPU_POOL_TOKEN=", "export GPU_SERVICE_ENDPOINT=u\nexport GPU_POOL_TOKEN="])
+@pytest.mark.parametrize(
+    "before", ["", "export GPU_POOL_TOKEN=", "export GPU_SERVICE_ENDPOINT=u\nexport GPU_POOL_TOKEN="]
+)
 def test_the_lines_of_token_add_are_understood(
     server: ServerProcess, home: dict[str, str], tmp_path: Path, before: str
 ) -> None:

@@ -270,13 +270,17 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
     [
         (
             Writing("none", (), is_open_here=True),
-            "every user of this machine, for their own leases; no caller from elsewhere. To let one in, also while this "
-            "runs: gpu-pool token add NAME --endpoint http://localhost:9000",
+            (
+                "every user of this machine, for their own leases; no caller from elsewhere. To let one in, also while this "
+                "runs: gpu-pool token add NAME --endpoint http://localhost:9000"
+            ),
         ),
         (
             Writing("none", (), is_open_here=True, only_on="127.0.0.1"),
-            "every user of this machine, for their own leases; no other machine can reach 127.0.0.1; --host 0.0.0.0 changes "
-            "that",
+            (
+                "every user of this machine, for their own leases; no other machine can reach 127.0.0.1; --host 0.0.0.0 changes "
+                "that"
+            ),
         ),
         (
             Writing("set", ("ada", "bob"), is_open_here=True),
@@ -285,8 +289,10 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
         # A broken setting does not affect tokens of the journal.
         (
             Writing("broken", ("ada",), is_open_here=True),
-            "every user of this machine, for their own leases; from everywhere with a token: ada; no token of GPU_POOL_TOKENS "
-            "is accepted, because they cannot be used: see the log",
+            (
+                "every user of this machine, for their own leases; from everywhere with a token: ada; no token of GPU_POOL_TOKENS "
+                "is accepted, because they cannot be used: see the log"
+            ),
         ),
         # A caller of 10.0.0.7 does not come from loopback, on the same machine either.
         (
