@@ -42,16 +42,18 @@ class GpusShown:
 @dataclass(frozen=True, slots=True)
 class Writing:
     """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves. `only_on` is the
-    loopback address of a server that no other machine can reach.
+    loopback address of a server that no other machine can reach. `local_url` leads to the server from this machine, also if
+    only its Unix socket does.
     """
 
     tokens_are: Literal["set", "none", "broken"]
     tokens: tuple[str, ...]
     is_open_here: bool
     only_on: str | None = None
+    local_url: str = DEFAULT_URL
 
-    def text(self, endpoint: str = "") -> str:
-        """In words. `endpoint` is the option with which commands find this server."""
+    def text(self, *, is_default: bool = True) -> str:
+        """In words. `is_default`: commands without settings ask the default URL."""
         here = (
             "every user of this machine, for their own leases"
             if self.is_open_here
@@ -65,10 +67,13 @@ class Writing:
         if self.only_on is not None:
             said.append(f"no other machine can reach {self.only_on}; --host 0.0.0.0 changes that")
         elif not self.tokens:
-            option = f" {endpoint}" if endpoint else ""
-            said.append(
-                f"no caller from elsewhere. To let one in, also while this runs: gpu-pool token add NAME{option}"
+            option = "" if is_default and self.local_url == DEFAULT_URL else f" --endpoint {self.local_url}"
+            how = (
+                f"also while this runs: gpu-pool token add NAME{option}"
+                if self.is_open_here
+                else "set GPU_POOL_TOKENS_FILE"
             )
+            said.append(f"no caller from elsewhere. To let one in, {how}")
         return "; ".join(said)
 
 
@@ -98,7 +103,7 @@ class Announcement:
         if fleet is not None and is_led:
             url = str(fleet.leader_url)
         is_found = self.is_default and not is_led and DEFAULT_URL in self.urls
-        endpoint = "" if is_found else f"--endpoint {url}"
+        endpoint = "" if is_found else f"--endpoint {url} "
         lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.socket:
             lines.append(("Unix socket", self.socket))
@@ -115,9 +120,9 @@ class Announcement:
         is_trouble = self.trouble is not None and not is_led
         if is_trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
-        lines.append(("may ask", self.writing.text(endpoint)))
+        lines.append(("may ask", self.writing.text(is_default=self.is_default)))
         if not is_trouble:
-            lines.append(("use it", f"gpu-pool run {endpoint}{' ' if endpoint else ''}-- CMD"))
+            lines.append(("use it", f"gpu-pool run {endpoint}-- CMD"))
         return lines
 
     def as_json(self) -> dict[str, Any]:

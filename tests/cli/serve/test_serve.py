@@ -269,11 +269,15 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
     ("writing", "words"),
     [
         (
-            Writing("none", (), is_open_here=True),
+            Writing("none", (), is_open_here=True, local_url="http://localhost:9000"),
             (
                 "every user of this machine, for their own leases; no caller from elsewhere. To let one in, also while this "
                 "runs: gpu-pool token add NAME --endpoint http://localhost:9000"
             ),
+        ),
+        (
+            Writing("none", (), is_open_here=False),
+            "only callers with a token, also on this machine; no caller from elsewhere. To let one in, set GPU_POOL_TOKENS_FILE",
         ),
         (
             Writing("none", (), is_open_here=True, only_on="127.0.0.1"),
@@ -302,7 +306,7 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
     ],
 )
 def test_who_may_ask_is_said(writing: Writing, words: str) -> None:
-    assert writing.text("--endpoint http://localhost:9000") == words
+    assert writing.text() == words
 
 
 @pytest.mark.parametrize(
