@@ -1,14 +1,13 @@
 """Settings of a client: from its constructor, else from the environment, else the user's logins, else the defaults.
 
 A bad value in the constructor is a ValueError, because the programmer is there to see it. A bad value in the environment
-is logged as an error, and the default is used.
+is logged as an error, and the default is used. Logins that cannot be used are a ValueError, unless an endpoint is given.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from .core.endpoints.strategies import STRATEGIES
 from .core.model.checks import check_number, check_whole
 from .core.model.thresholds import DEFAULT_THRESHOLDS
 from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
-from .logins import Login, LoginsUnusable, find_logins
+from .logins import TOKEN, Login, LoginsUnusable, find_logins
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 
 logger = logging.getLogger(__name__)
@@ -31,9 +30,6 @@ SINGULAR_VARIABLE = "GPU_SERVICE_ENDPOINT"
 STRATEGY_VARIABLE = "GPU_LOAD_BALANCING_STRATEGY"
 TOKEN_VARIABLE = "GPU_POOL_TOKEN"  # noqa: S105 - a name
 CA_FILE_VARIABLE = "GPU_POOL_CA_FILE"
-
-# The characters that an Authorization header may hold; the server takes no others.
-_TOKEN = re.compile(r"[!-~]{1,1024}")
 
 
 class _Number(NamedTuple):
@@ -157,7 +153,8 @@ class ClientConfig:
         A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
-        logins = _logins(environ)
+        is_given = service_endpoint is not None or service_endpoints is not None or _names_endpoints(environ)
+        logins = _logins(environ, is_needed=not is_given)
         endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ, logins)
         if scope not in (None, "box", "fleet"):
             raise ValueError(f"scope is {scope!r}; it must be box or fleet, or be left out")
@@ -178,10 +175,7 @@ class ClientConfig:
             ca_file=_text(environ, CA_FILE_VARIABLE),
             tokens=_tokens(token, endpoints, environ, logins),
             scope=scope,
-            is_named=service_endpoint is not None
-            or service_endpoints is not None
-            or bool(logins)
-            or any(split_endpoints(environ.get(variable, "")) for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
+            is_named=is_given or bool(logins),
         )
 
 
@@ -203,10 +197,17 @@ def _strategy(given: object, environ: Mapping[str, str]) -> str:
     return DEFAULT_STRATEGY
 
 
-def _logins(environ: Mapping[str, str]) -> list[Login]:
+def _names_endpoints(environ: Mapping[str, str]) -> bool:
+    return any(split_endpoints(environ.get(variable, "")) for variable in (*PLURAL_VARIABLES, SINGULAR_VARIABLE))
+
+
+def _logins(environ: Mapping[str, str], *, is_needed: bool) -> list[Login]:
+    """The logins. A ValueError if they cannot be used and no endpoint is given: no other server must take their place."""
     try:
         return find_logins(environ)
     except LoginsUnusable as why:
+        if is_needed:
+            raise ValueError(str(why)) from None
         logger.error("%s", why)  # noqa: TRY400
         return []
 
@@ -304,7 +305,7 @@ def _find_endpoint(key: object, endpoints: Mapping[str, EndpointUrl]) -> str | N
 
 
 def _checked_token(name: str, token: object) -> str:
-    if not isinstance(token, str) or not _TOKEN.fullmatch(token.strip()):
+    if not isinstance(token, str) or not TOKEN.fullmatch(token.strip()):
         raise ValueError(
             f"{name} is not usable (its value is not shown); it must be 1 to 1024 printable ASCII characters"
         )

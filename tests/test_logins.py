@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.logins import (
     Login,
     LoginsUnusable,
+    change_logins,
     logins_file,
     read_logins,
     with_login,
@@ -70,6 +72,9 @@ def test_a_file_that_others_can_read_or_write_is_refused(path: Path, mode: int) 
         "[[server]]\nurl = 'ftp://a-secret-token'",
         "[[server]]\nurl = 'http://gpu-1'\ntoken = ['a-secret-token']",
         "[[server]]\nurl = 'http://gpu-1'\ntoken = ''",
+        "[[server]]\nurl = 'http://gpu-1'\ntoken = 'a-secret-token with blanks'",
+        "[[server]]\nurl = 'http://gpu-1'\ntoken = 'a-secret-token\\nX-Header: 1'",
+        f"[[server]]\nurl = 'http://gpu-1'\ntoken = '{'a-secret-token' * 100}'",
     ],
 )
 def test_a_file_of_another_kind_is_refused_and_not_quoted(path: Path, text: str) -> None:
@@ -85,6 +90,60 @@ def test_a_file_of_another_kind_is_refused_and_not_quoted(path: Path, text: str)
 def test_no_file_is_no_login(path: Path) -> None:
     assert read_logins(path) == []
     assert read_logins(None) == []
+
+
+def test_a_pipe_is_refused_and_does_not_stop_the_command(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path, 0o600)
+
+    with pytest.raises(LoginsUnusable, match="is not a file"):
+        read_logins(path)
+
+
+def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:
+    logins = [Login(parse_endpoint(f"http://gpu-{number}:8000"), "a-token") for number in range(40)]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda login: change_logins(path, lambda known: with_login(known, login)), logins))
+
+    assert sorted(map(str, read_logins(path))) == sorted(map(str, logins))
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "dotfiles.toml"
+    write_logins(target, [Login(FIRST, "one")])
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+
+    change_logins(path, lambda known: with_login(known, Login(SECOND, "two")))
+
+    assert path.is_symlink()
+    assert read_logins(target) == [Login(FIRST, "one"), Login(SECOND, "two")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_link_to_a_file_of_another_user_is_not_followed(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "theirs.toml"
+    write_logins(target, [Login(FIRST, "one")])
+    os.chown(target, 12345, 12345)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(target)
+
+    with pytest.raises(PermissionError, match="another user"):
+        write_logins(path, [])
+
+
+def test_logins_that_cannot_be_used_are_replaced_by_no_other_server(path: Path) -> None:
+    write_logins(path, [Login(FIRST, "one")])
+    path.chmod(0o644)
+    environ = {"XDG_CONFIG_HOME": str(path.parent.parent)}
+
+    with pytest.raises(ValueError, match="chmod 600"):
+        ClientConfig.build(environ=environ)
+    with pytest.raises(ValueError, match="chmod 600"):
+        ClientConfig.build(environ={**environ, "GPU_POOL_TOKEN": "a-token"})
+    assert ClientConfig.build(service_endpoint=SECOND.url, environ=environ).tokens == {}
+    assert ClientConfig.build(environ={**environ, "GPU_SERVICE_ENDPOINT": SECOND.url}).tokens == {}
 
 
 def test_where_the_file_is() -> None:

@@ -139,8 +139,9 @@ class StartedClient:
         kept = self._kept.find(assignment)
         if kept.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
-            kept.won.place.heartbeat.drop(kept.won.lease_id)
-            self._kept.lose(kept.won.lease_id, "no heartbeat got through in time")
+            heartbeat = kept.won.place.heartbeat
+            heartbeat.drop(kept.won.lease_id)
+            self._kept.lose(kept.won.lease_id, heartbeat.why_late)
             raise StaleAssignmentError(assignment, kept.lost.reason)
         await self._kept.release_soon(kept)
 

@@ -62,7 +62,10 @@ def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str
 
 def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
     """The host name, and the addresses on all networks except loopback. No name server is asked."""
-    return [socket.gethostname(), *_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
+    name = socket.gethostname()
+    # A machine without a name of its own is called so, and each other machine means itself by that.
+    names = () if name.partition(".")[0] == "localhost" else (name,)
+    return [*names, *_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
 
 
 def _ipv4_addresses() -> list[str]:

@@ -145,6 +145,7 @@ class PoolApp:
         self._simulated = simulated_probe
         self.pool: Pool = self._authority.pool
         self.tokens.added = lambda: self.pool.state.tokens
+        self.pool.follow(self.tokens.note)
         self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
         self._streams = Streams(self.pool)
         self._hooks = Hooks(

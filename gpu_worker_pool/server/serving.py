@@ -13,7 +13,7 @@ from typing import Final
 
 import uvicorn
 
-from gpu_worker_pool.host.addresses import is_this_machine, urls
+from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 from gpu_worker_pool.wire.transport import IDLE_S
 
@@ -82,11 +82,12 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
 
     def ready() -> None:
         if app.pool.is_open and app.tokens.is_unset and not is_this_machine(host):
-            logger.warning(
-                "callers on other machines can look, and request nothing: there is no token yet. For each of them, here: "
-                "gpu-pool token add NAME%s",
-                "" if app.locks.url == DEFAULT_URL else f" --endpoint {app.locks.url}",
-            )
+            # Also for a server on one address alone: commands on this machine find its Unix socket by that.
+            url = urls("localhost", port, settings.api_prefix, names=())[0]
+            how = f"For each of them, here: gpu-pool token add NAME{'' if url == DEFAULT_URL else f' --endpoint {url}'}"
+            if unix is None and not is_every_address(host):
+                how = "Set GPU_POOL_TOKENS_FILE: without a Unix socket, no caller of this machine can make one"
+            logger.warning("callers on other machines can look, and request nothing: there is no token yet. %s", how)
         if on_ready is not None:
             on_ready()
 

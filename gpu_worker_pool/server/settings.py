@@ -289,7 +289,7 @@ class ServerSettings:
         return bool(names & self._given)
 
     def load_tokens(self) -> Tokens:
-        """Load the tokens. Tokens that cannot be read admit no caller, and do not count as "no tokens"."""
+        """Load the tokens. Those that cannot be read admit no caller, and do not count as "no tokens"."""
         texts = [self.gpu_pool_tokens.get_secret_value()] if self.gpu_pool_tokens else []
         try:
             if self.gpu_pool_tokens_file:
@@ -298,10 +298,12 @@ class ServerSettings:
         except (ValueError, OSError) as error:
             # A decoding error would quote a part of the tokens.
             reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error
-            logger.error("the tokens cannot be used (%s); no token is accepted until that is fixed", reason)  # noqa: TRY400
+            logger.error("GPU_POOL_TOKENS cannot be used (%s); no token of it is accepted until that is fixed", reason)  # noqa: TRY400
             return Tokens.broken()
         if tokens.is_unset and (texts or self._is_env_file_unreadable):
-            logger.error("no token was found where some were configured; none is accepted until that is fixed")
+            logger.error(
+                "GPU_POOL_TOKENS has no token, though it is set; no token of it is accepted until that is fixed"
+            )
             return Tokens.broken()
         return tokens
 

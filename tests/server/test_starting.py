@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool
 from tests.preloaded import run_preloaded
@@ -50,7 +51,11 @@ def test_a_server_that_others_reach_says_how_to_add_a_token(host: str) -> None:
             return
         said = r"there is no token yet. For each of them, here: gpu-pool (.*)"
         advice = eventually(lambda: re.search(said, server.log()), "the server says how to add a token")
-        assert gpu_pool(*shlex.split(advice[1].replace("NAME", "bob"))).code == 0
+        done = gpu_pool(*shlex.split(advice[1].replace("NAME", "bob")))
+        assert done.code == 0
+        host_of_url = re.search(r"GPU_SERVICE_ENDPOINT=http://([^:]+):", done.out)
+        assert host_of_url is not None
+        assert not is_this_machine(host_of_url[1]), done.out
         assert [token["name"] for token in gpu_pool("token", "list", "--json", server=server).json["tokens"]] == ["bob"]
 
 

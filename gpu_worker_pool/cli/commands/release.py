@@ -40,7 +40,7 @@ def release(
     """Give leases back, or take requests out of the queue.
 
     A worker that still runs is told that its lease is lost; the GPU goes to nobody else while its processes are seen
-    to hold memory there. Only a lease's owner and an administrator may do this. On the
+    to hold memory there. Only a lease's owner, an operator and an administrator may do this. On the
     server's machine you are your Unix user; from elsewhere GPU_POOL_TOKEN tells who you are.
     Ends with 1 if one of them is not known or not yours.
     """

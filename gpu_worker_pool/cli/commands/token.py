@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shlex
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from http import HTTPStatus
@@ -21,12 +20,13 @@ from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.core.model.access_token import Role
-from gpu_worker_pool.host.addresses import is_every_address, is_this_machine
+from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.tokens import TokenList, TokenView
 
 # So many hexadecimal digits of its digest name a token.
 _ID = 12
+_ROLES = {Role.USER: "a user", Role.OPERATOR: "an operator", Role.ADMINISTRATOR: "an administrator"}
 
 
 def add_token(
@@ -62,7 +62,9 @@ def add_token(
         added = read(TokenView, answer.data, clean=plain)
         _print_json([added] if added else [], url, token)
         return 0
-    complain(f"{name} pastes these two lines (or types the token at `gpu-pool login {url}`); it is shown only now")
+    complain(
+        f"{name}, {_ROLES[role]}, pastes these two lines (or types the token at `gpu-pool login {url}`); it is shown only now"
+    )
     if remark:
         complain(remark)
     out().print(f"export GPU_SERVICE_ENDPOINT={shlex.quote(url)}\nexport GPU_POOL_TOKEN={token}", markup=False)
@@ -97,29 +99,54 @@ def list_tokens(endpoint: Endpoints = None, *, json: Json = False) -> int:
 def revoke_token(
     name: Annotated[str, typer.Argument(metavar="NAME|ID", help="All tokens of this name, or the one with this id.")],
     endpoint: Endpoints = None,
+    *,
+    json: Json = False,
 ) -> int:
-    """Revoke tokens. They are refused at once; leases that were requested with them stay. For administrators."""
+    """Revoke tokens. They are refused at once, and calls that wait with one end. For administrators.
+
+    A lease of a holder on another machine cannot be renewed with a revoked token: it ends after its TTL, unless another
+    token of the same owner renews it. A lease of the server's own machine lasts as long as its process. To change a token:
+    add the new one, set it where the old one was, and revoke the old one by its id once what runs with it has ended.
+    """
 
     async def revoke(servers: Servers) -> tuple[list[TokenView], list[ServerAnswer]]:
-        listed = _listed(await _ask(servers))
-        found = [token for token in listed.tokens if name in {token.name, (token.digest or "")[:_ID], token.digest}]
+        found = _meant(name, _listed(await _ask(servers)).tokens)
         paths = [f"/admin/tokens/{token.digest}" for token in found if token.digest is not None]
         return found, [await servers.ask(servers.ids[0], path, "DELETE") for path in paths]
 
     found, answers = _one(endpoint).run(revoke)
-    if not found:
-        raise Failure(f"no token has the name or the id {name!r}; `gpu-pool token list` shows all", REFUSED)
+    added = [token for token in found if token.digest is not None]
     # One that another administrator has revoked meanwhile is revoked.
-    refused = [answer for answer in answers if not answer.is_ok and answer.status != HTTPStatus.NOT_FOUND]
-    for answer in refused:
-        complain(str(_failure(answer, f"a token of {name} was not revoked: {plain(answer.error)}")))
-    if kept := sum(token.digest is None for token in found):
+    is_done = [answer.is_ok or answer.status == HTTPStatus.NOT_FOUND for answer in answers]
+    for answer, is_revoked in zip(answers, is_done, strict=True):
+        if not is_revoked:
+            complain(str(_failure(answer, f"a token of {name} was not revoked: {plain(answer.error)}")))
+    if kept := len(found) - len(added):
         complain(
             f"{kept} of {name} are from GPU_POOL_TOKENS of the server, which only a change of that setting and a restart revokes"
         )
-    if done := len(answers) - len(refused):
-        out().print(f"revoked {done} {'token' if done == 1 else 'tokens'} of {found[0].name}", markup=False)
-    return REFUSED if refused or kept else 0
+    revoked = [token for token, is_revoked in zip(added, is_done, strict=True) if is_revoked]
+    if json:
+        _print_json(revoked)
+    elif revoked:
+        which = f"{len(revoked)} {'token' if len(revoked) == 1 else 'tokens'}"
+        out().print(f"revoked {which} of {found[0].name}", markup=False)
+    return 0 if len(revoked) == len(found) else REFUSED
+
+
+def _meant(name: str, tokens: Sequence[TokenView]) -> list[TokenView]:
+    """The tokens of this name, or the one with this id. Failure if there is none, or if it can mean two things."""
+    named = [token for token in tokens if token.name == name]
+    by_id = [token for token in tokens if token.digest is not None and name in {token.digest, token.digest[:_ID]}]
+    if not named and not by_id:
+        raise Failure(f"no token has the name or the id {name!r}; `gpu-pool token list` shows all", REFUSED)
+    if len(by_id) > 1 or (named and any(token not in named for token in by_id)):
+        listed = ", ".join(
+            f"{token.name} ({token.digest or 'of GPU_POOL_TOKENS'})"
+            for token in {**dict.fromkeys(named), **dict.fromkeys(by_id)}
+        )
+        raise Failure(f"{name!r} means several tokens: {listed}; give one of these digests. None was revoked", REFUSED)
+    return named or by_id
 
 
 def _one(endpoint: list[str] | None) -> Servers:
@@ -156,12 +183,19 @@ async def _address(servers: Servers) -> tuple[str, str | None]:
     if not is_this_machine(endpoint.host):
         return endpoint.url, None
     answer = await servers.ask(servers.ids[0], "/config")
-    host = answer.data.get("server", {}).get("host") if isinstance(answer.data, dict) else None
-    url = f"http://{socket.getfqdn()}:{endpoint.port}{endpoint.path}"
-    if isinstance(host, str) and not is_every_address(host) and is_this_machine(host):
+    said = answer.data.get("server", {}).get("host") if isinstance(answer.data, dict) else None
+    listens_on = said if isinstance(said, str) else "0.0.0.0"  # noqa: S104 - what a server listens on that does not say
+    is_alone = not is_every_address(listens_on) and is_this_machine(listens_on)
+    everywhere = names_of_this_machine(with_ipv6=":" in listens_on)
+    names = everywhere if is_alone or is_every_address(listens_on) else [listens_on]
+    if not names:
+        return endpoint.url, "this machine has no address except loopback, so no other machine reaches the server"
+    # The host name first: an address may change.
+    url = urls(names[0], endpoint.port, endpoint.path, names=())[0]
+    if is_alone:
         return (
             url,
-            f"the server listens on {plain(host)} alone, so no other machine reaches it; start it with --host 0.0.0.0",
+            f"the server listens on {plain(listens_on)} alone, so no other machine reaches it; start it with --host 0.0.0.0",
         )
     return url, None
 

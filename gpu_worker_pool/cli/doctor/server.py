@@ -227,8 +227,8 @@ def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> lis
     if tokens.is_broken:
         return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
-        text = "no tokens are set: only programs on this machine may ask for its GPUs"
-        how = "for other machines: `gpu-pool token add NAME` once the server runs, or GPU_POOL_TOKENS_FILE"
+        text = "GPU_POOL_TOKENS is not set; tokens that were added while a server ran are not in the settings"
+        how = "`gpu-pool token list` shows those of a server that runs, and `gpu-pool token add NAME` makes one"
         return [Finding(name, "ok", text, how)]
     if open_file is not None:
         text = f"every user of this machine can read the tokens in {open_file}, and use them"

@@ -41,23 +41,40 @@ class GpusShown:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves."""
+    """Who may request and release GPUs. `tokens` are the names of the tokens, never the tokens themselves. `only_on` is the
+    loopback address of a server that no other machine can reach. `local_url` leads to the server from this machine, also if
+    only its Unix socket does.
+    """
 
     tokens_are: Literal["set", "none", "broken"]
     tokens: tuple[str, ...]
     is_open_here: bool
+    only_on: str | None = None
+    local_url: str = DEFAULT_URL
 
-    def __str__(self) -> str:
+    def text(self, *, is_default: bool = True) -> str:
+        """In words. `is_default`: commands without settings ask the default URL."""
         here = (
             "every user of this machine, for their own leases"
             if self.is_open_here
             else "only callers with a token, also on this machine"
         )
-        if self.tokens_are == "set":
-            return f"{here}; from everywhere with a token: {', '.join(self.tokens)}"
+        said = [here]
+        if self.tokens:
+            said.append(f"from everywhere with a token: {', '.join(self.tokens)}")
         if self.tokens_are == "broken":
-            return f"{here}; no caller from elsewhere, because the tokens cannot be used: see the log"
-        return f"{here}; no caller from elsewhere. To let one in, also while this runs: gpu-pool token add NAME"
+            said.append("no token of GPU_POOL_TOKENS is accepted, because they cannot be used: see the log")
+        if self.only_on is not None:
+            said.append(f"no other machine can reach {self.only_on}; --host 0.0.0.0 changes that")
+        elif not self.tokens:
+            option = "" if is_default and self.local_url == DEFAULT_URL else f" --endpoint {self.local_url}"
+            how = (
+                f"also while this runs: gpu-pool token add NAME{option}"
+                if self.is_open_here
+                else "set GPU_POOL_TOKENS_FILE"
+            )
+            said.append(f"no caller from elsewhere. To let one in, {how}")
+        return "; ".join(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +120,7 @@ class Announcement:
         is_trouble = self.trouble is not None and not is_led
         if is_trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
-        lines.append(("may ask", str(self.writing)))
+        lines.append(("may ask", self.writing.text(is_default=self.is_default)))
         if not is_trouble:
             lines.append(("use it", f"gpu-pool run {endpoint}-- CMD"))
         return lines

@@ -299,7 +299,9 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),
-            is_open_here=is_every_address(host) or is_this_machine(host),
+            is_open_here=is_every_address(host) or is_this_machine(host) or app.access.socket is not None,
+            only_on=host if is_this_machine(host) else None,
+            local_url=urls("localhost", port, settings.api_prefix, names=())[0],
         ),
         socket=app.access.socket,
         fleet=app.pool.fleet(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from math import inf
@@ -13,6 +14,8 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
 
 from .lost import Lost
+
+logger = logging.getLogger("gpu_worker_pool.client")
 
 BEATS_PER_TTL = 3
 # How soon to try again after a heartbeat that did not get through.
@@ -27,6 +30,8 @@ SETTLE_S = 0.25
 LATER_S = 0.1
 # How soon to call again if the server did not hold the answer; each time twice as long.
 FIRST_NAP_S = 0.5
+# Statuses of a server that takes no heartbeat of this caller, however often it is sent.
+REFUSED = frozenset({401, 403})
 
 
 class Heartbeat:
@@ -47,9 +52,16 @@ class Heartbeat:
         self._is_later_due = False
         self._warned: set[str] = set()
         self._has_news = False
+        # Why the server refuses to renew; None if it does not.
+        self._refusal: str | None = None
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
+
+    @property
+    def why_late(self) -> str:
+        """Why a lease was not renewed in time."""
+        return self._refusal or "no heartbeat got through in time"
 
     def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
         _extend(lost, safe_since)
@@ -112,17 +124,31 @@ class Heartbeat:
             wait_s = max(min(hold_s, renewed_at + 2 * hold_s - began), 0.0)
             try:
                 is_over = await self._beat_until_added(wait_s)
-            except EndpointError:
+            except EndpointError as error:
                 nap_s = min(TRY_AGAIN_S, hold_s)
+                if error.status in REFUSED:
+                    self._say_refused(error)
+                    nap_s = hold_s
             else:
                 nap_s = 0.0
                 if is_over:
+                    self._refusal = None
                     renewed_at = began
                     # An older server, one that is busy and one that stops do not hold the answer.
                     is_early = not self._has_news and boot_time() - began < wait_s / 2
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
             self._give_up_what_is_late()
+
+    def _say_refused(self, error: EndpointError) -> None:
+        """Say once that the server refuses to renew, and what follows."""
+        what = "the server refuses the token" if error.status == 401 else "the server refuses to renew"
+        is_said, self._refusal = self._refusal is not None, f"{what}: {error.reason.rstrip('. ')}"
+        if is_said:
+            return
+        left_s = self._until_next(inf)
+        follows = "they go on while their processes run" if left_s == inf else f"they are given up in {left_s:.0f} s"
+        logger.warning("leases at %s cannot be renewed, so %s: %s", error.endpoint_id, follows, self._refusal)
 
     def _hold_s(self) -> float:
         """How long the server may hold an answer: so that another call fits in before a lease is given up."""
@@ -172,7 +198,7 @@ class Heartbeat:
     def _give_up_what_is_late(self) -> None:
         for lease_id, lost in list(self._held.items()):
             if lost.is_set():
-                self._give_up(lease_id, "no heartbeat got through in time")
+                self._give_up(lease_id, self.why_late)
 
     def _give_up(self, lease_id: str, reason: str, code: str | None = None) -> None:
         lost = self._held.pop(lease_id, None)

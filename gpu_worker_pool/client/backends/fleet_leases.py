@@ -106,4 +106,6 @@ class FleetLeases:
         if len(errors) == 1:
             raise errors[0]
         reasons = "; ".join(f"{error.endpoint_id}: {error.reason.rstrip('. ')}" for error in errors)
-        raise self._home.error(f"none of its entry points took it ({reasons})", is_temporary=True)
+        statuses = {error.status for error in errors}
+        status = errors[0].status if len(statuses) == 1 else None
+        raise self._home.error(f"none of its entry points took it ({reasons})", status=status, is_temporary=True)

@@ -1,4 +1,4 @@
-"""Bookings: GPUs that an administrator keeps for an owner, or out of service, from a date on."""
+"""Bookings: GPUs that are kept for an owner, or out of service, from a date on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def book(
     if must_be_free and (late := late_leases(state, booked)):
         return (
             f"{', '.join(late)} may still hold one of these GPUs then: nothing ends that lease before. Give a later start "
-            "or other GPUs; an administrator may book all the same"
+            "or other GPUs; an operator or an administrator may book all the same"
         )
     return booked
 

@@ -28,7 +28,7 @@ from .times import read_time
 
 
 class BookingCalls:
-    """`ahead_s`: a caller that is not an administrator may book so far ahead. Until then others use the GPUs only with a
+    """`ahead_s`: a user may book so far ahead. Until then others use the GPUs only with a
     time limit.
     """
 
@@ -93,19 +93,21 @@ class BookingCalls:
             return named
         owner = owner_for(caller, named, self._tokens) or name_of(caller)
         if named is not None and owner != named:
-            raise Denied(403, f"You are {owner}; only an administrator may book for {named}. Leave owner out.")
+            raise Denied(
+                403, f"You are {owner}; only an operator or an administrator may book for {named}. Leave owner out."
+            )
         return owner
 
     def _check_ahead(self, ends_at: float) -> None:
         if ends_at > self._pool.wall_now() + self._ahead_s:
             raise Denied(
                 403,
-                f"The booking would last until {iso_time(ends_at)}; only an administrator may book more than "
+                f"The booking would last until {iso_time(ends_at)}; only an operator or an administrator may book more than "
                 f"{show_span(self._ahead_s)} ahead (GPU_POOL_BOOK_AHEAD).",
             )
 
     def _check_quota(self, booking_id: str, owner: str, gpus: int, span: tuple[float, float]) -> None:
-        """A caller that is not an administrator may book as many GPUs at a time as the quota of the owner has."""
+        """A user may book as many GPUs at a time as the quota of the owner has."""
         state, (starts_at, ends_at) = self._pool.state, span
         allowed = quota_of(state, owner).gpus
         others = [
@@ -121,7 +123,7 @@ class BookingCalls:
                 has = f"has a quota of {allowed} GPUs, of which {booked} are booked at that time"
             raise Denied(
                 403,
-                f"{owner} {has}; only an administrator may book more. PUT /quotas/{owner} sets a quota.",
+                f"{owner} {has}; only an operator or an administrator may book more. PUT /quotas/{owner} sets a quota.",
             )
 
     def _list(self, scope: Scope) -> Response:

@@ -147,7 +147,7 @@ class LeaseCalls:
         if others:
             raise Denied(
                 403,
-                f"Only their owner or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
+                f"Only their owner, an operator or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
             )
         outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
@@ -160,8 +160,10 @@ class LeaseCalls:
         caller = call.caller()
         query = call.query(HOLDER, REASON)
         await call.no_body()
-        self._check_may_manage(caller, await self._known(lease_id))
-        is_holder = query["as"] == "holder"
+        lease = await self._known(lease_id)
+        self._check_may_manage(caller, lease)
+        # An operator that ends the lease of another is named, whatever it says that it is.
+        is_holder = query["as"] == "holder" and caller.name in {None, lease.request.holder.owner}
         await self._pool.release(
             lease_id,
             caller=call.turn_name(caller),
@@ -216,7 +218,7 @@ class LeaseCalls:
         if not may_manage(caller, owner, self._tokens):
             raise Denied(
                 403,
-                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner or an administrator may change "
+                f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner, an operator or an administrator may change "
                 f"it{_you_are(caller)}.",
             )
 

@@ -129,7 +129,9 @@ class FleetRenewals:
         if denied:
             named = ", ".join(f"{id_} (of {owner})" for id_, owner in denied[:5])
             you = "" if caller.name is None else f", and you are {caller.name}"
-            raise Denied(403, f"Only their owner or an administrator may renew these leases: {named}{you}.")
+            raise Denied(
+                403, f"Only their owner, an operator or an administrator may renew these leases: {named}{you}."
+            )
 
     def _parts(  # noqa: PLR0917 - what a renewal consists of
         self,
@@ -226,7 +228,8 @@ class FleetRenewals:
             return None
         if found.denied:
             raise Denied(
-                403, f"Only their owner or an administrator may renew these leases: {', '.join(found.denied[:5])}."
+                403,
+                f"Only their owner, an operator or an administrator may renew these leases: {', '.join(found.denied[:5])}.",
             )
         return None if found.elsewhere else found
 
@@ -235,6 +238,7 @@ class FleetRenewals:
         part that does not answer then.
         """
         gone = asyncio.ensure_future(until_gone(call.receive))
+        call.end_when_revoked(gone)
         tasks = [asyncio.ensure_future(part.run(form.wait_s)) for part in parts]
         try:
             await asyncio.wait({*tasks, gone}, return_when=asyncio.FIRST_COMPLETED)

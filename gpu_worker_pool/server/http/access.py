@@ -109,10 +109,10 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
 
 def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
     """The caller with this Authorization header; Denied if its token is not known."""
-    bearer = BEARER.fullmatch(authorization.strip())
-    if bearer is None:
+    token = token_in(authorization)
+    if token is None:
         raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
-    proven = tokens.find(bearer[1])
+    proven = tokens.find(token)
     if proven is not None:
         return Caller(name=proven.name, role=proven.role)
     if tokens.is_broken:
@@ -125,6 +125,12 @@ def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
     else:
         detail = "This token is not known, or no longer valid; ask the administrator of this server for a new one."
     raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
+
+
+def token_in(authorization: str) -> str | None:
+    """The token of an Authorization header; None if the header is not as it must be."""
+    bearer = BEARER.fullmatch(authorization.strip())
+    return None if bearer is None else bearer[1]
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:

@@ -28,6 +28,7 @@ from .access import (
     is_loopback,
     proxy_header,
     refuse_other_sites,
+    token_in,
 )
 from .bodies import read_body
 from .connection import Connection
@@ -57,6 +58,8 @@ class Call:
         # What the call means, and what the box says that passed it on, if one did.
         self.view_scope = EVERYTHING
         self.forwarded: Forwarded | None = None
+        # The token by which the caller was identified.
+        self._token: str | None = None
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
@@ -74,11 +77,17 @@ class Call:
 
     def caller(self) -> Caller:
         """The caller of a writing call; Denied if it may not write."""
+        authorization = self.headers.get("authorization")
         if self.forwarded is not None:
-            known = self.forwarded.identified()
-            return known or caller_by_token(self.headers.get("authorization", ""), self.rules.tokens)
-        connection = self._connection
-        return identify(Origin(connection.host, connection.is_unix, self._find_user), self.headers, self.rules)
+            if (known := self.forwarded.identified()) is not None:
+                return known
+            caller = caller_by_token(authorization or "", self.rules.tokens)
+        else:
+            connection = self._connection
+            origin = Origin(connection.host, connection.is_unix, self._find_user)
+            caller = identify(origin, self.headers, self.rules)
+        self._token = None if authorization is None else token_in(authorization)
+        return caller
 
     def caller_or_none(self) -> Caller | None:
         try:
@@ -147,9 +156,23 @@ class Call:
         return await read_body(self.receive, self.headers, limits=self._limits, exchange=exchange)
 
     def gone(self) -> asyncio.Future[None]:
-        """A future that is done when the client has disconnected. It must be cancelled when that is not waited for any more."""
+        """A future that is done when the client has disconnected, or the token of its caller is revoked. It must be
+        cancelled when that is not waited for any more.
+        """
         exchange: Exchange | None = self.scope.get(EXCHANGE)
-        return asyncio.ensure_future(until_gone(self.receive)) if exchange is None else exchange.gone()
+        gone = asyncio.ensure_future(until_gone(self.receive)) if exchange is None else exchange.gone()
+        self.end_when_revoked(gone)
+        return gone
+
+    def end_when_revoked(self, waiting: asyncio.Future[None]) -> None:
+        """Cancel this future if the token of the caller is revoked."""
+        if self._token is not None:
+            self.rules.tokens.end_when_revoked(self._token, waiting)
+
+    def check_token(self) -> None:
+        """Denied if the token by which the caller was identified has been revoked."""
+        if self._token is not None:
+            self.caller()
 
     async def no_body(self) -> None:
         """Refuse a call with a body. What a caller says must not be dropped in silence."""

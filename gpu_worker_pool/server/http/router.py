@@ -98,7 +98,7 @@ class Router:
             await _answer_preflight(scope, receive, send)
             return
         try:
-            response = await self._answer("GET" if method == "HEAD" else method, matches, call)
+            response = await self._answer_client("GET" if method == "HEAD" else method, matches, call)
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
@@ -108,6 +108,14 @@ class Router:
             response, added = _readable_if_asked(response, added, is_asked="origin" in call.headers)
         if method == "HEAD" or not _write_at_once(response, added, scope):
             await _write(response, added, send, is_head=method == "HEAD", limits=self._limits)
+
+    async def _answer_client(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
+        try:
+            return await self._answer(method, matches, call)
+        except ClientGone:
+            # A call that waits ends in the same way if its token is revoked, and its client is there.
+            call.check_token()
+            raise
 
     async def _answer(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
         for match in matches:

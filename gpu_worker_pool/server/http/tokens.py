@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.access_token import AccessToken, Role, is_name
 
 # The name in the settings whose tokens are an administrator's.
@@ -38,6 +40,8 @@ class Tokens:
     _configured: Mapping[str, str] = field(default_factory=dict, repr=False)
     is_broken: bool = False
     added: Callable[[], Mapping[str, AccessToken]] = field(default=dict, repr=False, compare=False)
+    # The calls that wait, by the digest of their token.
+    _waiting: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Tokens:
@@ -80,6 +84,28 @@ class Tokens:
             if hmac.compare_digest(digest, known):
                 found = Proven(token.name, token.role)
         return found
+
+    def end_when_revoked(self, presented: str, waiting: asyncio.Future[None]) -> None:
+        """Cancel the future of a call that waits when the token of its caller is revoked: at once if it was meanwhile."""
+        digest = digest_of(presented)
+        if self.find(presented) is None:
+            waiting.cancel()
+        elif digest in self.added():  # one of the settings is valid until the server stops
+            self._waiting.setdefault(digest, set()).add(waiting)
+            waiting.add_done_callback(lambda done: self._forget(digest, done))
+
+    def note(self, events: Iterable[ev.Event]) -> None:
+        """End the calls that wait with a token that these events revoke."""
+        for event in events:
+            if isinstance(event, ev.TokenRevoked):
+                for waiting in tuple(self._waiting.get(event.digest, ())):
+                    waiting.cancel()
+
+    def _forget(self, digest: str, waiting: asyncio.Future[None]) -> None:
+        others = self._waiting[digest]
+        others.discard(waiting)
+        if not others:
+            del self._waiting[digest]
 
     def configured(self) -> list[Proven]:
         """What each token of the settings proves."""

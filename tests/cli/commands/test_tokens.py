@@ -62,7 +62,8 @@ def test_the_two_lines_that_are_printed_let_the_user_in_at_once(server: ServerPr
     assert (done.code, len(done.out.splitlines())) == (0, 2)
     assert re.fullmatch(rf"export GPU_SERVICE_ENDPOINT=http://\S+:{server.port}", url)
     assert "shown only now" in done.err
-    assert "--host 0.0.0.0" in done.err, "this server listens on loopback alone"
+    assert "no other machine reaches it; start it with --host 0.0.0.0" in done.err, "it listens on loopback alone"
+    assert "localhost" not in url
     me = server.ask("/ui/data/me", headers={"Authorization": f"Bearer {token.removeprefix('export GPU_POOL_TOKEN=')}"})
     assert me.json == {"name": "bob", "is_admin": False, "role": "user"}
 
@@ -86,6 +87,31 @@ def test_tokens_are_listed_without_themselves_and_revoked_by_name_or_id(server: 
     assert again.code != 0
     assert "token list" in again.err
     assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == ["ann"]
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [("user", "bob, a user,"), ("operator", "bob, an operator,"), ("administrator", "an administrator,")],
+)
+def test_the_role_of_a_new_token_is_said(server: ServerProcess, role: str, shown: str) -> None:
+    assert shown in called("token", "add", "bob", "--role", role, server=server).err
+
+
+def test_a_name_that_is_the_id_of_another_token_revokes_neither(server: ServerProcess) -> None:
+    add(server, "ann")
+    (ann,) = server.json("/admin/tokens")["tokens"]
+    id_ = ann["digest"][:12]
+    add(server, id_)
+
+    done = called("token", "revoke", id_, server=server)
+
+    assert done.code != 0
+    assert f"ann ({ann['digest']})" in done.err
+    assert f"{id_} (" in done.err
+    assert {token["name"] for token in server.json("/admin/tokens")["tokens"]} == {"ann", id_}
+    revoked = json.loads(called("token", "revoke", ann["digest"], "--json", server=server).out)
+    assert [token["name"] for token in revoked["tokens"]] == ["ann"]
+    assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == [id_]
 
 
 def test_only_administrators_make_tokens(server: ServerProcess) -> None:
@@ -141,6 +167,42 @@ def test_a_token_is_typed_unseen(server: ServerProcess, home: dict[str, str]) ->
         terminal.wait_for("logged in")
         assert terminal.wait() == 0
         assert token.encode() not in terminal.all_output
+
+
+@pytest.mark.parametrize(
+    "before", ["", "export GPU_POOL_TOKEN=", "export GPU_SERVICE_ENDPOINT=u\nexport GPU_POOL_TOKEN="]
+)
+def test_the_lines_of_token_add_are_understood(
+    server: ServerProcess, home: dict[str, str], tmp_path: Path, before: str
+) -> None:
+    assert log_in(server, f"{before}{add(server, 'bob')}", home, tmp_path).code == 0
+
+
+def test_what_is_not_a_token_is_refused_at_once(server: ServerProcess, home: dict[str, str], tmp_path: Path) -> None:
+    assert "more than 65536 bytes" in log_in(server, "x" * 70_000, home, tmp_path).err
+    assert "the line with the URL" in log_in(server, "export GPU_SERVICE_ENDPOINT=http://x", home, tmp_path).err
+    assert "is not a file" in called("login", server.url, "--token-file", "/dev/zero", env=home).err
+    assert not config(home).exists()
+
+
+def test_plain_http_is_said_before_the_token_is_asked_for(home: dict[str, str]) -> None:
+    with Terminal([*GPU_POOL, "login", "http://192.0.2.1:8000"], environment(None, home)) as terminal:
+        terminal.wait_for("plain http")
+        terminal.wait_for("Token for")
+        terminal.type("\n")
+        terminal.wait_for("there is no token")
+
+
+def test_a_command_whose_logins_cannot_be_used_asks_no_other_server(home: dict[str, str]) -> None:
+    config(home).parent.mkdir(parents=True)
+    config(home).write_text("[[server", encoding="utf-8")
+    config(home).chmod(0o600)
+
+    done = called("status", env=home)
+
+    assert done.code != 0
+    assert "repair it, or remove it" in done.err
+    assert "localhost" not in done.err
 
 
 def test_what_cannot_be_checked_is_not_kept(server: ServerProcess, home: dict[str, str], tmp_path: Path) -> None:

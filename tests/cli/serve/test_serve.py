@@ -131,7 +131,7 @@ def test_control_c_ends_it_and_people_are_told_in_words(tmp_path: Path) -> None:
     assert "gpu-pool doctor" in said
     assert "--simulated-gpus 4" in said
     assert str(tmp_path / "leases.sqlite3") in said
-    assert "no caller from elsewhere" in said
+    assert "no other machine can reach 127.0.0.1" in said
     assert (process.returncode, log) == (130, "")
 
 
@@ -269,17 +269,44 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
     ("writing", "words"),
     [
         (
-            Writing("none", (), is_open_here=True),
-            "every user of this machine, for their own leases; no caller from elsewhere. To let one in",
+            Writing("none", (), is_open_here=True, local_url="http://localhost:9000"),
+            (
+                "every user of this machine, for their own leases; no caller from elsewhere. To let one in, also while this "
+                "runs: gpu-pool token add NAME --endpoint http://localhost:9000"
+            ),
         ),
-        (Writing("set", ("ada", "bob"), is_open_here=True), "from everywhere with a token: ada, bob"),
-        (Writing("broken", (), is_open_here=True), "no caller from elsewhere, because the tokens cannot be used"),
-        # Whoever calls 10.0.0.7 does not come from loopback, on the same machine either.
-        (Writing("set", ("ada",), is_open_here=False), "also on this machine"),
+        (
+            Writing("none", (), is_open_here=False),
+            "only callers with a token, also on this machine; no caller from elsewhere. To let one in, set GPU_POOL_TOKENS_FILE",
+        ),
+        (
+            Writing("none", (), is_open_here=True, only_on="127.0.0.1"),
+            (
+                "every user of this machine, for their own leases; no other machine can reach 127.0.0.1; --host 0.0.0.0 changes "
+                "that"
+            ),
+        ),
+        (
+            Writing("set", ("ada", "bob"), is_open_here=True),
+            "every user of this machine, for their own leases; from everywhere with a token: ada, bob",
+        ),
+        # A broken setting does not affect tokens of the journal.
+        (
+            Writing("broken", ("ada",), is_open_here=True),
+            (
+                "every user of this machine, for their own leases; from everywhere with a token: ada; no token of GPU_POOL_TOKENS "
+                "is accepted, because they cannot be used: see the log"
+            ),
+        ),
+        # A caller of 10.0.0.7 does not come from loopback, on the same machine either.
+        (
+            Writing("set", ("ada",), is_open_here=False),
+            "only callers with a token, also on this machine; from everywhere with a token: ada",
+        ),
     ],
 )
 def test_who_may_ask_is_said(writing: Writing, words: str) -> None:
-    assert words in str(writing)
+    assert writing.text() == words
 
 
 @pytest.mark.parametrize(

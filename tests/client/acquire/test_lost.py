@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -14,11 +15,16 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
-from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL
+from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S, Heartbeat
+from gpu_worker_pool.client.acquire.lost import Lost
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
+from gpu_worker_pool.wire.transport import Transport
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
-from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
+from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, answering
 from tests.client.wire import Wire
 from tests.preloaded import PreloadedPopen
 from tests.server.leasing import eventually, get
@@ -321,3 +327,41 @@ def test_a_process_that_was_stopped_for_longer_than_the_ttl_sees_at_once_that_it
         assert rest.pop(1) == "stale True"
     # Whoever hooks in is told in whichever way it came out, and what is lost stays lost.
     assert rest[1:] == ["event set", "last look True 1"]
+
+
+async def test_a_token_that_is_refused_is_said_at_once_and_with_the_loss(
+    server: ServerProcess, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = "a-token-of-carol-0123456789"  # noqa: S105 - of nobody
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    assert server.ask(f"/admin/tokens/{digest}", "PUT", body={"name": "carol"}).status == 200
+    async with client_of(wire, token=token) as client:
+        assignment = await client.request_gpu(timeout=30)
+        assert assignment.lost is not None
+        await renewed(wire, assignment)
+
+        assert server.ask(f"/admin/tokens/{digest}", "DELETE").status == 200
+
+        await soon(lambda: "they are given up in" in caplog.text, "a warning")
+        assert not lost_now(assignment)
+        assert "the server refuses the token" in await assignment.lost
+    assert caplog.text.count("cannot be renewed") == 1
+
+
+async def test_a_refused_heartbeat_is_not_repeated_at_once() -> None:
+    came_at: list[float] = []
+
+    async def refuse(_: Seen) -> tuple[int, Any]:
+        came_at.append(boot_time())
+        return 401, {"detail": "This token is not known."}
+
+    with ForeignServer(answering(refuse)) as foreign:
+        config = ClientConfig.build(service_endpoint=foreign.url)
+        async with Transport() as transport:
+            ((id_, url),) = config.endpoints.items()
+            heartbeat = Heartbeat(ServerLeases(Endpoint(id_, url, transport, config)), print, print)
+            heartbeat.add("lease-1", Lost(ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S), boot_time())
+            await soon(lambda: len(came_at) >= 2, "two heartbeats")
+            await heartbeat.close()
+
+    assert came_at[1] - came_at[0] > 1.5 * TRY_AGAIN_S

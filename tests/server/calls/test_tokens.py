@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.test_lease_access import ADMIN, ALICE, TOKENS, bearer
-from tests.server.leasing import OFTEN, assert_problem, new_id, put, release_all
+from tests.server.leasing import OFTEN, LongPoll, assert_problem, eventually, new_id, put, release_all
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,28 @@ def test_a_token_is_accepted_at_once_and_refused_as_soon_as_it_is_revoked(server
 
     assert_problem(server.ask(f"/leases/{lease}", "DELETE", bearer(token)), 401, "not known")
     assert server.json(f"/leases/{lease}")["state"] == "active", "what the token requested stays its owner's"
+
+
+def test_a_call_that_waits_is_refused_when_its_token_is_revoked(server: ServerProcess) -> None:
+    token, held, waiter = add(server), new_id(), new_id()
+    other = bearer(add(server))  # of the same owner, and valid
+    assert put(server, held, gpus=2, headers=bearer(token)).status == 201
+    assert put(server, waiter, headers=bearer(token)).status == 202
+    body = json.dumps({"ids": [held], "wait_s": 50}).encode()
+    with (
+        LongPoll(server, f"/leases/{waiter}", "PUT", b'{"wait_s": 50}', bearer(token)) as asking,
+        LongPoll(server, f"/leases/{waiter}?wait_s=50", headers=bearer(token)) as looking,
+        LongPoll(server, "/leases/renew", "POST", body, bearer(token)) as renewing,
+        LongPoll(server, f"/leases/{waiter}?wait_s=50", headers=other) as another,
+    ):
+        eventually(lambda: b"gpupool_waiting_connections 4.0" in server.ask("/metrics").body, "all wait")
+        server.ask(f"/admin/tokens/{digest(token)}", "DELETE", bearer(ADMIN))
+
+        for call in (asking, looking, renewing):
+            assert_problem(call.answer(), 401, "no longer valid")
+        assert [server.json(f"/leases/{id_}")["state"] for id_ in (held, waiter)] == ["active", "queued"]
+        server.ask(f"/leases/{held}", "DELETE", bearer(ADMIN))
+        assert another.answer().json["state"] == "active", "a call with a token that is valid waits on"
 
 
 def test_tokens_outlast_a_restart_as_digests(tmp_path: Path) -> None:
@@ -115,6 +138,16 @@ def test_a_role_gives_its_rights(server: ServerProcess, role: str, *, runs_gpus:
     assert {name: answer.status == 200 for name, answer in calls.items()} == expected
     me = server.ask("/ui/data/me", headers=bearer(token)).json
     assert me == {"name": "carol", "is_admin": role == "administrator", "role": role}
+
+
+def test_an_operator_that_ends_a_lease_as_its_holder_is_named(server: ServerProcess) -> None:
+    theirs, mine, token = new_id(), new_id(), add(server, role="operator")
+    put(server, theirs, headers=bearer(ALICE))
+    put(server, mine, headers=bearer(token))
+
+    ended = {id_: server.ask(f"/leases/{id_}?as=holder", "DELETE", bearer(token)).json for id_ in (theirs, mine)}
+
+    assert {id_: lease["ended_by"] for id_, lease in ended.items()} == {theirs: "carol", mine: None}
 
 
 def test_an_operator_requests_for_no_other_owner(server: ServerProcess) -> None:
