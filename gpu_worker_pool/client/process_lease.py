@@ -203,7 +203,7 @@ def lease_for_process(
     ends by SIGTERM.
     """
     global _own  # noqa: PLW0603 - there is one for each process
-    if _own is not None and _own[0] == os.getpid():
+    if _own is not None and has_lease_for_process():
         if _own[2] != asked:
             raise ValueError(
                 f"this process has a lease for {_own[2]} already, and {asked} was asked for; release it first"
@@ -211,6 +211,11 @@ def lease_for_process(
         return _own[1].assignment
     _own = (os.getpid(), lease := ProcessLease(timeout, on_lost, **asked), asked)
     return lease.assignment
+
+
+def has_lease_for_process() -> bool:
+    """Whether `lease_for_process` has leased GPUs for this process, and they are not released."""
+    return _own is not None and _own[0] == os.getpid()
 
 
 def release_for_process() -> None:
