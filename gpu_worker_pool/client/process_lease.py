@@ -6,20 +6,22 @@ import functools
 import inspect
 import os
 import signal
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 
 from gpu_worker_pool.core.model.visible_devices import gpu_names_in
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.host.cuda import has_initialized_cuda
 
 from .blocking import GPUWorkerPool
+from .contexts import GPUContextManager
 from .guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE, command_env, is_set_by_lease
-from .pool_client import Assignment
+from .pool_client import Assignment, GPUWorkerPoolClient
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
@@ -31,8 +33,10 @@ TOO_LATE: Final = (
     "CUDA was initialized in this process before it had this lease, so this process ignores CUDA_VISIBLE_DEVICES and may use "
     "a GPU that is not its own. Only what it starts sees GPU {gpus}. Begin CUDA after the lease, or use GPUExecutor"
 )
-# The environment is that of the whole process, so one thread at a time may set it.
-_environment = threading.RLock()
+# The environment is that of the whole process, so one caller at a time may set it: the thread and its asyncio task. A call
+# inside a call is the same caller's, and the last one in the list.
+_callers: list[tuple[int, object]] = []
+_environment = threading.Lock()
 # The GPUs of the lease under which this process initialized CUDA: it cannot leave them.
 _bound_to: tuple[str, ...] | None = None
 
@@ -70,14 +74,30 @@ class LeasedBlock(AbstractContextManager[Assignment]):
             pool.stop()
 
     def __call__(self, function: Callable[_ParamsT, _ResultT]) -> Callable[_ParamsT, _ResultT]:
-        """Decorate a function: each call waits for GPUs of its own, and releases them at its end."""
+        """Decorate a function or a coroutine function: each call waits for GPUs of its own, and releases them at its end."""
         _check_function(function)
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[_ParamsT, _ResultT]", self._around_coroutine(function))
 
         @functools.wraps(function)
         def call(*args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
-            again = LeasedBlock(self._timeout, _within_bounds(self._wishes), self._options)
-            with _one_at_a_time(), again as assignment, environment_of(assignment):
-                return function(*args, **kwargs)
+            with _one_at_a_time():
+                again = LeasedBlock(self._timeout, _within_bounds(self._wishes), self._options)
+                with again as assignment, environment_of(assignment):
+                    return function(*args, **kwargs)
+
+        return call
+
+    def _around_coroutine(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            with _one_at_a_time():
+                client = GPUWorkerPoolClient(**self._options)
+                block = GPUContextManager(client, self._timeout, **_within_bounds(self._wishes))
+                async with client, block:
+                    assert block.assignment is not None  # noqa: S101 - it is entered
+                    with environment_of(block.assignment):
+                        return await function(*args, **kwargs)
 
         return call
 
@@ -86,7 +106,6 @@ def _check_function(function: object) -> None:
     """Raise TypeError unless it is done when its call returns."""
     kinds: dict[str, Callable[[object], bool]] = {
         "a class": inspect.isclass,
-        "a coroutine function": inspect.iscoroutinefunction,
         "a generator function": inspect.isgeneratorfunction,
         "an async generator function": inspect.isasyncgenfunction,
     }
@@ -157,15 +176,28 @@ def gpu(
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    if not _environment.acquire(blocking=False):
-        raise RuntimeError(
-            "another thread of this process is in a function on leased GPUs, and a process has one environment; use "
-            "GPUExecutor for several at once, or `with gpu_worker_pool.gpu()` and the env of the assignment"
-        )
+    caller = (threading.get_ident(), _current_task())
+    with _environment:
+        # A function without a task is on the stack of its thread, so what this thread does is inside of it.
+        if _callers and _callers[-1] not in {caller, (caller[0], None)}:
+            raise RuntimeError(
+                "another thread or asyncio task of this process is in a function on leased GPUs, and a process has one "
+                "environment; use GPUExecutor for several at once, or `with gpu_worker_pool.gpu()` and the env of the assignment"
+            )
+        _callers.append(caller)
     try:
         yield
     finally:
-        _environment.release()
+        with _environment:
+            _callers.pop()
+
+
+def _current_task() -> object:
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 @contextmanager

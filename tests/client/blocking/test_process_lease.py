@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import subprocess
@@ -127,14 +128,12 @@ class TestDecorator:
         thread = threading.Thread(target=train)
         thread.start()
         assert inside.wait(30)
-        with pytest.raises(RuntimeError, match=r"another thread .* use GPUExecutor"):
+        with pytest.raises(RuntimeError, match=r"another thread or asyncio task .* use GPUExecutor"):
             train()
         go_on.set()
         thread.join()
 
     def test_what_goes_on_after_its_call_is_refused(self) -> None:
-        async def later() -> None: ...
-
         def bit_by_bit() -> Iterator[int]:
             yield 1
 
@@ -144,7 +143,6 @@ class TestDecorator:
         class Thing: ...
 
         for function, said in {
-            later: "later is a coroutine function",
             bit_by_bit: "bit_by_bit is a generator function",
             both: "both is an async generator function",
             Thing: "Thing is a class",
@@ -164,6 +162,67 @@ class TestDecorator:
         assert train.__doc__ == "Train."
         number, gpu = train(3)
         assert (number, gpu in {"0", "1", "2", "3"}) == (3, True)
+        assert (visible(), active(server)) == (None, set())
+
+    def test_a_coroutine_function_has_a_gpu_until_it_has_ended(
+        self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GPU_SERVICE_ENDPOINT", server.url)
+
+        @gpu_worker_pool.gpu
+        async def train(number: int) -> tuple[int, str | None, int]:
+            await asyncio.sleep(0)
+            return number, visible(), len(active(server))
+
+        @gpu_worker_pool.gpu
+        async def outer() -> list[str | None]:
+            return [visible(), (await train(1))[1], plain(), visible()]
+
+        @gpu_worker_pool.gpu
+        def plain() -> str | None:
+            return visible()
+
+        @gpu_worker_pool.gpu
+        def around() -> list[str | None]:
+            return [visible(), *asyncio.run(outer())]
+
+        number, gpu, held = asyncio.run(train(3))
+        assert (number, gpu in {"0", "1", "2", "3"}, held) == (3, True, 1)
+        assert (visible(), active(server)) == (None, set())
+        assert len(set(asyncio.run(outer()))) == 1
+        assert len(set(around())) == 1
+        assert (visible(), active(server)) == (None, set())
+
+    def test_two_tasks_cannot_have_one_environment(self, server: ServerProcess) -> None:
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        async def train() -> str:
+            await asyncio.sleep(0)
+            return "done"
+
+        async def both() -> tuple[str | BaseException, str | BaseException]:
+            return await asyncio.gather(train(), train(), return_exceptions=True)
+
+        first, second = asyncio.run(both())
+        assert first == "done"
+        assert isinstance(second, RuntimeError)
+        assert active(server) == set()
+
+    def test_a_cancelled_coroutine_leaves_nothing(self, server: ServerProcess) -> None:
+        begun = asyncio.Event()
+
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        async def train() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def cancel() -> None:
+            task = asyncio.ensure_future(train())
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancel())
         assert (visible(), active(server)) == (None, set())
 
     def test_what_is_neither_a_function_nor_a_time_is_refused(self) -> None:
