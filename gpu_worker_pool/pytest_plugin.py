@@ -24,7 +24,7 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -186,8 +186,9 @@ class _Leases:
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
         from .client.inherited_lease import inherited_lease  # noqa: PLC0415 - see above
+        from .core.model.visible_devices import gpu_names_in  # noqa: PLC0415 - see above
 
-        among = _visible(self._caller_sees)
+        among = None if self._caller_sees is None else gpu_names_in(self._caller_sees)
         only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"
         if inherited_lease(os.environ) is not None:
             among = None  # the lease around pytest has set it, and its GPUs are used
@@ -293,20 +294,6 @@ def _wishes(item: pytest.Item) -> dict[str, Any]:
             _fail(f"the marker gpu does not know {', '.join(unknown)}; it takes {', '.join(WISHES)}, each by name")
         wishes.update(marker.kwargs)
     return {name: value for name, value in wishes.items() if value is not None}
-
-
-def _visible(value: str | None) -> tuple[str, ...] | None:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names, present or not; None means all."""
-    from .core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
-    from .core.model.visible_devices import names_in  # noqa: PLC0415
-
-    if value is None:
-        return None
-    named: list[str] = []
-    for name in names_in(value)[0]:
-        with suppress(ValueError):  # not the name of a GPU: skipped, as by the server
-            named += as_gpu_names([name])
-    return tuple(named)
 
 
 def _timeout_s(config: pytest.Config) -> float:

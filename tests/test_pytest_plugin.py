@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from gpu_worker_pool import pytest_plugin
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, statistics
@@ -387,22 +386,6 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start:
     code, out = hidden.end()
     assert code == 0, out
     assert re.search(r"^SKIPPED .*CUDA_VISIBLE_DEVICES='-1,0' hides every GPU; unset it", out, re.MULTILINE), out
-
-
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [
-        (None, None),
-        ("", ()),
-        ("-1", ()),
-        ("NoDevFiles", ()),
-        ("what", ()),
-        ("'0, 01' GPU-ab", ("0", "1", "GPU-ab")),
-        ("2,-1,0", ("2",)),
-    ],
-)
-def test_what_the_caller_sees(value: str | None, names: tuple[str, ...] | None) -> None:
-    assert pytest_plugin._visible(value) == names
 
 
 INTERRUPTED = """

@@ -36,16 +36,19 @@ class LeasedBackend(ParallelBackendBase):  # type: ignore[misc] # joblib has no 
         self._futures: set[Future[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many calls may run at once; 2 stands for "more than one" where the server decides."""
+        """How many calls joblib hands over at once. It is never 1: joblib would call the functions in this process, which has
+        no lease. The executor has `n_jobs` workers all the same.
+        """
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        return 1 if n_jobs is None else n_jobs if n_jobs > 0 else 2
+        return max(n_jobs or 1, 2)
 
-    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
+    def configure(self, n_jobs: int | None = 1, parallel: Any = None, **_: Any) -> int:
         """Make the executor for one call of Parallel."""
         self.parallel = parallel
-        self._executor = GPUExecutor(n_jobs if n_jobs > 0 else None, **self._options)
-        return self.effective_n_jobs(n_jobs)
+        n_effective = self.effective_n_jobs(n_jobs)
+        self._executor = GPUExecutor(n_jobs if n_jobs is not None and n_jobs > 0 else None, **self._options)
+        return n_effective
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Future[Any]], None] | None = None) -> Future[Any]:
         """Run it on GPUs."""
@@ -65,8 +68,11 @@ class LeasedBackend(ParallelBackendBase):  # type: ignore[misc] # joblib has no 
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's signature
-        """Cancel what waits; one of the calls has failed."""
-        self.terminate()
+        """Cancel what waits and end what runs; one of the calls has failed, or Ctrl-C has been pressed."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            # As Ctrl-C ends its block.
+            executor.__exit__(KeyboardInterrupt, None, None)
         if ensure_ready:
             self.configure(self.parallel.n_jobs, self.parallel)
 

@@ -47,7 +47,6 @@ class GpuMagics(Magics):
         self._lease: ProcessLease | None = None
         # Said before every cell until the user has done something about it.
         self._loss: str | None = None
-        self._events.register("pre_run_cell", self._remind)
 
     @line_magic
     def gpu(self, line: str) -> None:
@@ -67,10 +66,21 @@ class GpuMagics(Magics):
         if lease is not None:
             lease.release()
 
+    def load(self) -> None:
+        """Begin, or go on with the lease that there was before a `%reload_ext`."""
+        self._is_loaded = True
+        self._events.register("pre_run_cell", self._remind)
+
     def unload(self) -> None:
-        """Leave the shell as it was."""
-        self.release()
+        """Leave the shell as it was when this cell has ended: `%reload_ext` unloads, and loads again in the same cell."""
+        self._is_loaded = False
         self._events.unregister("pre_run_cell", self._remind)
+        self._events.register("post_run_cell", self._release_if_unloaded)
+
+    def _release_if_unloaded(self, *_: object) -> None:
+        self._events.unregister("post_run_cell", self._release_if_unloaded)
+        if not self._is_loaded:
+            self.release()
 
     def _request(self, asked: argparse.Namespace) -> None:
         number = asked.number or "1"
@@ -119,11 +129,13 @@ _loaded: dict[int, GpuMagics] = {}
 
 def load(shell: Any) -> None:
     """For `%load_ext gpu_worker_pool`."""
-    _loaded[id(shell)] = magics = GpuMagics(shell)
+    if (magics := _loaded.get(id(shell))) is None:
+        magics = _loaded[id(shell)] = GpuMagics(shell)
+    magics.load()
     shell.register_magics(magics)
 
 
 def unload(shell: Any) -> None:
     """For `%unload_ext gpu_worker_pool`."""
-    if (magics := _loaded.pop(id(shell), None)) is not None:
+    if (magics := _loaded.get(id(shell))) is not None:
         magics.unload()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
+from gpu_worker_pool.core.model.visible_devices import names_in
 from gpu_worker_pool.host.clock import boot_time
 
 from .acquire.heartbeat import BEATS_PER_TTL
@@ -30,6 +31,14 @@ def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str,
         "GPU_POOL_LEASE_FENCE": "" if assignment.fence is None else str(assignment.fence),
     }
     return {**environ, **assignment.env, **lease}
+
+
+def is_set_by_lease(environ: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES is as the lease around this process set it, and not as the user did since."""
+    names, _ = names_in(environ.get(VISIBLE_DEVICES_VARIABLE, ""))
+    own = {gpu_id.rpartition(":")[2] for gpu_id in environ.get(LEASE_GPUS_VARIABLE, "").split(",")}
+    # A UUID is the lease's: a user inside a lease has nothing to take one from.
+    return set(names) == own or not all(name.isdigit() for name in names)
 
 
 def grace_after_loss(grace_s: float, ttl_s: float) -> float:

@@ -6,18 +6,22 @@ import functools
 import inspect
 import os
 import signal
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 
+from gpu_worker_pool.core.model.visible_devices import gpu_names_in
+from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.host.cuda import has_initialized_cuda
 
 from .blocking import GPUWorkerPool
-from .guarded_lease import command_env
-from .pool_client import Assignment
+from .contexts import GPUContextManager
+from .guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE, command_env, is_set_by_lease
+from .pool_client import Assignment, GPUWorkerPoolClient
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
@@ -29,8 +33,10 @@ TOO_LATE: Final = (
     "CUDA was initialized in this process before it had this lease, so this process ignores CUDA_VISIBLE_DEVICES and may use "
     "a GPU that is not its own. Only what it starts sees GPU {gpus}. Begin CUDA after the lease, or use GPUExecutor"
 )
-# The environment is that of the whole process, so one thread at a time may set it.
-_environment = threading.RLock()
+# The environment is that of the whole process, so one caller at a time may set it: the thread and its asyncio task. A call
+# inside a call is the same caller's, and the last one in the list.
+_callers: list[tuple[int, object]] = []
+_environment = threading.Lock()
 # The GPUs of the lease under which this process initialized CUDA: it cannot leave them.
 _bound_to: tuple[str, ...] | None = None
 
@@ -68,23 +74,57 @@ class LeasedBlock(AbstractContextManager[Assignment]):
             pool.stop()
 
     def __call__(self, function: Callable[_ParamsT, _ResultT]) -> Callable[_ParamsT, _ResultT]:
-        """Decorate a function: each call waits for GPUs of its own, and releases them at its end."""
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            what = "a coroutine function" if inspect.iscoroutinefunction(function) else "a generator function"
-            raise TypeError(
-                f"{getattr(function, '__qualname__', function)} is {what}, which goes on when its call has returned; use "
-                "`with gpu_worker_pool.gpu()` in a plain function, or GPUExecutor"
-            )
+        """Decorate a function or a coroutine function: each call waits for GPUs of its own, and releases them at its end."""
+        _check_function(function)
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[_ParamsT, _ResultT]", self._around_coroutine(function))
 
         @functools.wraps(function)
         def call(*args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
-            again = LeasedBlock(self._timeout, self._wishes | _where(self._wishes), self._options)
-            with _one_at_a_time(), again as assignment, environment_of(assignment):
-                return function(*args, **kwargs)
+            with _one_at_a_time():
+                again = LeasedBlock(self._timeout, _within_bounds(self._wishes), self._options)
+                with again as assignment, environment_of(assignment):
+                    return function(*args, **kwargs)
+
+        return call
+
+    def _around_coroutine(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            with _one_at_a_time():
+                client = GPUWorkerPoolClient(**self._options)
+                block = GPUContextManager(client, self._timeout, **_within_bounds(self._wishes))
+                async with client, block:
+                    assert block.assignment is not None  # noqa: S101 - it is entered
+                    with environment_of(block.assignment):
+                        return await function(*args, **kwargs)
 
         return call
 
 
+def _check_function(function: object) -> None:
+    """Raise TypeError unless it is done when its call returns."""
+    kinds: dict[str, Callable[[object], bool]] = {
+        "a class": inspect.isclass,
+        "a generator function": inspect.isgeneratorfunction,
+        "an async generator function": inspect.isasyncgenfunction,
+    }
+    name = getattr(function, "__qualname__", repr(function))
+    for kind, is_one in kinds.items():
+        if is_one(function):
+            raise TypeError(
+                f"{name} is {kind}, which goes on when its call has returned; use `with gpu_worker_pool.gpu()` in a plain "
+                "function, or GPUExecutor"
+            )
+    if not callable(function):
+        raise TypeError(f"{name} is not a function; decorate a plain function")
+
+
+@overload
+def gpu(timeout: Callable[_ParamsT, _ResultT], /) -> Callable[_ParamsT, _ResultT]: ...
+
+
+@overload
 def gpu(
     timeout: float | None = None,
     *,
@@ -100,29 +140,64 @@ def gpu(
     time_limit: float | str | None = None,
     preemptible: bool = False,
     **options: Any,
-) -> LeasedBlock:
+) -> LeasedBlock: ...
+
+
+def gpu(
+    timeout: float | Callable[..., Any] | None = None,
+    *,
+    gpus: int = 1,
+    memory_mb: float | None = None,
+    memory: str | float | None = None,
+    model: str | None = None,
+    among: Iterable[int | str] | None = None,
+    priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    pid: int | None = None,
+    new: bool = False,
+    time_limit: float | str | None = None,
+    preemptible: bool = False,
+    **options: Any,
+) -> Any:
     """A GPU for the length of a `with` block, for a program that needs no more than that; or, as a decorator, for the length
-    of each call of a function, which then has the environment of the lease.
+    of each call of a function, which then has the environment of the lease. As a decorator it needs no parentheses.
 
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
     wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
     wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
     wishes |= {"time_limit": time_limit, "preemptible": preemptible}
+    if callable(timeout):
+        return LeasedBlock(None, wishes, options)(timeout)
+    if timeout is not None and not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or a function to decorate")
     return LeasedBlock(timeout, wishes, options)
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    if not _environment.acquire(blocking=False):
-        raise RuntimeError(
-            "another thread of this process is in a function on leased GPUs, and a process has one environment; use "
-            "GPUExecutor for several at once, or `with gpu_worker_pool.gpu()` and the env of the assignment"
-        )
+    caller = (threading.get_ident(), _current_task())
+    with _environment:
+        # A function without a task is on the stack of its thread, so what this thread does is inside of it.
+        if _callers and _callers[-1] not in {caller, (caller[0], None)}:
+            raise RuntimeError(
+                "another thread or asyncio task of this process is in a function on leased GPUs, and a process has one "
+                "environment; use GPUExecutor for several at once, or `with gpu_worker_pool.gpu()` and the env of the assignment"
+            )
+        _callers.append(caller)
     try:
         yield
     finally:
-        _environment.release()
+        with _environment:
+            _callers.pop()
+
+
+def _current_task() -> object:
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 @contextmanager
@@ -159,16 +234,35 @@ def set_environment(assignment: Assignment) -> Callable[[], None]:
     return undo
 
 
-def _where(wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """Once this process has initialized CUDA on the GPUs of a lease, it can use no others."""
-    return {} if _bound_to is None or wishes.get("among") is not None else {"among": _bound_to}
+def _within_bounds(wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """The wishes, among the GPUs that this process can use: once it has initialized CUDA on the GPUs of a lease, those."""
+    if _bound_to is None or wishes.get("among") is not None:
+        return _within_sight(wishes)
+    return {**wishes, "among": _bound_to}
+
+
+def _within_sight(wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """The wishes, among the GPUs that CUDA_VISIBLE_DEVICES of this process names. RequestRefusedError if it names none.
+
+    A wish for certain GPUs wins, and so does a lease around this process, which has set the variable.
+    """
+    value = os.environ.get(VISIBLE_DEVICES_VARIABLE)
+    is_inside = bool(os.environ.get(LEASE_GPUS_VARIABLE)) and is_set_by_lease(os.environ)
+    if value is None or wishes.get("among") is not None or is_inside:
+        return dict(wishes)
+    if not (names := gpu_names_in(value)):
+        problem = (
+            f"{VISIBLE_DEVICES_VARIABLE}={value!r} names no GPU; unset it, or name GPUs that `gpu-pool status` shows"
+        )
+        raise RequestRefusedError({"this process": problem})
+    return {**wishes, "among": names}
 
 
 class ProcessLease:
     """A lease that this process keeps until it ends, or until `release`."""
 
     def __init__(self, timeout: float | None, on_lost: Callable[[Assignment], None] | None, **asked: Any) -> None:
-        wishes = {name: value for name, value in asked.items() if name in WISHES}
+        wishes = _within_sight({name: value for name, value in asked.items() if name in WISHES})
         options = {name: value for name, value in asked.items() if name not in WISHES}
         self._pool = GPUWorkerPool(**options, on_lost=on_lost or _end_this_process)
         self._pool.start()
@@ -203,7 +297,7 @@ def lease_for_process(
     ends by SIGTERM.
     """
     global _own  # noqa: PLW0603 - there is one for each process
-    if _own is not None and _own[0] == os.getpid():
+    if _own is not None and has_lease_for_process():
         if _own[2] != asked:
             raise ValueError(
                 f"this process has a lease for {_own[2]} already, and {asked} was asked for; release it first"
@@ -211,6 +305,11 @@ def lease_for_process(
         return _own[1].assignment
     _own = (os.getpid(), lease := ProcessLease(timeout, on_lost, **asked), asked)
     return lease.assignment
+
+
+def has_lease_for_process() -> bool:
+    """Whether `lease_for_process` has leased GPUs for this process, and they are not released."""
+    return _own is not None and _own[0] == os.getpid()
 
 
 def release_for_process() -> None:

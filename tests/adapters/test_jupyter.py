@@ -61,6 +61,16 @@ def test_a_lost_lease_is_said_at_once_and_before_every_cell(server: ServerProces
     assert "is leased for this kernel" in run(shell, "%gpu 1", 6)
 
 
+def test_a_reload_keeps_the_lease_and_an_unload_releases_it(server: ServerProcess, shell: Terminal) -> None:
+    run(shell, "%gpu 1", 3)
+    leases = active(server)
+    run(shell, "%reload_ext gpu_worker_pool", 4)
+    assert "is leased for this kernel" in run(shell, "%gpu", 5)
+    assert (active(server), len(leases)) == (leases, 1)
+    run(shell, "%unload_ext gpu_worker_pool", 6)
+    eventually(lambda: active(server) == set(), "it is released")
+
+
 def test_what_cannot_be_done_is_said_in_a_line_and_changes_nothing(
     server: ServerProcess, shell: Terminal, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
-from gpu_worker_pool.client.guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
+from gpu_worker_pool.client.guarded_lease import VISIBLE_DEVICES_VARIABLE, is_set_by_lease
 from gpu_worker_pool.client.inherited_lease import (
     LEASE_ID_VARIABLE,
     LEASE_URL_VARIABLE,
@@ -24,7 +24,7 @@ from gpu_worker_pool.client.inherited_lease import (
 )
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.config import Scope
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, names_in, select_visible
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.host.processes import ProcessTable
@@ -213,14 +213,6 @@ def _is_here(url: str, pool: PoolView | None) -> bool:
 
 def _installed_gpus(pool: PoolView | None) -> list[InstalledGpu]:
     return [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in pool.gpus if gpu.gpu_id is not None] if pool else []
-
-
-def is_set_by_lease(environ: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES is as the lease around this process set it, and not as the user did since."""
-    names, _ = names_in(environ.get(VISIBLE_DEVICES_VARIABLE, ""))
-    own = {gpu_id.rpartition(":")[2] for gpu_id in environ.get(LEASE_GPUS_VARIABLE, "").split(",")}
-    # A UUID is the lease's: a user inside a lease has nothing to take one from.
-    return set(names) == own or not all(name.isdigit() for name in names)
 
 
 async def _check_not_of_ancestor(servers: Servers, among: Sequence[str]) -> None:

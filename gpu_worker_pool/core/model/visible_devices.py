@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from .gpu_names import as_gpu_names
 
 _SEPARATORS = re.compile(r"[,\s]+")
 _QUOTES = "\"'"
@@ -66,6 +69,15 @@ def names_in(value: str) -> tuple[list[str], bool]:
         if name:
             names.append(name)
     return names, False
+
+
+def gpu_names_in(value: str) -> tuple[str, ...]:
+    """Return the GPUs that a value names, present or not, as a request names them; other names are skipped."""
+    named: list[str] = []
+    for name in names_in(value)[0]:
+        with suppress(ValueError):
+            named += as_gpu_names([name])
+    return tuple(named)
 
 
 def _find(name: str, gpus: Sequence[InstalledGpu]) -> InstalledGpu | str:

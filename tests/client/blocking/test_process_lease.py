@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -127,16 +128,108 @@ class TestDecorator:
         thread = threading.Thread(target=train)
         thread.start()
         assert inside.wait(30)
-        with pytest.raises(RuntimeError, match=r"another thread .* use GPUExecutor"):
+        with pytest.raises(RuntimeError, match=r"another thread or asyncio task .* use GPUExecutor"):
             train()
         go_on.set()
         thread.join()
 
     def test_what_goes_on_after_its_call_is_refused(self) -> None:
-        async def later() -> None: ...
+        def bit_by_bit() -> Iterator[int]:
+            yield 1
 
-        with pytest.raises(TypeError, match="later is a coroutine function"):
-            gpu_worker_pool.gpu()(later)
+        async def both() -> AsyncIterator[int]:
+            yield 1
+
+        class Thing: ...
+
+        for function, said in {
+            bit_by_bit: "bit_by_bit is a generator function",
+            both: "both is an async generator function",
+            Thing: "Thing is a class",
+        }.items():
+            for decorate in (gpu_worker_pool.gpu, gpu_worker_pool.gpu()):
+                with pytest.raises(TypeError, match=said):
+                    decorate(function)
+
+    def test_it_needs_no_parentheses(self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPU_SERVICE_ENDPOINT", server.url)
+
+        @gpu_worker_pool.gpu
+        def train(number: int) -> tuple[int, str | None]:
+            """Train."""
+            return number, visible()
+
+        assert train.__doc__ == "Train."
+        number, gpu = train(3)
+        assert (number, gpu in {"0", "1", "2", "3"}) == (3, True)
+        assert (visible(), active(server)) == (None, set())
+
+    def test_a_coroutine_function_has_a_gpu_until_it_has_ended(
+        self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GPU_SERVICE_ENDPOINT", server.url)
+
+        @gpu_worker_pool.gpu
+        async def train(number: int) -> tuple[int, str | None, int]:
+            await asyncio.sleep(0)
+            return number, visible(), len(active(server))
+
+        @gpu_worker_pool.gpu
+        async def outer() -> list[str | None]:
+            return [visible(), (await train(1))[1], plain(), visible()]
+
+        @gpu_worker_pool.gpu
+        def plain() -> str | None:
+            return visible()
+
+        @gpu_worker_pool.gpu
+        def around() -> list[str | None]:
+            return [visible(), *asyncio.run(outer())]
+
+        number, gpu, held = asyncio.run(train(3))
+        assert (number, gpu in {"0", "1", "2", "3"}, held) == (3, True, 1)
+        assert (visible(), active(server)) == (None, set())
+        assert len(set(asyncio.run(outer()))) == 1
+        assert len(set(around())) == 1
+        assert (visible(), active(server)) == (None, set())
+
+    def test_two_tasks_cannot_have_one_environment(self, server: ServerProcess) -> None:
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        async def train() -> str:
+            await asyncio.sleep(0)
+            return "done"
+
+        async def both() -> tuple[str | BaseException, str | BaseException]:
+            return await asyncio.gather(train(), train(), return_exceptions=True)
+
+        first, second = asyncio.run(both())
+        assert first == "done"
+        assert isinstance(second, RuntimeError)
+        assert active(server) == set()
+
+    def test_a_cancelled_coroutine_leaves_nothing(self, server: ServerProcess) -> None:
+        begun = asyncio.Event()
+
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        async def train() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def cancel() -> None:
+            task = asyncio.ensure_future(train())
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancel())
+        assert (visible(), active(server)) == (None, set())
+
+    def test_what_is_neither_a_function_nor_a_time_is_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"timeout is <classmethod.*it must be a number of seconds"):
+            gpu_worker_pool.gpu(classmethod(visible))  # type: ignore[arg-type, call-overload]
+        with pytest.raises(TypeError, match="5 is not a function"):
+            gpu_worker_pool.gpu()(5)  # type: ignore[arg-type]
 
 
 def seen_by_pool_worker(_: int) -> tuple[int, str | None]:
@@ -176,3 +269,62 @@ class TestPoolsOfProcesses:
             code, _, err = child.end()
         assert code == -15
         assert "lost GPU" in err
+
+
+class TestVisibleDevicesOfTheProgram:
+    """CUDA_VISIBLE_DEVICES, as the user has set it for the program."""
+
+    def test_only_these_gpus_are_requested(self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        def train() -> str | None:
+            return visible()
+
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        def outer() -> tuple[str | None, str | None]:
+            return visible(), train()
+
+        for number in ("3", "1"):
+            monkeypatch.setenv(VISIBLE, number)
+            assert lease_for_process(service_endpoint=server.url).env[VISIBLE] == number
+            assert outer() == (number, number)
+            release_for_process()
+            assert train() == number
+            assert visible() == number
+            monkeypatch.delenv(VISIBLE)
+
+    def test_inside_a_lease_some_of_its_gpus_can_be_chosen(
+        self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @gpu_worker_pool.gpu(gpus=2, service_endpoint=server.url)
+        def outer() -> None:
+            for number in str(visible()).split(","):
+                with monkeypatch.context() as patch:
+                    patch.setenv(VISIBLE, number)
+                    assert inner() == number
+
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        def inner() -> str | None:
+            return visible()
+
+        outer()
+
+    def test_a_wish_of_the_request_wins(self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv(VISIBLE, "3")
+            assert lease_for_process(service_endpoint=server.url, among=[2]).env[VISIBLE] == "2"
+            release_for_process()
+
+    @pytest.mark.parametrize("value", ["", "-1", "none"])
+    def test_a_value_that_names_no_gpu_is_refused(
+        self, server: ServerProcess, monkeypatch: pytest.MonkeyPatch, value: str
+    ) -> None:
+        @gpu_worker_pool.gpu(service_endpoint=server.url)
+        def train() -> None: ...
+
+        with monkeypatch.context() as patch:
+            patch.setenv(VISIBLE, value)
+            for ask in (train, partial(lease_for_process, service_endpoint=server.url)):
+                with pytest.raises(RequestRefusedError, match=f"{VISIBLE}='{value}' names no GPU; unset it"):
+                    ask()
+            assert visible() == value
+        assert active(server) == set()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
+from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, gpu_names_in, select_visible
 
 BOX = (
     InstalledGpu(0, "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"),
@@ -255,3 +255,18 @@ def test_writing_the_result_back_shows_the_same_gpus_without_a_warning(
     again = select_visible(",".join(map(str, first.indices)), gpus)
 
     assert again == VisibleDevices(first.indices, is_filtering=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("what", ()),
+        ("'0, 01' GPU-ab", ("0", "1", "GPU-ab")),
+        ("2,-1,0", ("2",)),
+    ],
+)
+def test_the_names_for_a_request(value: str, names: tuple[str, ...]) -> None:
+    assert gpu_names_in(value) == names
