@@ -25,6 +25,8 @@ class FailureCause(Enum):
     NO_LEASE = auto()
     WORKER_UNFIT = auto()
     STARTS_FAILED = auto()
+    # Its lease was about to end, or ended, before the worker was ready; so did those of others before it.
+    LEASES_TOO_SHORT = auto()
     INTERRUPTED = auto()
 
 
