@@ -25,6 +25,7 @@ from gpu_worker_pool.client.inherited_lease import config_inside
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import StaleAssignmentError
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding
 
@@ -212,9 +213,11 @@ class LeaseDesk:
         )
 
     def _grace(self, assignment: Assignment) -> float:
-        """What is left of a lease that has a TTL is less than that TTL."""
+        """What is left of a lease that has a TTL is less than that TTL. Of a short lease, half is left for tasks."""
         ttl_s = None if getattr(assignment.lost, "is_local", True) else getattr(assignment.lost, "ttl_s", None)
-        return self._grace_s if ttl_s is None else grace_after_loss(self._grace_s, ttl_s)
+        limit = limit_of(assignment)
+        grace_s = self._grace_s if limit is None else min(self._grace_s, max(limit - boot_time(), 0.0) / 2)
+        return grace_s if ttl_s is None else grace_after_loss(grace_s, ttl_s)
 
     async def _watch(self, worker: int, assignment: Assignment) -> None:
         watches = [

@@ -31,6 +31,9 @@ _NO_PROC: Final = (
     "/proc does not show this process, so what a task starts could not be ended with it; mount the /proc of this container "
     "(mount -t proc proc /proc)"
 )
+# As in `worker 12345 on GPU 2 was killed by SIGTERM, because ...`
+_LIMITED: Final = ", because its lease was about to reach its time limit"
+_LATE: Final = ", because no heartbeat of its lease had reached the server for too long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class WorkerProcess:
         self.exit_code: int | None = None
         # Why there is no exit code.
         self._failure: str | None = None
+        # Why the guard has ended it without being told to, as the end of a sentence.
+        self.why_ended = ""
         self._grace_s = 0.0
         self.gpu_ids: tuple[int | str, ...] = ()
 
@@ -164,6 +169,10 @@ class WorkerProcess:
             said = json.loads(message)
             if said["event"] == "ended":
                 self.exit_code = os.waitstatus_to_exitcode(said["status"])
+                if said["was_late"]:
+                    self.why_ended = _LATE
+                elif said["was_limited"]:
+                    self.why_ended = _LIMITED
             elif said["event"] == "failed":
                 self._failure = f"could not be started: {said['why']}"
         if self.guard_line.is_over and not self.is_gone:

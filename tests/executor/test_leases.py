@@ -275,12 +275,24 @@ def test_a_preempted_worker_finishes_its_task_and_gets_no_other(
 def test_a_task_that_outlives_the_time_limit_of_its_lease_is_ended(
     server: ServerProcess, executor: MakeExecutor, gate: Gate
 ) -> None:
-    future = executor(time_limit=1.0, grace_s=0.2).submit(work.report, gate.path)
+    """The server may warn, or end the lease, before the worker's guard acts; whichever was first, the time limit is named."""
+    future = executor(time_limit=1.0, grace_s=0.5).submit(work.report, gate.path)
     visitor = gate.wait()
 
-    with pytest.raises(WorkerLostError, match=r"SIGTERM after the warning \(time limit\)|lease .* was lost"):
+    with pytest.raises(WorkerLostError, match=r"SIGTERM.*time limit|lease .* was lost: its time limit"):
         future.result()
     assert has_ended(visitor.pid)
+
+
+def test_where_leases_end_before_a_worker_is_ready_tasks_fail_and_say_so(gate: Gate) -> None:
+    """The server's own time limit is shorter than its warning, so that every worker is warned while it starts."""
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_DEFAULT_TIME_LIMIT": "8", **OFTEN}
+    with (
+        ServerProcess(settings) as server,
+        GPUExecutor(1, initializer=work.report, initargs=(gate.path,), grace_s=0.1, service_endpoint=server.url) as ex,
+        pytest.raises(WorkerLostError, match=r"leases end before .* \(time limit\); .*The task was not begun"),
+    ):
+        ex.submit(abs, 1).result()
 
 
 def test_a_worker_whose_lease_has_a_ttl_is_ended_when_no_heartbeat_gets_through(

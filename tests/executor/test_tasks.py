@@ -177,6 +177,11 @@ def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecu
         executor(initializer=lambda: None).submit(abs, 1).result()
 
 
+def test_an_initializer_that_ends_its_process_breaks_it_too(executor: MakeExecutor) -> None:
+    with pytest.raises(ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"):
+        executor(initializer=work.leave, initargs=(3,)).submit(abs, 1).result()
+
+
 async def test_asyncio_runs_tasks_in_it(executor: MakeExecutor) -> None:
     ex, loop = executor(2), asyncio.get_running_loop()
 
@@ -218,6 +223,14 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
     ("options", "problem"),
     [
         ({"max_workers": 0}, "max_workers must be greater than 0, and it is 0"),
+        ({"max_workers": 1.5}, r"max_workers is 1\.5; it must be a whole number, 1 or more"),
+        ({"max_workers": True}, "max_workers is True"),
+        ({"labels": 3}, "labels is 3; it must be a mapping of texts"),
+        ({"labels": {"name": 3}}, "labels is {'name': 3}"),
+        ({"priority": "x"}, "priority is 'x'"),
+        ({"preemptible": "no"}, "preemptible is 'no'"),
+        ({"time_limit": 0}, "time_limit_s is 0"),
+        ({"time_limit": "10s"}, r"time_limit is 10 s and grace_s is 10 s: .* at least twice grace_s \(20 s\)"),
         ({"gpus": 0}, "gpus is 0"),
         ({"memory": "much"}, "memory: 'much' is not an amount of memory"),
         ({"retries": -1}, "retries is -1; it must be a whole number, 0 or more"),
