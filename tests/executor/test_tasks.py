@@ -8,6 +8,8 @@ import os
 import signal
 from concurrent.futures import BrokenExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +182,26 @@ def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecu
 def test_an_initializer_that_ends_its_process_breaks_it_too(executor: MakeExecutor) -> None:
     with pytest.raises(ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"):
         executor(initializer=work.leave, initargs=(3,)).submit(abs, 1).result()
+
+
+def test_a_worker_that_is_interrupted_while_it_starts_breaks_nothing(executor: MakeExecutor, tmp_path: Path) -> None:
+    ex = executor(initializer=work.interrupt_once, initargs=(str(tmp_path / "interrupted"),))
+
+    assert ex.submit(abs, -1).result() == 1
+
+
+@pytest.mark.parametrize("how", ["return", "exit"])
+def test_a_fork_that_comes_back_from_a_task_neither_answers_nor_takes_tasks(executor: MakeExecutor, how: str) -> None:
+    ex = executor()
+    task = partial(work.square_and_fork, forks_at=5, how=how)
+
+    assert list(ex.map(task, range(60))) == [number**2 for number in range(60)]
+
+
+def test_a_fork_that_comes_back_from_the_initializer_takes_no_tasks(executor: MakeExecutor) -> None:
+    ex = executor(initializer=work.square_and_fork, initargs=(1, 1))
+
+    assert len({ex.submit(os.getpid).result() for _ in range(20)}) == 1
 
 
 async def test_asyncio_runs_tasks_in_it(executor: MakeExecutor) -> None:
