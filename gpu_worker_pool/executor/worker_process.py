@@ -19,6 +19,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE
 from gpu_worker_pool.core.executor.actions import EndingWay
 from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
@@ -26,6 +27,7 @@ from gpu_worker_pool.host.clock import boot_time
 from . import worker
 from .errors import ending_of
 from .message_line import MessageLine
+from .orphans import kill_orphans
 
 _NO_PROC: Final = (
     "/proc does not show this process, so what a task starts could not be ended with it; mount the /proc of this container "
@@ -84,6 +86,7 @@ class WorkerProcess:
         # Why the guard has ended it without being told to, as the end of a sentence.
         self.why_ended = ""
         self._grace_s = 0.0
+        self._lease_id = ""
         self.gpu_ids: tuple[int | str, ...] = ()
 
     @property
@@ -116,6 +119,7 @@ class WorkerProcess:
     def start(self, lease: WorkerLease, message: bytes, descriptors: Sequence[int]) -> None:
         """Start the process on its lease, with the message that prepares it."""
         self._grace_s, self.gpu_ids = lease.grace_s, lease.gpu_ids
+        self._lease_id = lease.env.get(LEASE_ID_VARIABLE, "")
         ours, theirs = socket.socketpair()
         self.task_line = MessageLine(ours, worker.LENGTH)
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
@@ -177,10 +181,11 @@ class WorkerProcess:
                 self._failure = f"could not be started: {said['why']}"
         if self.guard_line.is_over and not self.is_gone:
             self._failure = "has ended" if self.task_line is None else "was killed with its guard"
+            # The kernel kills the worker with its guard, and this what the worker had started.
             if self.pid is not None:
-                # The kernel kills the worker with its guard, and this what the worker had started.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
+            kill_orphans(self._lease_id)
 
     def receive_from_worker(self) -> Iterator[WorkerAnswer]:
         """Its answers that have arrived."""

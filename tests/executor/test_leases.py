@@ -151,8 +151,11 @@ def test_what_a_task_has_started_ends_with_its_worker_before_the_gpu_is_granted_
     release(server, others["id"])
 
 
-def test_the_death_of_a_guard_ends_its_worker(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
-    future = executor().submit(work.report, gate.path)
+def test_the_death_of_a_guard_ends_its_worker_and_what_that_has_started(
+    server: ServerProcess, executor: MakeExecutor, gate: Gate
+) -> None:
+    """The process has left the group and the session of the worker, and ignores SIGTERM."""
+    future = executor().submit(work.report_with_child, gate.path)
     visitor = gate.wait()
     guard = int(active(server)[0]["pid"])
     assert guard not in {visitor.pid, os.getpid()}
@@ -161,6 +164,7 @@ def test_the_death_of_a_guard_ends_its_worker(server: ServerProcess, executor: M
     with pytest.raises(WorkerLostError, match=f"worker {visitor.pid} on GPU {visitor.gpu} was killed with its guard"):
         future.result()
     assert has_ended(visitor.pid)
+    assert has_ended(visitor.says)
 
 
 def test_a_request_that_can_never_be_served_fails_the_tasks_and_not_the_executor(
