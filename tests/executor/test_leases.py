@@ -187,6 +187,23 @@ def test_without_a_server_tasks_fail_at_once_and_say_so() -> None:
         ex.submit(abs, 1).result()
 
 
+def test_with_a_limit_tasks_wait_for_a_server_that_is_not_there_yet() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server:
+        server.kill()
+        with GPUExecutor(2, lease_timeout_s=work.MOST_S, service_endpoint=server.url) as ex:
+            futures = [ex.submit(abs, -number) for number in range(3)]
+            server.start()
+            assert [future.result() for future in futures] == [0, 1, 2]
+
+
+def test_with_a_limit_the_wait_for_a_server_ends_too() -> None:
+    with (
+        GPUExecutor(2, lease_timeout_s=0.3, service_endpoint="http://127.0.0.1:9") as ex,
+        pytest.raises(ServiceUnavailableError, match="no GPU server is available"),
+    ):
+        ex.submit(abs, 1).result()
+
+
 def test_the_wait_for_a_gpu_can_be_limited(server: ServerProcess, executor: MakeExecutor) -> None:
     held = take(server, gpus=4)
     with pytest.raises(WorkerTimeoutError, match="no GPU was granted"):
