@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
@@ -218,7 +219,19 @@ def _at_interpreter_exit() -> None:
             manager.interrupt()
         else:
             manager.close()
-    _wait_for_end(own)
+    try:
+        _wait_for_end(own)
+    except KeyboardInterrupt:
+        _end_as_interrupted()
+        raise
+
+
+def _end_as_interrupted() -> None:
+    """Have the program end as one that Ctrl-C has ended (130 in a shell). What is raised at the end of the interpreter is
+    shown, and changes no exit code; but Python remembers that text it has run was interrupted, and acts on that at last.
+    """
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102 - text, and not code: see above
 
 
 def _after_fork() -> None:

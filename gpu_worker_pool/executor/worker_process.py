@@ -33,6 +33,8 @@ _NO_PROC: Final = (
     "/proc does not show this process, so what a task starts could not be ended with it; mount the /proc of this container "
     "(mount -t proc proc /proc)"
 )
+# For a worker that must end at once: enough for a handler of SIGTERM that only removes a file.
+_LEAST_GRACE_S: Final = 0.5
 # As in `worker 12345 on GPU 2 was killed by SIGTERM, because ...`
 _LIMITED: Final = ", because its lease was about to reach its time limit"
 _LATE: Final = ", because no heartbeat of its lease had reached the server for too long"
@@ -160,8 +162,9 @@ class WorkerProcess:
             self.guard_line.finish()  # a guard without a command ends with its line
             return
         self.task_line.finish()
-        if way is EndingWay.TERMINATE:
-            self._tell({"do": "end", "grace_s": self._grace_s})
+        if way in {EndingWay.TERMINATE, EndingWay.AT_ONCE}:
+            grace_s = self._grace_s if way is EndingWay.TERMINATE else min(self._grace_s, _LEAST_GRACE_S)
+            self._tell({"do": "end", "grace_s": grace_s})
             return
         if way is EndingWay.INTERRUPT:
             self._tell({"do": "signal", "number": signal.SIGINT})

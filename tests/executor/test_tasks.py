@@ -180,7 +180,9 @@ def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecu
 
 
 def test_an_initializer_that_ends_its_process_breaks_it_too(executor: MakeExecutor) -> None:
-    with pytest.raises(ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"):
+    with pytest.raises(
+        ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"
+    ):
         executor(initializer=work.leave, initargs=(3,)).submit(abs, 1).result()
 
 

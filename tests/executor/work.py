@@ -90,6 +90,14 @@ def report_when_interrupted(path: str) -> Any:
         raise
 
 
+def report_and_stay(path: str) -> None:
+    """Report, and again if Ctrl-C comes; go on whatever comes except SIGKILL."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: report(path, "interrupted"))
+    report(path)
+    threading.Event().wait()
+
+
 def report_with_child(path: str) -> Any:
     """Start a process that outlives its parent unless it is ended, and report its pid."""
     program = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"

@@ -15,6 +15,8 @@ class EndingWay(Enum):
     INTERRUPT = auto()
     # As the end of a lease demands it.
     TERMINATE = auto()
+    # As a user demands it who has asked before: with hardly any grace.
+    AT_ONCE = auto()
 
 
 class FailureCause(Enum):

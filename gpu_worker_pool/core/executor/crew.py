@@ -277,7 +277,9 @@ class Crew:
         self._shut_down(out, cancels_tasks=True)
         self._fail_all_waiting(0, FailureCause.INTERRUPTED, out)
         for worker, member in self.members.items():
-            if is_again or isinstance(member.state, Starting):
+            if is_again:
+                self._end(worker, EndingWay.AT_ONCE, out, FailureCause.INTERRUPTED)
+            elif isinstance(member.state, Starting):
                 self._end(worker, EndingWay.TERMINATE, out, FailureCause.INTERRUPTED)
             elif isinstance(member.state, Busy):
                 self._end(worker, EndingWay.INTERRUPT, out, FailureCause.INTERRUPTED)

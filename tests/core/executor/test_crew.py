@@ -268,7 +268,9 @@ def test_workers_that_always_end_before_they_are_ready_fail_all_tasks_in_bounded
     for _ in range(2 * MOST_FAILED_STARTS):
         for number in list(simulation.workers):
             for event in ["granted", *early, "released"]:
-                possible = simulation.of_worker(number, simulation.workers[number]) if number in simulation.workers else []
+                possible = (
+                    simulation.of_worker(number, simulation.workers[number]) if number in simulation.workers else []
+                )
                 dict(possible).get(event, lambda: None)()
         simulation._pass_time(60.0)
 
@@ -307,7 +309,8 @@ def test_an_interrupt_cancels_what_waits_and_ends_what_runs_and_a_second_one_at_
     crew = working(CrewRules(max_workers=1, retries=5), (0, 1))
 
     assert told(crew, facts.CrewInterrupted()) == [do.CancelTask(1), do.EndWorker(1, EndingWay.INTERRUPT)]
-    assert told(crew, facts.CrewInterrupted()) == [do.EndWorker(1, EndingWay.TERMINATE)]
+    assert told(crew, facts.CrewInterrupted()) == [do.EndWorker(1, EndingWay.AT_ONCE)]
+    assert told(crew, facts.CrewInterrupted()) == []
     assert do.FailTask(0, 1, FailureCause.INTERRUPTED, attempts=1) in told(crew, facts.WorkerGone(1))
     assert told(crew, facts.WorkerReleased(1)) == [do.StopCrew()]
 
