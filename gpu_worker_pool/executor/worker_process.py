@@ -87,6 +87,7 @@ class WorkerProcess:
         self._failure: str | None = None
         # Why the guard has ended it without being told to, as the end of a sentence.
         self.why_ended = ""
+        self._is_told_to_end = False
         self._grace_s = 0.0
         self._lease_id = ""
         self.gpu_ids: tuple[int | str, ...] = ()
@@ -158,6 +159,7 @@ class WorkerProcess:
 
     def end(self, way: EndingWay) -> None:
         """End it. `receive_from_guard` says when it is gone."""
+        self._is_told_to_end = True
         if self.task_line is None:
             self.guard_line.finish()  # a guard without a command ends with its line
             return
@@ -178,7 +180,7 @@ class WorkerProcess:
                 self.exit_code = os.waitstatus_to_exitcode(said["status"])
                 if said["was_late"]:
                     self.why_ended = _LATE
-                elif said["was_limited"]:
+                elif said["was_limited"] and not self._is_told_to_end:
                     self.why_ended = _LIMITED
             elif said["event"] == "failed":
                 self._failure = f"could not be started: {said['why']}"

@@ -98,6 +98,11 @@ def report_and_stay(path: str) -> None:
     threading.Event().wait()
 
 
+def hang_up_and_stay() -> None:
+    os.closerange(3, 64)
+    signal.pause()
+
+
 def report_with_child(path: str) -> Any:
     """Start a process that outlives its parent unless it is ended, and report its pid."""
     program = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"
