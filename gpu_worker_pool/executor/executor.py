@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future
 from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
 from contextlib import suppress
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -159,7 +160,8 @@ def _check_number(name: str, value: object, *, is_whole: bool = False) -> None:
 def _check_count(name: str, value: object) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    # Those of numpy are whole numbers too.
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")  # noqa: TRY004 - as all others
     if value <= 0:
         raise ValueError(f"{name} must be greater than 0, and it is {value}")
