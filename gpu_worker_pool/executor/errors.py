@@ -19,7 +19,8 @@ class WorkerLostError(PoolError, BrokenProcessPool):
         self.reason = reason
         self.exit_code = exit_code
         self.attempts = attempts
-        tried = "" if attempts == 1 else f" The task was begun {attempts} times."
+        times = f" The task was begun {attempts} times." if attempts else " The task was not begun."
+        tried = "" if attempts == 1 else times
         super().__init__(
             f"{reason.rstrip('. ')}; the task has no result.{tried} Submit it again, or have such tasks repeated (retries=)"
         )

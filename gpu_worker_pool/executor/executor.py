@@ -9,14 +9,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
+from contextlib import suppress
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from gpu_worker_pool.core.executor.chunks import call_for_each, chunked, flattened
 from gpu_worker_pool.core.executor.crew import CrewRules
 from gpu_worker_pool.core.model.memory import asked_mb
-from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.span import parse_span
 
 from .errors import ExecutorBrokenError
@@ -64,10 +66,8 @@ class GPUExecutor(Executor):
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise NotImplementedError(f"GPUExecutor works on Linux only, and this is {sys.platform}")
-        if max_workers is not None and max_workers <= 0:
-            raise ValueError(f"max_workers must be greater than 0, and it is {max_workers}")
-        if max_tasks_per_child is not None and max_tasks_per_child <= 0:
-            raise ValueError(f"max_tasks_per_child must be greater than 0, and it is {max_tasks_per_child}")
+        _check_count("max_workers", max_workers)
+        _check_count("max_tasks_per_child", max_tasks_per_child)
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         _check_number("retries", retries, is_whole=True)
@@ -78,8 +78,12 @@ class GPUExecutor(Executor):
         chosen = Wishes(
             gpus, asked_mb(memory_mb, memory), model, among=None if among is None else tuple(map(str, among))
         )
-        if time_limit is not None:
-            parse_span(time_limit)
+        limit_s = None if time_limit is None else parse_span(time_limit)
+        Request(chosen, priority=priority, time_limit_s=limit_s)
+        _check_limit(limit_s, grace_s)
+        _check_labels(labels)
+        if not isinstance(preemptible, bool):
+            raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
         wishes: dict[str, Any] = {"gpus": gpus, "memory_mb": chosen.memory_mb, "model": model, "priority": priority}
         wishes |= {"labels": labels, "time_limit": time_limit, "preemptible": preemptible, "new": new}
         wishes |= {} if chosen.among is None else {"among": chosen.among}
@@ -153,6 +157,33 @@ def _check_number(name: str, value: object, *, is_whole: bool = False) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {what}, 0 or more")
 
 
+def _check_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    # Those of numpy are whole numbers too.
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")  # noqa: TRY004 - as all others
+    if value <= 0:
+        raise ValueError(f"{name} must be greater than 0, and it is {value}")
+
+
+def _check_limit(limit_s: float | None, grace_s: float) -> None:
+    """A worker is told to end `grace_s` before the limit of its lease: without a task, if that is at once."""
+    if limit_s is not None and limit_s < 2 * grace_s:
+        raise ValueError(
+            f"time_limit is {limit_s:g} s and grace_s is {grace_s:g} s: workers get SIGTERM grace_s before the limit, which "
+            f"leaves too little time for a task; time_limit must be at least twice grace_s ({2 * grace_s:g} s), or grace_s "
+            f"at most {limit_s / 2:g}"
+        )
+
+
+def _check_labels(labels: object) -> None:
+    if labels is None:
+        return
+    if not isinstance(labels, Mapping) or not all(isinstance(text, str) for item in labels.items() for text in item):
+        raise ValueError(f"labels is {labels!r}; it must be a mapping of texts to texts, such as {{'name': 'sweep'}}")
+
+
 def _check_client_options(options: Mapping[str, Any]) -> None:
     """Raise what a client would raise for these options: now, and not when the first lease is requested."""
     from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient  # noqa: PLC0415 - only where an executor is made
@@ -190,7 +221,19 @@ def _at_interpreter_exit() -> None:
             manager.interrupt()
         else:
             manager.close()
-    _wait_for_end(own)
+    try:
+        _wait_for_end(own)
+    except KeyboardInterrupt:
+        _end_as_interrupted()
+        raise
+
+
+def _end_as_interrupted() -> None:
+    """Have the program end as one that Ctrl-C has ended (130 in a shell). What is raised at the end of the interpreter is
+    shown, and changes no exit code; but Python remembers that text it has run was interrupted, and acts on that at last.
+    """
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102 - text, and not code: see above
 
 
 def _after_fork() -> None:

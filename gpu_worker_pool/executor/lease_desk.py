@@ -24,7 +24,8 @@ from gpu_worker_pool.client.guarded_lease import (
 from gpu_worker_pool.client.inherited_lease import config_inside
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.errors import StaleAssignmentError
+from gpu_worker_pool.errors import ServiceUnavailableError, StaleAssignmentError
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding
 
@@ -37,6 +38,8 @@ _MAX_UPDATE_INTERVAL_S: Final = 1.0
 # A worker that is not seen by the server is killed so long before an announced end, so that it is gone by then.
 _KILL_AHEAD_S: Final = 0.5
 _END_S: Final = 10.0
+# How soon to look again for a server, where tasks may wait for one.
+_SERVER_PAUSE_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ LeaseNews = LeaseGrant | LeaseRefusal | LeaseLoss | LeaseNotice | LeaseSafety | 
 class LeaseDesk:
     """Requests leases for workers, and tells `post` what becomes of them. No method waits, except `close`.
 
-    `wishes` are those of `request_gpu`, `options` those of the client. A request fails after `timeout_s`; None: never.
+    `wishes` are those of `request_gpu`, `options` those of the client. A request fails after `timeout_s`, until
+    which it also waits for a server that does not answer; None: it waits for a GPU as long as it takes, and for no server.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class LeaseDesk:
         self._wishes = dict(wishes)
         self._options = dict(options)
         self._post = post
+        self._is_limited = timeout_s is not None
         self._timeout_s = _UNLIMITED_S if timeout_s is None else timeout_s
         self._grace_s = grace_s
         self._client: GPUWorkerPoolClient | None = None
@@ -170,9 +175,11 @@ class LeaseDesk:
             task.cancel()
 
     async def _request(self, worker: int, holder_pid: int) -> None:
+        since = self._loop.time()
         try:
-            client = await self._started_client()
-            assignment = await client.request_gpu(self._timeout_s, pid=holder_pid, **self._wishes)
+            client, waited_s = await self._started_client(since)
+            timeout_s = max(self._timeout_s - waited_s, 0.0)
+            assignment = await client.request_gpu(timeout_s, pid=holder_pid, **self._wishes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the tasks must hear of it
             self._post(LeaseRefusal(worker, error))
             return
@@ -180,11 +187,20 @@ class LeaseDesk:
         self._watches[worker] = self._spawn(self._watch(worker, assignment))
         self._post(LeaseGrant(worker, self._lease(assignment)))
 
-    async def _started_client(self) -> GPUWorkerPoolClient:
+    async def _started_client(self, since: float) -> tuple[GPUWorkerPoolClient, float]:
+        """The client, and how long it had to be waited for because no server answered."""
+        waited_s = 0.0
         async with self._starting:
-            if self._client is None:
-                self._client = await self._start_client()
-            return self._client
+            while self._client is None:
+                try:
+                    self._client = await self._start_client()
+                except ServiceUnavailableError:
+                    waited_s = self._loop.time() - since + _SERVER_PAUSE_S
+                    # Without a limit, the caller is told at once, as by the client itself.
+                    if not self._is_limited or waited_s >= self._timeout_s:
+                        raise
+                    await asyncio.sleep(_SERVER_PAUSE_S)
+            return self._client, waited_s
 
     async def _start_client(self) -> GPUWorkerPoolClient:
         options = dict(self._options)
@@ -212,9 +228,11 @@ class LeaseDesk:
         )
 
     def _grace(self, assignment: Assignment) -> float:
-        """What is left of a lease that has a TTL is less than that TTL."""
+        """What is left of a lease that has a TTL is less than that TTL. Of a short lease, half is left for tasks."""
         ttl_s = None if getattr(assignment.lost, "is_local", True) else getattr(assignment.lost, "ttl_s", None)
-        return self._grace_s if ttl_s is None else grace_after_loss(self._grace_s, ttl_s)
+        limit = limit_of(assignment)
+        grace_s = self._grace_s if limit is None else min(self._grace_s, max(limit - boot_time(), 0.0) / 2)
+        return grace_s if ttl_s is None else grace_after_loss(grace_s, ttl_s)
 
     async def _watch(self, worker: int, assignment: Assignment) -> None:
         watches = [

@@ -65,6 +65,7 @@ class Manager:
         self._inbox: deque[facts.Fact | desk.LeaseNews] = deque()
         self._is_asleep = False
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
         self._workers: dict[int, WorkerProcess] = {}
         self._leases: dict[int, WorkerLease] = {}
         self._troubles = WorkerTroubles()
@@ -118,6 +119,8 @@ class Manager:
         """Wait until everything is settled and released."""
         thread = self._thread
         if thread is not None and self.is_own and thread is not threading.current_thread():
+            # Not by the thread alone: until Python 3.13, one whose `join` was interrupted seems to have ended.
+            self._ended.wait()
             thread.join()
 
     def forget(self) -> None:
@@ -190,6 +193,7 @@ class Manager:
             self._selector.close()
             self._awake.close()
             self._wake.close()
+            self._ended.set()
 
     def _turn(self) -> None:
         """Wait until something happens, and handle it."""

@@ -18,6 +18,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import io
 import os
 import pickle
+import signal
 import socket
 import struct
 from multiprocessing import process, resource_tracker, spawn, util
@@ -63,6 +64,7 @@ def main() -> None:
 
 def _start(line: socket.socket) -> bool:
     """Prepare this process and call the initializer; returns whether it is ready for tasks."""
+    pid = os.getpid()
     header, descriptors, _, _ = socket.recv_fds(line, LENGTH.size, MOST_DESCRIPTORS)
     body = _receive_body(line, header)
     if body is None:
@@ -80,7 +82,15 @@ def _start(line: socket.socket) -> bool:
             del process.current_process()._inheriting  # type: ignore[attr-defined] # noqa: SLF001
         if initializer is not None:
             initializer(*initargs)
+        _end_if_forked(pid)
+    except KeyboardInterrupt as error:
+        _end_if_forked(pid, error)
+        # It was sent to this process, and says nothing about others.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(pid, signal.SIGINT)
+        return False
     except BaseException as error:
+        _end_if_forked(pid, error)
         import logging  # noqa: PLC0415 - seldom needed, and it loads slowly
 
         # As ProcessPoolExecutor does, where a handler of the initializer's may see it.
@@ -89,20 +99,40 @@ def _start(line: socket.socket) -> bool:
         util._exit_function()  # type: ignore[attr-defined] # noqa: SLF001 - as a process of multiprocessing ends
         _send(line, UNFIT, 0, _pickled_error(error))
         return False
-    _send(line, READY, 0, str(os.getpid()).encode())
+    _send(line, READY, 0, str(pid).encode())
     return True
 
 
 def _run(line: socket.socket, message: bytearray) -> None:
     (task,) = TASK.unpack_from(message)
-    kind, answer = RESULT, memoryview(b"")
+    kind, answer, pid = RESULT, memoryview(b""), os.getpid()
     try:
         function, args, kwargs = pickle.loads(memoryview(message)[TASK.size :])  # noqa: S301 - it is our own parent's
         # No reference is kept: what the task was given and returns may be large.
         answer = _pickler().dumps(function(*args, **kwargs))
+        _end_if_forked(pid)
     except BaseException as error:  # noqa: BLE001 - all of them travel, as those of ProcessPoolExecutor do
+        _end_if_forked(pid, error)
         kind, answer = EXCEPTION, memoryview(_pickled_error(error))
     _send(line, kind, task, answer)
+
+
+def _end_if_forked(worker: int, error: BaseException | None = None) -> None:
+    """End this process if it is not the worker: the user's function has forked, and has come back in the child too. Two
+    processes must not answer, nor read tasks from the same line.
+    """
+    if os.getpid() == worker:
+        return
+    code = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            sys.excepthook(type(error), error, error.__traceback__)
+        util._flush_std_streams()  # type: ignore[attr-defined] # noqa: SLF001 - as a process of multiprocessing ends
+    finally:
+        os._exit(code & 0xFF)
 
 
 def _pickled_error(error: BaseException) -> bytes:

@@ -19,6 +19,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE
 from gpu_worker_pool.core.executor.actions import EndingWay
 from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
@@ -26,11 +27,17 @@ from gpu_worker_pool.host.clock import boot_time
 from . import worker
 from .errors import ending_of
 from .message_line import MessageLine
+from .orphans import kill_orphans
 
 _NO_PROC: Final = (
     "/proc does not show this process, so what a task starts could not be ended with it; mount the /proc of this container "
     "(mount -t proc proc /proc)"
 )
+# For a worker that must end at once: enough for a handler of SIGTERM that only removes a file.
+_LEAST_GRACE_S: Final = 0.5
+# As in `worker 12345 on GPU 2 was killed by SIGTERM, because ...`
+_LIMITED: Final = ", because its lease was about to reach its time limit"
+_LATE: Final = ", because no heartbeat of its lease had reached the server for too long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,11 @@ class WorkerProcess:
         self.exit_code: int | None = None
         # Why there is no exit code.
         self._failure: str | None = None
+        # Why the guard has ended it without being told to, as the end of a sentence.
+        self.why_ended = ""
+        self._is_told_to_end = False
         self._grace_s = 0.0
+        self._lease_id = ""
         self.gpu_ids: tuple[int | str, ...] = ()
 
     @property
@@ -111,6 +122,7 @@ class WorkerProcess:
     def start(self, lease: WorkerLease, message: bytes, descriptors: Sequence[int]) -> None:
         """Start the process on its lease, with the message that prepares it."""
         self._grace_s, self.gpu_ids = lease.grace_s, lease.gpu_ids
+        self._lease_id = lease.env.get(LEASE_ID_VARIABLE, "")
         ours, theirs = socket.socketpair()
         self.task_line = MessageLine(ours, worker.LENGTH)
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
@@ -147,12 +159,14 @@ class WorkerProcess:
 
     def end(self, way: EndingWay) -> None:
         """End it. `receive_from_guard` says when it is gone."""
+        self._is_told_to_end = True
         if self.task_line is None:
             self.guard_line.finish()  # a guard without a command ends with its line
             return
         self.task_line.finish()
-        if way is EndingWay.TERMINATE:
-            self._tell({"do": "end", "grace_s": self._grace_s})
+        if way in {EndingWay.TERMINATE, EndingWay.AT_ONCE}:
+            grace_s = self._grace_s if way is EndingWay.TERMINATE else min(self._grace_s, _LEAST_GRACE_S)
+            self._tell({"do": "end", "grace_s": grace_s})
             return
         if way is EndingWay.INTERRUPT:
             self._tell({"do": "signal", "number": signal.SIGINT})
@@ -164,14 +178,19 @@ class WorkerProcess:
             said = json.loads(message)
             if said["event"] == "ended":
                 self.exit_code = os.waitstatus_to_exitcode(said["status"])
+                if said["was_late"]:
+                    self.why_ended = _LATE
+                elif said["was_limited"] and not self._is_told_to_end:
+                    self.why_ended = _LIMITED
             elif said["event"] == "failed":
                 self._failure = f"could not be started: {said['why']}"
         if self.guard_line.is_over and not self.is_gone:
             self._failure = "has ended" if self.task_line is None else "was killed with its guard"
+            # The kernel kills the worker with its guard, and this what the worker had started.
             if self.pid is not None:
-                # The kernel kills the worker with its guard, and this what the worker had started.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
+            kill_orphans(self._lease_id)
 
     def receive_from_worker(self) -> Iterator[WorkerAnswer]:
         """Its answers that have arrived."""

@@ -35,9 +35,15 @@ class WorkerTroubles:
         if cause is FailureCause.LEASE_LOST:
             on = f" on GPU {', '.join(map(str, worker.gpu_ids))}" if worker is not None and worker.gpu_ids else ""
             return f"the worker's lease{on} was lost: {self.losses.get(number, 'the server did not say why')}"
-        ending = "the worker is gone" if worker is None else worker.ending
         notice = self.notices.get(number)
-        return f"{ending} {after_warning(notice)}" if notice else ending
+        if cause is FailureCause.LEASES_TOO_SHORT:
+            known = f"was over {after_warning(notice)}" if notice else "was lost"
+            why = f": {self.losses[number]}" if number in self.losses else ""
+            return f"leases end before their workers are ready; that of the last worker {known}{why}"
+        ending = "the worker is gone" if worker is None else worker.ending
+        if notice:
+            return f"{ending} {after_warning(notice)}"
+        return f"{ending}{'' if worker is None else worker.why_ended}"
 
     def breakage(self, number: int, worker: WorkerProcess | None, cause: FailureCause) -> ExecutorBrokenError:
         """The error of an executor none of whose workers can start."""

@@ -151,8 +151,11 @@ def test_what_a_task_has_started_ends_with_its_worker_before_the_gpu_is_granted_
     release(server, others["id"])
 
 
-def test_the_death_of_a_guard_ends_its_worker(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
-    future = executor().submit(work.report, gate.path)
+def test_the_death_of_a_guard_ends_its_worker_and_what_that_has_started(
+    server: ServerProcess, executor: MakeExecutor, gate: Gate
+) -> None:
+    """The process has left the group and the session of the worker, and ignores SIGTERM."""
+    future = executor().submit(work.report_with_child, gate.path)
     visitor = gate.wait()
     guard = int(active(server)[0]["pid"])
     assert guard not in {visitor.pid, os.getpid()}
@@ -161,6 +164,7 @@ def test_the_death_of_a_guard_ends_its_worker(server: ServerProcess, executor: M
     with pytest.raises(WorkerLostError, match=f"worker {visitor.pid} on GPU {visitor.gpu} was killed with its guard"):
         future.result()
     assert has_ended(visitor.pid)
+    assert has_ended(visitor.says)
 
 
 def test_a_request_that_can_never_be_served_fails_the_tasks_and_not_the_executor(
@@ -179,6 +183,23 @@ def test_without_a_server_tasks_fail_at_once_and_say_so() -> None:
         pytest.raises(
             ServiceUnavailableError, match=r"no GPU server is available: .*check that the GPU servers are running"
         ),
+    ):
+        ex.submit(abs, 1).result()
+
+
+def test_with_a_limit_tasks_wait_for_a_server_that_is_not_there_yet() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server:
+        server.kill()
+        with GPUExecutor(2, lease_timeout_s=work.MOST_S, service_endpoint=server.url) as ex:
+            futures = [ex.submit(abs, -number) for number in range(3)]
+            server.start()
+            assert [future.result() for future in futures] == [0, 1, 2]
+
+
+def test_with_a_limit_the_wait_for_a_server_ends_too() -> None:
+    with (
+        GPUExecutor(2, lease_timeout_s=0.3, service_endpoint="http://127.0.0.1:9") as ex,
+        pytest.raises(ServiceUnavailableError, match="no GPU server is available"),
     ):
         ex.submit(abs, 1).result()
 
@@ -275,12 +296,24 @@ def test_a_preempted_worker_finishes_its_task_and_gets_no_other(
 def test_a_task_that_outlives_the_time_limit_of_its_lease_is_ended(
     server: ServerProcess, executor: MakeExecutor, gate: Gate
 ) -> None:
-    future = executor(time_limit=1.0, grace_s=0.2).submit(work.report, gate.path)
+    """The server may warn, or end the lease, before the worker's guard acts; whichever was first, the time limit is named."""
+    future = executor(time_limit=1.0, grace_s=0.5).submit(work.report, gate.path)
     visitor = gate.wait()
 
-    with pytest.raises(WorkerLostError, match=r"SIGTERM after the warning \(time limit\)|lease .* was lost"):
+    with pytest.raises(WorkerLostError, match=r"SIGTERM.*time limit|lease .* was lost: its time limit"):
         future.result()
     assert has_ended(visitor.pid)
+
+
+def test_where_leases_end_before_a_worker_is_ready_tasks_fail_and_say_so(gate: Gate) -> None:
+    """The server's own time limit is shorter than its warning, so that every worker is warned while it starts."""
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_DEFAULT_TIME_LIMIT": "8", **OFTEN}
+    with (
+        ServerProcess(settings) as server,
+        GPUExecutor(1, initializer=work.report, initargs=(gate.path,), grace_s=0.1, service_endpoint=server.url) as ex,
+        pytest.raises(WorkerLostError, match=r"leases end before .* \(time limit\); .*The task was not begun"),
+    ):
+        ex.submit(abs, 1).result()
 
 
 def test_a_worker_whose_lease_has_a_ttl_is_ended_when_no_heartbeat_gets_through(

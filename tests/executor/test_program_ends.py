@@ -144,8 +144,32 @@ def test_ctrl_c_in_a_program_without_a_with_block_ends_its_tasks(
         task = gate.wait()
         terminal.wait_for("end")
         terminal.type("\x03")
-        terminal.wait()
+        assert terminal.wait() == -signal.SIGINT
     assert b"KeyboardInterrupt" in terminal.all_output
+    assert has_ended(task.pid)
+    assert active(server) == []
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_second_ctrl_c_ends_what_ignores_the_first_whatever_its_grace_and_a_third_is_harmless(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate, times: int
+) -> None:
+    program = """
+        if __name__ == "__main__":
+            with GPUExecutor(1, grace_s=1000) as ex:
+                future = ex.submit(work.report_and_stay, path)
+                future.add_done_callback(lambda future: say(type(future.exception()).__name__))
+                future.result()
+    """
+    with Terminal([sys.executable, str(script(tmp_path, program)), gate.path], env) as terminal:
+        task = gate.wait()
+        terminal.type("\x03")
+        assert gate.wait().says == "interrupted"
+        for _ in range(times - 1):
+            terminal.type("\x03")
+        assert terminal.wait() == -signal.SIGINT
+
+    assert "WorkerLostError" in terminal.text
     assert has_ended(task.pid)
     assert active(server) == []
 

@@ -160,3 +160,11 @@ def test_a_task_that_closes_the_line_of_its_worker_fails_and_its_worker_ends(
     with pytest.raises(WorkerLostError):
         ex.submit(os.closerange, 3, 64).result()
     assert ex.submit(abs, -1).result() == 1
+
+
+def test_a_worker_that_is_ended_because_its_line_is_closed_does_not_blame_its_lease(
+    server: ServerProcess, executor: MakeExecutor
+) -> None:
+    future = executor(grace_s=0.1).submit(work.hang_up_and_stay)
+    with pytest.raises(WorkerLostError, match=r"was killed by SIGTERM; the task has no result"):
+        future.result()

@@ -8,6 +8,8 @@ import os
 import signal
 from concurrent.futures import BrokenExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +179,33 @@ def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecu
         executor(initializer=lambda: None).submit(abs, 1).result()
 
 
+def test_an_initializer_that_ends_its_process_breaks_it_too(executor: MakeExecutor) -> None:
+    with pytest.raises(
+        ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"
+    ):
+        executor(initializer=work.leave, initargs=(3,)).submit(abs, 1).result()
+
+
+def test_a_worker_that_is_interrupted_while_it_starts_breaks_nothing(executor: MakeExecutor, tmp_path: Path) -> None:
+    ex = executor(initializer=work.interrupt_once, initargs=(str(tmp_path / "interrupted"),))
+
+    assert ex.submit(abs, -1).result() == 1
+
+
+@pytest.mark.parametrize("how", ["return", "exit"])
+def test_a_fork_that_comes_back_from_a_task_neither_answers_nor_takes_tasks(executor: MakeExecutor, how: str) -> None:
+    ex = executor()
+    task = partial(work.square_and_fork, forks_at=5, how=how)
+
+    assert list(ex.map(task, range(60))) == [number**2 for number in range(60)]
+
+
+def test_a_fork_that_comes_back_from_the_initializer_takes_no_tasks(executor: MakeExecutor) -> None:
+    ex = executor(initializer=work.square_and_fork, initargs=(1, 1))
+
+    assert len({ex.submit(os.getpid).result() for _ in range(20)}) == 1
+
+
 async def test_asyncio_runs_tasks_in_it(executor: MakeExecutor) -> None:
     ex, loop = executor(2), asyncio.get_running_loop()
 
@@ -218,6 +247,14 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
     ("options", "problem"),
     [
         ({"max_workers": 0}, "max_workers must be greater than 0, and it is 0"),
+        ({"max_workers": 1.5}, r"max_workers is 1\.5; it must be a whole number, 1 or more"),
+        ({"max_workers": True}, "max_workers is True"),
+        ({"labels": 3}, "labels is 3; it must be a mapping of texts"),
+        ({"labels": {"name": 3}}, "labels is {'name': 3}"),
+        ({"priority": "x"}, "priority is 'x'"),
+        ({"preemptible": "no"}, "preemptible is 'no'"),
+        ({"time_limit": 0}, "time_limit_s is 0"),
+        ({"time_limit": "10s"}, r"time_limit is 10 s and grace_s is 10 s: .* at least twice grace_s \(20 s\)"),
         ({"gpus": 0}, "gpus is 0"),
         ({"memory": "much"}, "memory: 'much' is not an amount of memory"),
         ({"retries": -1}, "retries is -1; it must be a whole number, 0 or more"),

@@ -90,6 +90,19 @@ def report_when_interrupted(path: str) -> Any:
         raise
 
 
+def report_and_stay(path: str) -> None:
+    """Report, and again if Ctrl-C comes; go on whatever comes except SIGKILL."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: report(path, "interrupted"))
+    report(path)
+    threading.Event().wait()
+
+
+def hang_up_and_stay() -> None:
+    os.closerange(3, 64)
+    signal.pause()
+
+
 def report_with_child(path: str) -> Any:
     """Start a process that outlives its parent unless it is ended, and report its pid."""
     program = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"
@@ -110,6 +123,27 @@ def fail(text: str) -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     os._exit(code)
+
+
+def square_and_fork(number: int, forks_at: int, *, how: str = "return") -> int:
+    """Come back twice from one of the calls: in a child that it forks, and then in the worker."""
+    if number == forks_at:
+        if (child := os.fork()) == 0:
+            if how == "exit":
+                sys.exit(3)
+            return -1
+        os.waitpid(child, 0)
+    return number * number
+
+
+def interrupt_once(path: str) -> None:
+    """As Ctrl-C does, in the first process that calls it."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
 
 
 class NeedsTwoError(Exception):

@@ -15,6 +15,8 @@ class EndingWay(Enum):
     INTERRUPT = auto()
     # As the end of a lease demands it.
     TERMINATE = auto()
+    # As a user demands it who has asked before: with hardly any grace.
+    AT_ONCE = auto()
 
 
 class FailureCause(Enum):
@@ -25,6 +27,8 @@ class FailureCause(Enum):
     NO_LEASE = auto()
     WORKER_UNFIT = auto()
     STARTS_FAILED = auto()
+    # Its lease was about to end, or ended, before the worker was ready; so did those of others before it.
+    LEASES_TOO_SHORT = auto()
     INTERRUPTED = auto()
 
 

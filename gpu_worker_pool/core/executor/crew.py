@@ -15,7 +15,7 @@ from . import actions as do
 from . import facts
 from .actions import CrewAction, EndingWay, FailureCause
 
-# So many workers in a row that die before they are ready, while no other is, show that none will ever be.
+# So many workers in a row that end before they are ready, while no other is, show that none will ever be.
 MOST_FAILED_STARTS: Final = 3
 # How soon to request a lease again after such a death; each time twice as long, up to about half a minute.
 FIRST_PAUSE_S: Final = 0.05
@@ -72,11 +72,14 @@ class Releasing:
 
 @dataclass(slots=True)
 class CrewMember:
-    """A worker. `tasks_done` counts the tasks that it has answered."""
+    """A worker. `tasks_done` counts the tasks that it has answered. `failed_start`: why it ends before it was ready, if
+    that is not the crew's own decision.
+    """
 
     state: Requesting | Starting | Idle | Busy | Leaving | Releasing = field(default_factory=Requesting)
     tasks_done: int = 0
     is_warned: bool = False
+    failed_start: FailureCause | None = None
 
 
 class Crew:
@@ -144,19 +147,22 @@ class Crew:
             case facts.WorkerRefused():
                 self._refused(worker, now, out)
             case facts.WorkerReady():
-                self._failed_starts = 0
+                # One that was warned before does no task, so it does not show that others will.
                 if isinstance(self.members[worker].state, Starting):
+                    self._failed_starts = 0
                     self.members[worker].state = Idle(now)
             case facts.WorkerUnfit():
                 self._break(worker, FailureCause.WORKER_UNFIT, out)
                 self._end(worker, EndingWay.QUIETLY, out)
             case facts.WorkerHungUp():
+                self._note_failed_start(worker, FailureCause.STARTS_FAILED)
                 self._end(worker, EndingWay.QUIETLY, out)
             case facts.WorkerGone():
                 self._gone(worker, now, out)
             case facts.WorkerReleased():
                 self.members.pop(worker, None)
             case facts.WorkerLeaseLost():
+                self._note_failed_start(worker, FailureCause.LEASES_TOO_SHORT)
                 self._end(worker, EndingWay.TERMINATE, out, FailureCause.LEASE_LOST)
             case facts.WorkerWarned(is_warned=is_warned):
                 if worker in self.members:
@@ -193,11 +199,9 @@ class Crew:
         member = self.members[worker]
         match member.state:
             case Requesting() | Starting():
-                self._failed_starts += 1
-                pause_s = FIRST_PAUSE_S * 2 ** min(self._failed_starts, MOST_DOUBLINGS)
-                self._ask_after = max(self._ask_after, now + pause_s)
-                if self._failed_starts >= MOST_FAILED_STARTS and not self._is_any(Idle, Busy):
-                    self._break(worker, FailureCause.STARTS_FAILED, out)
+                self._fail_start(worker, FailureCause.STARTS_FAILED, now, out)
+            case Leaving() if member.failed_start is not None:
+                self._fail_start(worker, member.failed_start, now, out)
             case Busy(task):
                 self._lose(task, worker, FailureCause.WORKER_DIED, out)
             case Leaving(_, int(task), cause):
@@ -208,6 +212,26 @@ class Crew:
                 pass
         member.state = Releasing()
         out.append(do.ReleaseWorker(worker))
+
+    def _note_failed_start(self, worker: int, cause: FailureCause) -> None:
+        member = self.members.get(worker)
+        if member is not None and isinstance(member.state, Starting):
+            member.failed_start = cause
+
+    def _fail_start(self, worker: int, cause: FailureCause, now: float, out: list[CrewAction]) -> None:
+        """Request the next lease a little later. After too many such starts no task can be done: a worker that dies is the
+        program's fault, so the crew is broken; leases may be longer the next time.
+        """
+        self._failed_starts += 1
+        pause_s = FIRST_PAUSE_S * 2 ** min(self._failed_starts, MOST_DOUBLINGS)
+        self._ask_after = max(self._ask_after, now + pause_s)
+        if self._failed_starts < MOST_FAILED_STARTS or self._is_any(Idle, Busy):
+            return
+        if cause is FailureCause.STARTS_FAILED:
+            self._break(worker, cause, out)
+        else:
+            self._failed_starts = 0
+            self._fail_all_waiting(worker, cause, out)
 
     def _lose(self, task: int, worker: int, cause: FailureCause, out: list[CrewAction]) -> None:
         """Repeat a task whose worker is gone, or fail it. Only now: before, its first run might still go on."""
@@ -253,7 +277,9 @@ class Crew:
         self._shut_down(out, cancels_tasks=True)
         self._fail_all_waiting(0, FailureCause.INTERRUPTED, out)
         for worker, member in self.members.items():
-            if is_again or isinstance(member.state, Starting):
+            if is_again:
+                self._end(worker, EndingWay.AT_ONCE, out, FailureCause.INTERRUPTED)
+            elif isinstance(member.state, Starting):
                 self._end(worker, EndingWay.TERMINATE, out, FailureCause.INTERRUPTED)
             elif isinstance(member.state, Busy):
                 self._end(worker, EndingWay.INTERRUPT, out, FailureCause.INTERRUPTED)
@@ -288,6 +314,7 @@ class Crew:
         """Send tasks to idle workers, request leases that are missing, end workers that have nothing to do."""
         for worker, member in self.members.items():
             if member.is_warned and isinstance(member.state, Starting | Idle):
+                self._note_failed_start(worker, FailureCause.LEASES_TOO_SHORT)
                 self._end(worker, EndingWay.QUIETLY, out)
         # The one that worked last first, so that the others become free.
         for since, worker in sorted(self._idle(), reverse=True):

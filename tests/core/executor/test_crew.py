@@ -247,6 +247,49 @@ def test_workers_that_keep_dying_before_they_are_ready_break_the_crew() -> None:
     assert do.BreakCrew(MOST_FAILED_STARTS, FailureCause.STARTS_FAILED) in out
 
 
+# What ends a worker before it is ready, and what its tasks then fail for.
+EARLY_ENDS: dict[str, tuple[list[str], str]] = {
+    "the guard tells it first": (["died"], "STARTS_FAILED"),
+    "its line closes first": (["hung up", "ended"], "STARTS_FAILED"),
+    "its lease is lost": (["lost", "ended"], "LEASES_TOO_SHORT"),
+    "its lease ends soon": (["warned", "ended"], "LEASES_TOO_SHORT"),
+    "it is ready too late": (["warned", "ready", "ended"], "LEASES_TOO_SHORT"),
+}
+
+
+@given(RULES, st.integers(1, 6), st.sampled_from(sorted(EARLY_ENDS)))
+def test_workers_that_always_end_before_they_are_ready_fail_all_tasks_in_bounded_starts(
+    rules: CrewRules, tasks: int, name: str
+) -> None:
+    simulation = CrewSimulation(rules)
+    for _ in range(tasks):
+        simulation._submit()
+    early, cause = EARLY_ENDS[name]
+    for _ in range(2 * MOST_FAILED_STARTS):
+        for number in list(simulation.workers):
+            for event in ["granted", *early, "released"]:
+                possible = (
+                    simulation.of_worker(number, simulation.workers[number]) if number in simulation.workers else []
+                )
+                dict(possible).get(event, lambda: None)()
+        simulation._pass_time(60.0)
+
+    assert simulation.outcome == dict.fromkeys(range(tasks), cause)
+    assert simulation.workers == {}
+    assert simulation.is_broken == (cause == "STARTS_FAILED")
+
+
+def test_after_leases_that_were_too_short_the_next_task_tries_again() -> None:
+    crew = Crew(CrewRules(max_workers=1))
+    told(crew, facts.TaskSubmitted(0))
+    for worker in range(1, MOST_FAILED_STARTS + 1):
+        told(crew, facts.WorkerLeased(worker), facts.WorkerWarned(worker, is_warned=True), facts.WorkerGone(worker))
+        told(crew, facts.WorkerReleased(worker))
+        told(crew, facts.TimePassed(), now=crew.next_deadline or 0.0)
+
+    assert told(crew, facts.TaskSubmitted(1), now=60.0) == [do.LeaseWorker(MOST_FAILED_STARTS + 1)]
+
+
 def test_while_another_worker_works_they_do_not() -> None:
     crew = working(CrewRules(max_workers=2), (0, 1))
     now, pauses = 0.0, []
@@ -266,7 +309,8 @@ def test_an_interrupt_cancels_what_waits_and_ends_what_runs_and_a_second_one_at_
     crew = working(CrewRules(max_workers=1, retries=5), (0, 1))
 
     assert told(crew, facts.CrewInterrupted()) == [do.CancelTask(1), do.EndWorker(1, EndingWay.INTERRUPT)]
-    assert told(crew, facts.CrewInterrupted()) == [do.EndWorker(1, EndingWay.TERMINATE)]
+    assert told(crew, facts.CrewInterrupted()) == [do.EndWorker(1, EndingWay.AT_ONCE)]
+    assert told(crew, facts.CrewInterrupted()) == []
     assert do.FailTask(0, 1, FailureCause.INTERRUPTED, attempts=1) in told(crew, facts.WorkerGone(1))
     assert told(crew, facts.WorkerReleased(1)) == [do.StopCrew()]
 
