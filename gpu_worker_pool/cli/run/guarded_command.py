@@ -29,6 +29,8 @@ _NO_PROC = (
 )
 # How soon processes that are still there are killed again: they may have forked in between.
 _KILL_AGAIN_S = 0.01
+# A command gets SIGTERM at most this part of its time before its limit.
+_GRACE_PARTS = 10
 
 
 class GuardDied(Exception):  # noqa: N818 - what happened
@@ -73,7 +75,8 @@ class GuardLine:
         `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits = {"safe_until": safe_until, "limit": limit, "group": group, "grace_s": grace_s, "marks": list(marks)}
+        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, grace_s)}
+        limits |= {"group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
@@ -94,8 +97,10 @@ class GuardLine:
             self._send({"do": "safe", "until": at})
 
     def tell_limit(self, at: float | None, grace_s: float) -> None:
-        """Tell the guard when the lease ends, on the clock of leases, and how long the command may take to end then."""
-        self._send({"do": "limit", "at": at, "grace_s": grace_s})
+        """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
+        `grace_s` before, or a tenth of the time until then where that is less.
+        """
+        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s)})
 
     def send_signal(self, number: int) -> None:
         self._send({"do": "signal", "number": number})
@@ -168,6 +173,10 @@ class GuardedCommand(GuardLine):
         self._line.close()
         self._guard.wait()
         super().close()
+
+
+def _grace_before(limit: float | None, grace_s: float) -> float:
+    return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / _GRACE_PARTS)
 
 
 def exit_code(status: int) -> int:
