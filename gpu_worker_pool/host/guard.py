@@ -120,6 +120,7 @@ class Guard:
         self._limit: float | None = None
         self._limit_grace_s = 0.0
         self._was_limited = False
+        self._warned_of: str | None = None
         self._kill_at: float | None = None
         self._kills = 0
         self._is_line_open = True
@@ -167,7 +168,8 @@ class Guard:
             return
 
     def _outcome(self) -> dict[str, Any]:
-        return {"status": self._status, "was_late": self._was_late, "was_limited": self._was_limited}
+        ends = {"was_late": self._was_late, "was_limited": self._was_limited, "warned_of": self._warned_of}
+        return {"status": self._status, **ends}
 
     def _sources(self) -> list[int]:
         """The descriptors to read from."""
@@ -215,6 +217,7 @@ class Guard:
                 self._safe_until = message["until"] if self._kill_at is None else None
             case "limit":
                 self._limit, self._limit_grace_s = message["at"], message["grace_s"]
+                self._warned_of = message.get("warned_of")
             case "signal":
                 self._signal_all(message["number"])
             case "end":

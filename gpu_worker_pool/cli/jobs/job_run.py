@@ -103,7 +103,7 @@ class JobRun:
         if life.is_cancel_asked:
             self.end()
         try:
-            async with adopted_lease(life.lease, self.environ) as assignment:
+            async with adopted_lease(life.lease, life.started_at or time.time(), self.environ) as assignment:
                 await self._finish(
                     await self._watch(guarded, assignment, grace_after_loss(spec.grace_s, life.lease.ttl_s))
                 )

@@ -54,6 +54,8 @@ class GuardLine:
         self.was_late = False
         # Whether the guard ended the command because the announced end of the lease had come.
         self.was_limited = False
+        # Why the lease was to end, where the command had been warned: `preempted`, say.
+        self.warned_of: str | None = None
 
     async def start(
         self,
@@ -75,7 +77,7 @@ class GuardLine:
         `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, grace_s)}
+        limits: dict[str, Any] = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, grace_s)}
         limits |= {"group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
@@ -88,6 +90,7 @@ class GuardLine:
         """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
         answer = await self._receive()
         self.was_late, self.was_limited = answer["was_late"], answer["was_limited"]
+        self.warned_of = answer["warned_of"]
         return exit_code(answer["status"])
 
     def tell_safe_until(self, at: float) -> None:
@@ -96,11 +99,12 @@ class GuardLine:
             self._safe_until = at
             self._send({"do": "safe", "until": at})
 
-    def tell_limit(self, at: float | None, grace_s: float) -> None:
+    def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
         """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
-        `grace_s` before, or a tenth of the time until then where that is less.
+        `grace_s` before, or a tenth of the time until then where that is less. `warned_of`: the reason, where the command
+        is warned; None: it is the time limit, or a warning is withdrawn.
         """
-        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s)})
+        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s), "warned_of": warned_of})
 
     def send_signal(self, number: int) -> None:
         self._send({"do": "signal", "number": number})

@@ -29,6 +29,7 @@ from gpu_worker_pool.core.jobs.life import (
     UsageMeasured,
     found_again,
 )
+from gpu_worker_pool.core.model.lease import EndReason
 from tests.core.jobs.lives import STARTED, failed, job, running
 
 USED = UsageMeasured(at=2.5, peak_memory_mb=1.0, peak_utilization_percent=None, mean_utilization_percent=2.0)
@@ -139,6 +140,14 @@ def test_jobs_that_were_over_for_long_are_forgotten_unless_a_job_comes_after_the
         (GuardOutcome(is_started=True, exit_code=143), False, JobState.INTERRUPTED, 143),
         (GuardOutcome(is_started=True, exit_code=143), True, JobState.FAILED, 143),
         (GuardOutcome(is_started=True, exit_code=143, was_limited=True), True, JobState.FAILED, None),
+        (
+            GuardOutcome(is_started=True, exit_code=137, was_limited=True, warned_of=EndReason.PREEMPTED),
+            True,
+            JobState.SUBMITTED,
+            None,
+        ),
+        (GuardOutcome(is_started=True, exit_code=143, warned_of=EndReason.PREEMPTED), True, JobState.SUBMITTED, None),
+        (GuardOutcome(is_started=True, exit_code=0, warned_of=EndReason.PREEMPTED), True, JobState.ENDED, 0),
         (GuardOutcome(is_started=True, exit_code=143, was_late=True), True, JobState.FAILED, None),
     ],
 )

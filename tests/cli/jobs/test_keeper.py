@@ -252,3 +252,21 @@ def test_a_job_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
 def test_jobs_survive_the_end_of_shells_keepers_and_servers(tmp_path: Path) -> None:
     """Some of what `python -m tests.cli.jobs.soak` does with 200."""
     assert soak.run(tmp_path, 5, random.Random(3), lambda _: None, most_faults=3) == []
+
+
+def test_a_job_that_was_preempted_while_no_keeper_was_there_is_run_again(tmp_path: Path) -> None:
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
+    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as user:
+        script = "trap '' TERM; echo began >> ran; while [ ! -e go ]; do sleep 0.05; done"
+        id_ = user.script(script, "--preemptible")
+        eventually(lambda: user.lines("ran"), "it runs")
+        other = queue(server, priority=1)
+        eventually(lambda: "save your work" in user.keeper_log(), "it is warned")
+        user.kill_keeper()
+        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        user.call("jobs")
+        assert user.until(id_, JobState.WAITING).life.end_reason == "preempted"
+        (user.folder / "go").touch()
+        release(server, other["id"])
+        assert user.until(id_).life.state is JobState.ENDED
+        assert user.lines("ran") == ["began", "began"]
