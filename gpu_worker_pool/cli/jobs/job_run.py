@@ -46,7 +46,7 @@ from .adopted_lease import adopted_lease
 from .detached_command import DetachedCommand
 from .job_pools import JobPool
 from .job_store import JobRecord, JobStore, read_outcome
-from .keeper_link import GPU_POOL
+from .keeper_link import GPU_POOL, keeper_to_start
 from .usage_meter import UsageMeter
 
 _SPAWN_AGAIN_S: Final = 1.0
@@ -211,7 +211,7 @@ class JobRun:
         guarded = self._guarded = await self._spawn()
         nothing = GPUAssignment(0, "keeper", datetime.now())  # noqa: DTZ005 - it is not used
         try:
-            await guarded.wake(record.outcome_of(record.life.attempts + 1))
+            await guarded.wake(record.outcome_of(record.life.attempts + 1), keeper_to_start(self.store))
             log = self._open_log()
             try:
                 lease = RunLease(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
@@ -238,7 +238,7 @@ class JobRun:
         record, spec = self.record, self.record.spec
         grace_s = grace_after_loss(spec.grace_s, sources.ttl_s)
         try:
-            await guarded.wake(record.outcome_of(record.life.attempts + 1))
+            await guarded.wake(record.outcome_of(record.life.attempts + 1), keeper_to_start(self.store))
         except BaseException as error:
             await release(client, assignment)
             if isinstance(error, GuardDied):

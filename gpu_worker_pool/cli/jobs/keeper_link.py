@@ -32,6 +32,21 @@ _MAIN: Final = (
 )
 # Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
 GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(gpu_worker_pool.__file__).parents[1]))
+_KEEPER_NEEDS: Final = (
+    "GPU_POOL_JOBS_",
+    "HOME",
+    "LANG",
+    "LC_",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHON",
+    "SSL_",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "XDG_",
+)
 _CREDENTIALS: Final = struct.Struct("3i")
 _MOST_BYTES: Final = 64 * 1024 * 1024
 # A keeper that ends and one that starts may cross; each round waits for one of them.
@@ -105,6 +120,17 @@ def start_keeper(store: JobStore) -> None:
     if said != b"ready":
         reason = said.decode(errors="replace") or f"it did not start; see {store.root / LOG_FILE}"
         raise Failure(f"the keeper of the jobs cannot be started: {reason}")
+
+
+def keeper_to_start(store: JobStore) -> dict[str, Any]:
+    """What a guard must know to start a keeper. Of this process's environment it has what a keeper needs; each job has its own."""
+    env = {name: value for name, value in os.environ.items() if name.startswith(_KEEPER_NEEDS)}
+    return {
+        "argv": [*GPU_POOL, "keeper", "--detach"],
+        "env": {**env, JOBS_DIR_VARIABLE: str(store.root)},
+        "log": str(store.root / LOG_FILE),
+        "lock": str(store.root / LOCK_FILE),
+    }
 
 
 def _read_until(descriptor: int, until: float) -> bytes:

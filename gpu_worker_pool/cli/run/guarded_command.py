@@ -77,7 +77,11 @@ class GuardLine:
         `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits: dict[str, Any] = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, grace_s)}
+        limits: dict[str, Any] = {
+            "safe_until": safe_until,
+            "limit": limit,
+            "limit_grace_s": _grace_before(limit, grace_s),
+        }
         limits |= {"group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
