@@ -287,3 +287,76 @@ def test_a_job_that_was_preempted_while_no_keeper_was_there_is_run_again(tmp_pat
         release(server, other["id"])
         assert user.until(id_).life.state is JobState.ENDED
         assert user.lines("ran") == ["began", "began"]
+
+
+def test_a_job_that_waits_says_that_its_server_has_gone(tmp_path: Path) -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server, UserJobs(tmp_path, server) as user:
+        held(user)
+        waiting = user.script("echo at last")
+        eventually(lambda: "leased by" in user.call("jobs", waiting).out, "it says why it waits")
+        server.kill()
+        (shown,) = user.call("jobs", "--json", waiting).json["jobs"]
+        assert shown["reason"].startswith("no server answers: ")
+        assert "no server answers" in user.call("jobs").out
+
+
+def test_a_job_whose_submission_was_damaged_is_shown_and_can_be_cancelled(user: UserJobs) -> None:
+    running = held(user)
+    user.kill_keeper()
+    (user.record(running).folder / "job.json").write_text("{", encoding="utf-8")
+    (shown,) = user.call("jobs", "--json").json["jobs"]
+    assert (shown["id"], shown["state"]) == (running, "unreadable")
+    assert "cannot be read" in user.call("jobs").out
+    assert user.call("cancel", running).out == f"job {running} is being ended\n"
+    assert user.until(running).life.state is JobState.CANCELLED
+    assert "cannot be read" in user.call("retry", running, code=1).err
+
+
+def test_a_job_whose_journal_was_emptied_while_it_ran_is_not_run_a_second_time(user: UserJobs) -> None:
+    running = held(user)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    (user.record(running).folder / "events.jsonl").write_bytes(b"")
+    assert "its journal is damaged" in user.call("jobs", running).out
+    life = user.until(running).life
+    assert (life.state, user.lines("ran").count(f"began {running}")) == (JobState.INTERRUPTED, 1)
+    let_go(user, running)
+    assert has_ended(guard)
+    user.call("retry", running)
+    assert user.until(running).life.state is JobState.ENDED
+    assert user.lines("ran").count(f"began {running}") == 2
+
+
+def test_a_job_that_runs_is_cancelled_also_where_nothing_can_be_written(user: UserJobs) -> None:
+    running = held(user)
+    guard, journal = guard_pid(user, running), user.record(running).folder / "events.jsonl"
+    kept = journal.rename(journal.with_name("kept"))
+    journal.mkdir()
+    assert user.call("cancel", running).out == f"job {running} is being ended\n"
+    assert has_ended(guard)
+    journal.rmdir()
+    kept.rename(journal)
+    assert user.until(running).life.state is JobState.CANCELLED
+
+
+def test_a_keeper_whose_log_cannot_be_written_lives(tmp_path: Path) -> None:
+    with UserJobs(tmp_path, None) as user:
+        user.store.make()
+        (user.store.root / "keeper.log").symlink_to("/dev/full")
+        id_ = user.submit("--endpoint", "http://127.0.0.1:9", "--", "true")
+        first = user.keeper_facts()
+        eventually(lambda: "no GPU server" in user.call("jobs").out, "it has said what it waits for")
+        assert user.keeper_facts() == first != {}
+        assert user.call("cancel", id_).out == f"job {id_} is cancelled\n"
+
+
+def test_a_keeper_that_is_stopped_keeps_no_command_waiting_for_long(user: UserJobs) -> None:
+    running = held(user)
+    pid = user.keeper_facts()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    done = user.call("submit", "--", "true")
+    assert done.out.strip().isdigit()
+    assert f"kill -CONT {pid}" in done.err
+    os.kill(pid, signal.SIGCONT)
+    let_go(user, running)
+    assert user.until(done.out.strip()).life.state is JobState.ENDED
