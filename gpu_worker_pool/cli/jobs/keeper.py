@@ -38,6 +38,7 @@ from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
 from .history_limit import keep_s, numbers_to_forget
+from .job_journal import sync_all
 from .job_notices import JobNotices
 from .job_pools import JobPool, JobPools
 from .job_run import JobRun
@@ -50,6 +51,7 @@ _LOOK_S: Final = 2.0
 _CLEAN_S: Final = 3600.0
 _WRITE_AGAIN_S: Final = 1.0
 _NOTE_USAGE_S: Final = 30.0
+_AT_ONCE: Final = 500
 # Events that need not be on the disk at once: without them, a job is requested or measured again.
 _NOT_SYNCED: Final = frozenset({"JobRequested", "UsageMeasured"})
 
@@ -210,9 +212,9 @@ class Keeper:
             else:
                 return
 
-    def _write(self, record: JobRecord, event: JobEvent) -> None:
+    def _write(self, record: JobRecord, event: JobEvent, *, is_synced: bool = True) -> None:
         try:
-            self._store.note(record, event, is_synced=type(event).__name__ not in _NOT_SYNCED)
+            self._store.note(record, event, is_synced=is_synced and type(event).__name__ not in _NOT_SYNCED)
         except FileNotFoundError:
             # Its files were removed. What runs may end, but nothing is started that is not written down.
             if isinstance(event, RunStarted):
@@ -256,12 +258,14 @@ class Keeper:
         done: dict[str, list[str]] = {"cancelled": [], "ending": [], "over": []}
         withdrawn: list[asyncio.Task[None]] = []
         trouble: str | None = None
-        for record in reversed(records):
+        for number, record in enumerate(reversed(records), start=1):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # a command that comes meanwhile is answered
             event = cancel(record.life, time.time())
             is_running = record.life.state is JobState.RUNNING
             try:
                 if event is not None:
-                    self._write(record, event)
+                    self._write(record, event, is_synced=False)
             except OSError as error:
                 if event is None or not is_running:
                     trouble = error.strerror
@@ -277,6 +281,8 @@ class Keeper:
                     withdrawn.append(task)
         if withdrawn:
             await asyncio.wait(withdrawn, timeout=5.0)
+        with suppress(FileNotFoundError):  # its folder was removed
+            await asyncio.to_thread(sync_all, self._store.root)
         if trouble is not None:
             ended = f"; being ended: {', '.join(done['ending'])}" if done["ending"] else ""
             return {

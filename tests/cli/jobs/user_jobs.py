@@ -79,7 +79,11 @@ class UserJobs:
         return self.record(id_)
 
     def output(self, id_: str) -> str:
-        return self.record(id_).log.read_text(encoding="utf-8")
+        """What the last attempt has written; nothing yet where it is about to start."""
+        try:
+            return self.record(id_).log.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
 
     # --- the keeper ----------------------------------------------------------------------------------------------------
 
