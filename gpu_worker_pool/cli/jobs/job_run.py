@@ -100,7 +100,7 @@ class JobRun:
             return
         self.say(f"job {self.record.key} goes on (pid {life.guard.pid})")
         self._guarded, self._can_be_told = guarded, True
-        if life.is_cancel_asked:
+        if self.record.life.is_cancel_asked:  # perhaps while the guard was being found
             self.end()
         try:
             async with adopted_lease(life.lease, life.started_at or time.time(), self.environ) as assignment:
