@@ -131,7 +131,8 @@ class WorkerProcess:
             "command": [os.fsdecode(spawn.get_executable()), *flags, str(Path(worker.__file__))],
             "env": dict(lease.env),
             "safe_until": lease.safe_until,
-            "limit": None if lease.limit is None else lease.limit - lease.grace_s,
+            "limit": lease.limit,
+            "limit_grace_s": lease.grace_s,
             "group": 0,
             "grace_s": lease.grace_s,
             "marks": list(lease.marks),
@@ -154,8 +155,7 @@ class WorkerProcess:
 
     def tell_limit(self, at: float | None) -> None:
         """Tell the guard when the lease ends: the worker is told to end one grace before, and killed then."""
-        left_s = self._grace_s if at is None else min(self._grace_s, max(at - boot_time(), 0.0))
-        self._tell({"do": "limit", "at": None if at is None else at - left_s, "grace_s": left_s})
+        self._tell({"do": "limit", "at": at, "grace_s": self._grace_s})
 
     def end(self, way: EndingWay) -> None:
         """End it. `receive_from_guard` says when it is gone."""
@@ -170,7 +170,7 @@ class WorkerProcess:
             return
         if way is EndingWay.INTERRUPT:
             self._tell({"do": "signal", "number": signal.SIGINT})
-        self._tell({"do": "limit", "at": boot_time() + self._grace_s, "grace_s": self._grace_s})
+        self._tell({"do": "limit", "at": boot_time() + 2 * self._grace_s, "grace_s": self._grace_s})
 
     def receive_from_guard(self) -> None:
         """Take in what the guard says: whether the worker is gone, and how it ended."""

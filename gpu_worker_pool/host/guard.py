@@ -6,7 +6,7 @@ left. So nothing of the command outlives its lease, whichever process is killed,
 - gpu-pool dies: the guard sees the line to it close, and ends the command and all its descendants.
 - gpu-pool is stopped or hangs, and sends no more heartbeats: the guard knows until when the lease is safe, and ends the
   command then.
-- the lease ends at a time that is known before: the guard kills the command then.
+- the lease ends at a time that is known before: the guard sends SIGTERM ahead of it, and kills the command then.
 - the guard dies: the kernel kills the command (parent-death signal). Processes that the command had started become
   children of gpu-pool, which kills them.
 
@@ -120,6 +120,7 @@ class Guard:
         self._limit: float | None = None
         self._limit_grace_s = 0.0
         self._was_limited = False
+        self._warned_of: str | None = None
         self._kill_at: float | None = None
         self._kills = 0
         self._is_line_open = True
@@ -146,10 +147,11 @@ class Guard:
                 self._safe_until = None
                 self._was_late = True
                 self._end(self._grace_s)
-            if self._limit is not None and boot_time() >= self._limit:
-                self._limit = None
+            if self._limit is not None and boot_time() >= self._limit - self._limit_grace_s:
+                # The GPU is granted again at the limit, so the time to end is before it.
+                left_s, self._limit = self._limit - boot_time(), None
                 self._was_limited = self._status is None
-                self._end(self._limit_grace_s)
+                self._end(max(left_s, 0.0))
             if self._kill_at is not None and boot_time() >= self._kill_at:
                 self._kill_all()
         if self._status is not None:
@@ -166,7 +168,8 @@ class Guard:
             return
 
     def _outcome(self) -> dict[str, Any]:
-        return {"status": self._status, "was_late": self._was_late, "was_limited": self._was_limited}
+        ends = {"was_late": self._was_late, "was_limited": self._was_limited, "warned_of": self._warned_of}
+        return {"status": self._status, **ends}
 
     def _sources(self) -> list[int]:
         """The descriptors to read from."""
@@ -187,7 +190,8 @@ class Guard:
         return self._status is not None and not self._has_children
 
     def _until_next_deadline_s(self) -> float | None:
-        deadlines = [at for at in (self._kill_at, self._safe_until, self._limit) if at is not None]
+        told_at = None if self._limit is None else self._limit - self._limit_grace_s
+        deadlines = [at for at in (self._kill_at, self._safe_until, told_at) if at is not None]
         return max(min(deadlines) - boot_time(), 0.0) if deadlines else None
 
     def _receive(self) -> None:
@@ -213,6 +217,7 @@ class Guard:
                 self._safe_until = message["until"] if self._kill_at is None else None
             case "limit":
                 self._limit, self._limit_grace_s = message["at"], message["grace_s"]
+                self._warned_of = message.get("warned_of")
             case "signal":
                 self._signal_all(message["number"])
             case "end":
@@ -221,7 +226,7 @@ class Guard:
     def _start(self, message: dict[str, Any]) -> None:
         self._grace_s = message["grace_s"]
         self._safe_until = message["safe_until"]
-        self._limit, self._limit_grace_s = message["limit"], message["grace_s"]
+        self._limit, self._limit_grace_s = message["limit"], message["limit_grace_s"]
         self._marks = [mark(name) for name in message["marks"]]
         try:
             started = subprocess.Popen(  # noqa: S603 - the user's command is what this is for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from tests.processes import has_ended
 
 
 @contextmanager
-def guarding(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+def guarding(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     ours, theirs = socket.socketpair()
     program = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())]
     with ours, subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL) as process:
         theirs.close()
         start: dict[str, Any] = {"do": "start", "command": command, "env": dict(os.environ), "safe_until": None}
-        start |= {"limit": None, "group": 0, "grace_s": 1.0, "marks": []}
+        start |= {"limit": None, "group": 0, "grace_s": 1.0, "marks": [], "limit_grace_s": 0.0, **options}
         socket.send_fds(ours, [guard.frame(start)], [0, 1, 2])
         yield process, ours
 
@@ -49,3 +50,18 @@ def test_a_guard_does_not_live_for_ever_if_nobody_closes_its_line() -> None:
     with guarding(["true"]) as (process, line):
         said(line, "ended")
         assert has_ended(process.pid, within_s=30.0)
+
+
+def test_a_command_that_ignores_sigterm_is_killed_at_its_limit_and_not_a_grace_after_it() -> None:
+    script = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
+    limit = guard.boot_time() + 0.5
+    with guarding(script, limit=limit, limit_grace_s=0.4, grace_s=3600.0) as (_, line):
+        ended = said(line, "ended")
+        assert guard.boot_time() >= limit
+        assert (ended["status"], ended["was_limited"]) == (signal.SIGKILL, True)
+
+
+def test_a_command_may_end_by_itself_ahead_of_its_limit() -> None:
+    script = ["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done"]
+    with guarding(script, limit=guard.boot_time() + 3600.0, limit_grace_s=3599.5) as (_, line):
+        assert os.waitstatus_to_exitcode(said(line, "ended")["status"]) == 7

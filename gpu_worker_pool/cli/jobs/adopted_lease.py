@@ -28,12 +28,12 @@ _UNKNOWN_GPU: Final = 0
 
 
 @asynccontextmanager
-async def adopted_lease(facts: RunLease, environ: Mapping[str, str]) -> AsyncIterator[GPUAssignment]:
-    """The assignment of a lease that is held already. A loss or a warning reaches it as it would the one that requested
+async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str]) -> AsyncIterator[GPUAssignment]:
+    """The assignment of a lease that is held already, `since` then. A loss or a warning reaches it as it would the one that requested
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
     lost, warned = Lost(facts.ttl_s, is_local=facts.is_local), Warned()
-    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.now())  # noqa: DTZ005 - local time, as all of them
+    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.fromtimestamp(since))  # noqa: DTZ006 - local, as all of them
     assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
     assignment.server_url, assignment.lost, assignment.warned = facts.url, lost, warned
     if facts.limit_at is not None:

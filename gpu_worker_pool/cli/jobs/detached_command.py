@@ -13,9 +13,10 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardLine, check_proc
 from gpu_worker_pool.core.jobs.life import GuardFacts
@@ -114,15 +115,15 @@ class DetachedCommand(GuardLine):
     def is_alive(self) -> bool:
         return self._child is None or self._child.poll() is None
 
-    async def wake(self, outcome: Path) -> None:
-        """Make the waiting process the guard, which is to write down here what becomes of the command. GuardDied where it is
-        gone.
+    async def wake(self, outcome: Path, keeper: Mapping[str, Any]) -> None:
+        """Make the waiting process the guard, which is to write down here what becomes of the command, and to start a keeper so
+        if this one is gone. GuardDied where the process is gone.
         """
         try:
             self._line.send(_GO)
             async with asyncio.timeout(_START_S):
                 await self._receive()
-                self._line.send(guard.frame({"do": "prepare", "outcome": str(outcome)}))
+                self._line.send(guard.frame({"do": "prepare", "outcome": str(outcome), "keeper": keeper}))
                 await self._receive()
         except (OSError, TimeoutError):
             self.close()

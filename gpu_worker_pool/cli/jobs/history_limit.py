@@ -24,6 +24,11 @@ def keep_s(environ: Mapping[str, str]) -> float:
         return parse_span(_DEFAULT)
 
 
+def check_keep(environ: Mapping[str, str]) -> None:
+    """Raise ValueError where GPU_POOL_JOBS_KEEP is not a duration."""
+    parse_span(environ.get(KEEP_VARIABLE, "").strip() or _DEFAULT, KEEP_VARIABLE)
+
+
 def numbers_to_forget(lives: Iterable[JobLife], now: float, kept_s: float) -> list[int]:
     """The submissions that have been over for so long, with no live job after them."""
     tasks: dict[int, list[JobLife]] = {}

@@ -29,7 +29,7 @@ def cancel(
     with 1 if one of the jobs was over before.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
-    from .job_view import command_text, find_jobs  # noqa: PLC0415
+    from .job_view import command_text, find_jobs, say_of_jobs  # noqa: PLC0415
     from .keeper_link import ask_keeper  # noqa: PLC0415
 
     if bool(ids) == mine:
@@ -48,16 +48,18 @@ def cancel(
         if not typer.confirm(f"Cancel {count(len(live), 'job')}?", err=True):
             return 0
     done: dict[str, Any] = {"cancelled": [], "ending": [], "over": []}
-    if any(not record.life.state.is_over for record in found):
-        done |= ask_keeper(store, {"do": "cancel", "ids": [str(record.key) for record in found]})
+    # A keeper may know more of a job than its files say.
+    if any(not record.life.state.is_over or record.trouble for record in found):
+        named = [str(record.key) for record in found] if mine else [text.strip() for text in ids or ()]
+        done |= ask_keeper(store, {"do": "cancel", "ids": named})
     else:
         done["over"] = [str(record.key) for record in found]
     if json:
         print_json("cancel", done)
     else:
-        _say(done, ("cancelled", "is cancelled"), ("ending", "is being ended"))
-    for key in done["over"]:
-        complain(f"job {key} was over before")
+        say_of_jobs(done["cancelled"], "is cancelled", "are cancelled", out().print)
+        say_of_jobs(done["ending"], "is being ended", "are being ended", out().print)
+    say_of_jobs(done["over"], "was over before", "were over before", complain)
     if mine and not found:
         complain("no job of yours waits or runs")
     return REFUSED if done["over"] else 0
@@ -70,7 +72,7 @@ def retry(ids: JobIds = None, *, json: Json = False) -> int:
     that are over. Ends with 1 if one of the jobs is not over yet.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
-    from .job_view import find_jobs  # noqa: PLC0415
+    from .job_view import find_jobs, say_of_jobs  # noqa: PLC0415
     from .keeper_link import ask_keeper  # noqa: PLC0415
 
     if not ids:
@@ -81,15 +83,13 @@ def retry(ids: JobIds = None, *, json: Json = False) -> int:
     if json:
         print_json("retry", done)
     else:
-        _say(done, ("retried", "is submitted again"))
-    for key in done["live"]:
-        complain(f"job {key} is not over yet; `gpu-pool cancel {key}` ends it")
-    for key in done["unreadable"]:
-        complain(f"the files of job {key} cannot be read; submit it again")
+        say_of_jobs(done["retried"], "is submitted again", "are submitted again", out().print)
+    say_of_jobs(
+        done["live"],
+        "is not over yet; `gpu-pool cancel` ends it",
+        "are not over yet; `gpu-pool cancel` ends them",
+        complain,
+    )
+    submit_again = "cannot be run again: its files cannot be read; submit it again"
+    say_of_jobs(done["unreadable"], submit_again, submit_again, complain)
     return REFUSED if done["live"] or done["unreadable"] else 0
-
-
-def _say(done: dict[str, Any], *parts: tuple[str, str]) -> None:
-    for name, words in parts:
-        for key in done[name]:
-            out().print(f"job {key} {words}")

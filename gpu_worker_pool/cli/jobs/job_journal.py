@@ -5,6 +5,7 @@ A crash can cut only the last line short. That event was not acted upon, and is 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -114,6 +115,18 @@ def _end_of_lines(descriptor: int) -> int:
             return begin + place + 1
         end = begin
     return 0
+
+
+def sync_all(path: Path) -> None:
+    """Have all that was written to the file system of this folder on the disk: for many files, quicker than one by one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:

@@ -46,7 +46,7 @@ from .adopted_lease import adopted_lease
 from .detached_command import DetachedCommand
 from .job_pools import JobPool
 from .job_store import JobRecord, JobStore, read_outcome
-from .keeper_link import GPU_POOL
+from .keeper_link import GPU_POOL, keeper_to_start
 from .usage_meter import UsageMeter
 
 _SPAWN_AGAIN_S: Final = 1.0
@@ -100,10 +100,10 @@ class JobRun:
             return
         self.say(f"job {self.record.key} goes on (pid {life.guard.pid})")
         self._guarded, self._can_be_told = guarded, True
-        if life.is_cancel_asked:
+        if self.record.life.is_cancel_asked:  # perhaps while the guard was being found
             self.end()
         try:
-            async with adopted_lease(life.lease, self.environ) as assignment:
+            async with adopted_lease(life.lease, life.started_at or time.time(), self.environ) as assignment:
                 await self._finish(
                     await self._watch(guarded, assignment, grace_after_loss(spec.grace_s, life.lease.ttl_s))
                 )
@@ -211,11 +211,12 @@ class JobRun:
         guarded = self._guarded = await self._spawn()
         nothing = GPUAssignment(0, "keeper", datetime.now())  # noqa: DTZ005 - it is not used
         try:
-            await guarded.wake(record.outcome_of(record.life.attempts + 1))
+            await guarded.wake(record.outcome_of(record.life.attempts + 1), keeper_to_start(self.store))
             log = self._open_log()
             try:
                 lease = RunLease(id="", url=None, gpus=(), uuids=(), is_local=True, ttl_s=DEFAULT_TTL_S)
                 await self.note(record, RunStarted(at=time.time(), guard=guarded.facts, lease=lease))
+                self._name_log()
                 command, env = spec.gang_command(record.key, GPU_POOL), {**self.environ, **spec.variables(record.key)}
                 started = await self._start(command, env, nothing, guarded, spec.grace_s, log)
             finally:
@@ -238,7 +239,7 @@ class JobRun:
         record, spec = self.record, self.record.spec
         grace_s = grace_after_loss(spec.grace_s, sources.ttl_s)
         try:
-            await guarded.wake(record.outcome_of(record.life.attempts + 1))
+            await guarded.wake(record.outcome_of(record.life.attempts + 1), keeper_to_start(self.store))
         except BaseException as error:
             await release(client, assignment)
             if isinstance(error, GuardDied):
@@ -249,6 +250,7 @@ class JobRun:
             try:
                 # From here on the command may run: what follows is known to the next keeper.
                 await self.note(record, self._started(assignment, sources, guarded))
+                self._name_log()
                 env = {**command_env(self.environ, assignment), **spec.variables(record.key)}
                 command = spec.command_of(record.key)
                 started = await self._start(command, env, assignment, guarded, grace_s, log)
@@ -266,6 +268,8 @@ class JobRun:
         """Note how a run ended. That comes before the release of its lease, which may take its time."""
         if isinstance(last, RunEnded):
             await self.note(self.record, self.meter.measured(last.at))
+        else:
+            self.record.log.unlink(missing_ok=True)  # nothing has run, and the next attempt has the same number
         await self.note(self.record, last)
 
     async def _close(self, becomes: JobState, error: Exception) -> None:
@@ -325,14 +329,19 @@ class JobRun:
 
     def _open_log(self) -> int:
         """The log of the attempt that is about to start. Failure where it, or the job's directory, cannot be used."""
-        spec, path = self.record.spec, self.record.log_of(self.record.life.attempts + 1)
+        spec, path = self.record.spec, self.record.new_log
         if not os.path.isdir(spec.cwd):  # noqa: PTH112 - Path.is_dir raises where this user may not look
             raise Failure(f"its directory {spec.cwd} is not there any more; make it, and use `gpu-pool retry`")
         try:
-            self.record.folder.mkdir(mode=0o700, exist_ok=True)
+            self.record.make_folder()
             return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Failure(f"its log {path} cannot be written: {error.strerror}") from None
+
+    def _name_log(self) -> None:
+        """Give the log its name, now that the journal knows of the attempt."""
+        with suppress(OSError):
+            self.record.new_log.replace(self.record.log)
 
     async def _watch(
         self, guarded: DetachedCommand, assignment: Assignment, grace_s: float

@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,17 +39,37 @@ JOBS_DIR_VARIABLE: Final = "GPU_POOL_JOBS_DIR"
 _NOT_ROOT: Final = 1
 _PRIVATE: Final = 0o700
 _NEW: Final = ".new-"
+# No user has submitted more; a file with a greater one is damaged.
+MAX_NUMBER: Final = 999_999_999
+_LOST_EVENTS: Final = (
+    "its journal is damaged: it has a log of an attempt that the journal does not know; see whether it still runs, and use "
+    "`gpu-pool retry`"
+)
 
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job with what its files say. `trouble`: its journal cannot be read, so it is left alone."""
+    """A job with what its files say. `trouble`: they cannot be read, so it is left alone. `why_not_run`: it is not run by itself,
+    for what its files say is not all. `unwritten`: an event that has happened, and is written before the next one.
+    """
 
     key: JobKey
     spec: JobSpec
     life: JobLife
     folder: Path
     trouble: str | None = None
+    why_not_run: str | None = None
+    unwritten: JobEvent | None = None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether it may be live, and its files do not say so as they should."""
+        return self.trouble is not None and not self.life.state.is_over
+
+    def make_folder(self) -> None:
+        """Make the folder of a task. That of a submission is there, or was removed."""
+        if self.key.index is not None:
+            self.folder.mkdir(mode=_PRIVATE, exist_ok=True)
 
     @property
     def log(self) -> Path:
@@ -56,6 +77,11 @@ class JobRecord:
 
     def log_of(self, attempt: int) -> Path:
         return self.folder / f"output-{attempt}.log"
+
+    @property
+    def new_log(self) -> Path:
+        """The log of an attempt that is about to start."""
+        return self.folder / "output-new.log"
 
     def outcome_of(self, attempt: int) -> Path:
         return self.folder / f"outcome-{attempt}.json"
@@ -87,8 +113,13 @@ class JobStore:
             check_is_private(self.root)
             if self.root.stat().st_mode & 0o077:
                 self.root.chmod(_PRIVATE)
-        except JournalError as error:
-            raise Failure(str(error).replace("GPU_POOL_STATE_DIR", JOBS_DIR_VARIABLE)) from None
+        except JournalError:
+            found = self.root.stat()
+            raise Failure(
+                f"other users could change the folder {self.root} of your jobs (mode {stat.S_IMODE(found.st_mode):04o}, uid "
+                f"{found.st_uid}), and so run commands as you; make sure that nothing in it was changed, and use chmod go-w "
+                f"{self.root}, or set {JOBS_DIR_VARIABLE} to a folder of your own"
+            ) from None
         except OSError as error:
             raise Failure(
                 f"the folder {self.root} for jobs cannot be used: {error.strerror}; set {JOBS_DIR_VARIABLE} to another"
@@ -107,6 +138,12 @@ class JobStore:
             sync_folder(new)
             with self._numbering():
                 number = self.last_number() + 1
+                if number > MAX_NUMBER:
+                    shutil.rmtree(new, ignore_errors=True)
+                    raise Failure(
+                        f"the last job of {self.root} has the number {number - 1}, and a number must be at most {MAX_NUMBER}; "
+                        f"if {self.root / 'last-id'} is damaged, write the number of the last job into it"
+                    )
                 _write(self.root / f"{_NEW}last", number)
                 (self.root / f"{_NEW}last").replace(self.root / "last-id")
                 new.rename(self.root / str(number))
@@ -149,22 +186,35 @@ class JobStore:
         return {record.key: record for number in self.numbers() for record in self.load_number(number)}
 
     def load_number(self, number: int) -> list[JobRecord]:
-        """The jobs of one submission; none where there is no such submission, or it cannot be read."""
-        top = self.root / str(number)
+        """The jobs of one submission; none where there is no such submission."""
+        path, trouble = self.root / str(number) / "job.json", None
         try:
-            spec = JobSpec.from_json(json.loads((top / "job.json").read_bytes()))
-        except (OSError, ValueError):
-            return []
-        return [self._load(key, spec) for key in spec.keys(number)]
+            spec = JobSpec.from_json(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            if not path.parent.is_dir():
+                return []
+            # What runs goes on, by its journal.
+            trouble, spec = f"{path}: {error}", _unknown_spec(path.parent)
+        records = [self._load(key, spec) for key in spec.keys(number)]
+        for record in records if trouble else ():
+            record.trouble = record.why_not_run = trouble
+            if not record.life.state.is_over and record.life.state is not JobState.RUNNING:
+                record.life = JobLife(record.life.terms, JobState.INTERRUPTED, why=trouble)
+        return records
 
     def _load(self, key: JobKey, spec: JobSpec) -> JobRecord:
         folder = self.folder_of(key)
         life = JobLife(spec.terms(key))
         try:
-            return JobRecord(key, spec, replay(life.terms, read_events(folder / "events.jsonl")), folder)
+            found = JobRecord(key, spec, replay(life.terms, read_events(folder / "events.jsonl")), folder)
         except (JournalUnreadable, ImpossibleEvent) as error:
             # It may have run: it is never run again by itself.
             return JobRecord(key, spec, JobLife(life.terms, JobState.INTERRUPTED, why=str(error)), folder, str(error))
+        # A log has its name only once the journal says that its attempt has started; a retry by the user begins again.
+        is_new = found.life.state in {JobState.SUBMITTED, JobState.WAITING} and found.life.behind is None
+        if is_new and found.log_of(found.life.attempts + 1).exists():
+            found.why_not_run = _LOST_EVENTS
+        return found
 
     def folder_of(self, key: JobKey) -> Path:
         top = self.root / str(key.number)
@@ -184,7 +234,10 @@ class JobStore:
     def note(self, record: JobRecord, event: JobEvent, *, is_synced: bool = True) -> None:
         """Write an event, then let it happen to the record. OSError where it cannot be written: then it has not happened."""
         life = evolve(record.life, event)
-        record.folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        record.make_folder()
+        if record.unwritten is not None:
+            append(record.folder / "events.jsonl", record.unwritten, is_synced=False)
+            record.unwritten = None
         append(record.folder / "events.jsonl", event, is_synced=is_synced)
         record.life = life
 
@@ -194,6 +247,13 @@ class JobStore:
         with suppress(OSError):
             (self.root / str(number)).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def _unknown_spec(folder: Path) -> JobSpec:
+    """Stands for a submission that cannot be read, with the tasks that have begun."""
+    indices = sorted(int(path.name) for path in folder.iterdir() if path.name.isascii() and path.name.isdigit())
+    at = folder.stat().st_mtime
+    return JobSpec(submitted_at=at, command=("?",), label="?", cwd="/", array=tuple(indices) or None)
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.table import Table
@@ -50,9 +50,23 @@ def find_jobs(records: Mapping[JobKey, JobRecord], ids: Sequence[str]) -> list[J
     return list(found.values())
 
 
+def say_of_jobs(keys: Sequence[str], of_one: str, of_tasks: str, say: Callable[[str], object]) -> None:
+    """Say the same of each of these jobs, and once of all tasks of an array: `job 3 ...`, `9998 tasks of job 5 ...`."""
+    tasks: dict[str, list[str]] = {}
+    for key in keys:
+        tasks.setdefault(key.partition("_")[0], []).append(key)
+    for number, found in tasks.items():
+        say(f"job {found[0]} {of_one}" if len(found) == 1 else f"{len(found)} tasks of job {number} {of_tasks}")
+
+
 def command_text(record: JobRecord) -> str:
     """Its name if it has one, else the words of its command as one would type them."""
     return plain(record.spec.name or shlex.join(record.spec.command_of(record.key)))
+
+
+def state_text(record: JobRecord) -> str:
+    """Its state; `unreadable` where it runs, and only its journal says so."""
+    return "unreadable" if record.is_unreadable else str(record.life.state)
 
 
 def job_json(record: JobRecord, waiting: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -61,7 +75,7 @@ def job_json(record: JobRecord, waiting: Mapping[str, Any] | None = None) -> dic
     return {
         "id": str(record.key),
         "name": spec.name,
-        "state": str(life.state),
+        "state": state_text(record),
         "command": spec.command_of(record.key),
         "directory": spec.cwd,
         "gpus_wanted": spec.gpus,
@@ -74,7 +88,7 @@ def job_json(record: JobRecord, waiting: Mapping[str, Any] | None = None) -> dic
         "gpus": [] if lease is None else list(lease.gpus),
         "lease_id": wait.get("lease_id") if lease is None or life.state is JobState.WAITING else lease.id,
         "exit_code": life.exit_code,
-        "why": life.why,
+        "why": record.trouble or life.why,
         "end_reason": life.end_reason,
         "peak_memory_mb": None if usage is None else usage.peak_memory_mb,
         "peak_utilization_percent": None if usage is None else usage.peak_utilization_percent,
@@ -109,7 +123,7 @@ def live_table(
         notes = _notes(record, waiting.get(str(record.key), {}), tasks)
         table.add_row(
             _ids(group),
-            Text(life.state, style=_COLOURS.get(life.state, "")),
+            Text(state_text(record), style="red" if record.is_unreadable else _COLOURS.get(life.state, "")),
             gpus or "-",
             _since(record, now),
             str(life.attempts or "-"),
@@ -150,6 +164,8 @@ def _notes(record: JobRecord, wait: Mapping[str, Any], tasks: Mapping[int, Seque
     life = record.life
     if record.trouble is not None:
         return plain(f"its files cannot be read: {record.trouble}")
+    if record.why_not_run is not None:
+        return plain(record.why_not_run)
     if life.state.is_over:
         return how_ended(record)
     if life.state is JobState.RUNNING:

@@ -7,13 +7,10 @@ what the next keeper has to know. So it has no way to stop of its own, except th
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import secrets
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
@@ -41,11 +38,11 @@ from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
 from .history_limit import keep_s, numbers_to_forget
+from .job_journal import sync_all
 from .job_notices import JobNotices
 from .job_pools import JobPool, JobPools
 from .job_run import JobRun
 from .job_store import JobRecord, JobStore
-from .keeper_link import FACTS_FILE, is_own_peer
 from .usage_meter import gpus_in
 
 # How long a keeper without jobs stays: another job is often submitted soon.
@@ -54,6 +51,7 @@ _LOOK_S: Final = 2.0
 _CLEAN_S: Final = 3600.0
 _WRITE_AGAIN_S: Final = 1.0
 _NOTE_USAGE_S: Final = 30.0
+_AT_ONCE: Final = 500
 # Events that need not be on the disk at once: without them, a job is requested or measured again.
 _NOT_SYNCED: Final = frozenset({"JobRequested", "UsageMeasured"})
 
@@ -78,7 +76,8 @@ class Keeper:
     @staticmethod
     def say(message: str) -> None:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
-        print(f"{when} {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper's log
+        with suppress(OSError):  # a full disk must not end the keeper
+            print(f"{when} {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper's log
 
     async def run(self) -> None:
         """Run until there is nothing to do. `serve` takes the questions of commands."""
@@ -111,6 +110,11 @@ class Keeper:
     async def _step(self) -> None:
         """Take in what was submitted; skip and request what the plan says."""
         self._take_in_new()
+        for record in self._records.values():
+            if record.why_not_run is not None and record.life.state in {JobState.SUBMITTED, JobState.WAITING}:
+                closed = JobClosed(at=time.time(), becomes=JobState.INTERRUPTED, why=record.why_not_run)
+                await self.note(record, closed)
+                record.why_not_run = record.trouble
         plan = make_plan({key: record.life for key, record in self._records.items()})
         for skipped in plan.skip:
             closed = JobClosed(at=time.time(), becomes=JobState.SKIPPED, why=skipped.why)
@@ -201,20 +205,24 @@ class Keeper:
         """Write an event to the disk, however long that takes: nothing that follows from it happens before."""
         while True:
             try:
-                self._store.note(record, event, is_synced=type(event).__name__ not in _NOT_SYNCED)
-            except FileNotFoundError:
-                # Its files were removed. What runs may end, but nothing is started that is not written down.
-                if isinstance(event, RunStarted):
-                    raise Failure("its files were removed") from None
-                record.life = evolve(record.life, event)
-                return
+                self._write(record, event)
             except OSError as error:
                 self.say(f"job {record.key} cannot be written down: {error.strerror}; trying again")
                 await asyncio.sleep(_WRITE_AGAIN_S)
             else:
-                self._notices.tell(record, event)
-                self._changed.set()
                 return
+
+    def _write(self, record: JobRecord, event: JobEvent, *, is_synced: bool = True) -> None:
+        try:
+            self._store.note(record, event, is_synced=is_synced and type(event).__name__ not in _NOT_SYNCED)
+        except FileNotFoundError:
+            # Its files were removed. What runs may end, but nothing is started that is not written down.
+            if isinstance(event, RunStarted):
+                raise Failure("its files were removed") from None
+            record.life = evolve(record.life, event)
+            return
+        self._notices.tell(record, event)
+        self._changed.set()
 
     def _warn(self, record: JobRecord, ending: LeaseEnding | None) -> None:
         self.say(f"job {record.key}: {ending_text(ending)}")
@@ -240,19 +248,30 @@ class Keeper:
         }
 
     def _meant(self, ids: object) -> list[JobRecord]:
-        wanted = [parse_key(str(text)) for text in ids] if isinstance(ids, list) else []
-        return [record for key, record in self._records.items() if any(one.includes(key) for one in wanted)]
+        wanted = {parse_key(str(text)) for text in ids} if isinstance(ids, list) else set()
+        return [record for key, record in self._records.items() if not wanted.isdisjoint({key, JobKey(key.number)})]
 
     async def _cancel(self, records: Sequence[JobRecord]) -> dict[str, Any]:
-        """Cancel what waits, and end what runs. The last ones first, so that none of them starts meanwhile."""
+        """Cancel what waits, and end what runs. The last ones first, so that none of them starts meanwhile. Where nothing can be
+        written, what runs is ended all the same.
+        """
         done: dict[str, list[str]] = {"cancelled": [], "ending": [], "over": []}
         withdrawn: list[asyncio.Task[None]] = []
-        for record in reversed(records):
+        trouble: str | None = None
+        for number, record in enumerate(reversed(records), start=1):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # a command that comes meanwhile is answered
             event = cancel(record.life, time.time())
             is_running = record.life.state is JobState.RUNNING
+            try:
+                if event is not None:
+                    self._write(record, event, is_synced=False)
+            except OSError as error:
+                if event is None or not is_running:
+                    trouble = error.strerror
+                    continue
+                record.life, record.unwritten = evolve(record.life, event), event
             done["ending" if is_running else "over" if event is None else "cancelled"].append(str(record.key))
-            if event is not None:
-                await self.note(record, event)
             if record.key in self._runs:
                 run, task = self._runs[record.key]
                 if record.life.state is JobState.RUNNING:
@@ -262,12 +281,20 @@ class Keeper:
                     withdrawn.append(task)
         if withdrawn:
             await asyncio.wait(withdrawn, timeout=5.0)
+        with suppress(FileNotFoundError):  # its folder was removed
+            await asyncio.to_thread(sync_all, self._store.root)
+        if trouble is not None:
+            ended = f"; being ended: {', '.join(done['ending'])}" if done["ending"] else ""
+            return {
+                "error": f"no job that waits can be written down as cancelled: {trouble}; make room, and repeat it{ended}"
+            }
         return {name: keys[::-1] for name, keys in done.items()}
 
     async def _retry(self, records: Iterable[JobRecord]) -> dict[str, Any]:
         done: dict[str, list[str]] = {"retried": [], "live": [], "unreadable": []}
+        last_number = self._store.last_number()
         for record in records:
-            event = retry(record.life, time.time(), self._store.last_number())
+            event = retry(record.life, time.time(), last_number)
             kind = "unreadable" if record.trouble else "live" if event is None else "retried"
             done[kind].append(str(record.key))
             if event is not None and record.trouble is None:
@@ -279,16 +306,21 @@ class Keeper:
         found: dict[str, Any] = {}
         waiting = {key: run for key, (run, _) in self._runs.items() if run.record.life.state is JobState.WAITING}
         leases: dict[str, LeaseView] = {}
+        troubles: dict[JobPool, str | None] = {}
         for pool in {run.pool for run in waiting.values()}:
+            troubles[pool] = pool.trouble
             if pool.client is not None:
-                leases |= await _leases(pool)
+                found_leases, troubles[pool] = await _leases(pool)
+                leases |= found_leases
         for key, run in waiting.items():
             event = run.queued
             lease = leases.get(event.lease_id) if event is not None else None
+            # What the event says may be old: it counts only where all servers answer.
+            reason = lease.reason if lease is not None else troubles[run.pool] or (event and event.detail)
             found[str(key)] = {
                 "lease_id": None if event is None else event.lease_id,
                 "position": None if lease is None else lease.position,
-                "reason": run.pool.trouble or (event.detail if lease is None and event else lease and lease.reason),
+                "reason": reason,
                 "expected_start_at": None if lease is None else lease.expected_start_at,
             }
         return found
@@ -324,40 +356,12 @@ class Keeper:
                 await self.note(record, run.meter.measured(time.time()))
 
 
-async def _leases(pool: JobPool) -> dict[str, LeaseView]:
+async def _leases(pool: JobPool) -> tuple[dict[str, LeaseView], str | None]:
+    """The leases of all servers that answer, and which do not."""
     async with pool.servers() as servers:
         answers = await servers.ask_all("/leases")
     lists = [read(LeaseList, answer.data, clean=plain) for answer in answers if answer.is_ok]
-    return {lease.id: lease for found in lists if found is not None for lease in found.leases}
-
-
-async def serve(keeper: Keeper, store: JobStore, on_ready: Callable[[], None]) -> None:
-    """Answer commands of this user while the keeper runs. Its address is in a file that only this user can read."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            if is_own_peer(writer):
-                question = json.loads(await reader.readline())
-                writer.write(json.dumps(await keeper.answer(question)).encode() + b"\n")
-                await writer.drain()
-        except (OSError, ValueError) as error:
-            with suppress(OSError):
-                writer.write(json.dumps({"error": f"the keeper cannot do that: {error}"}).encode() + b"\n")
-        finally:
-            writer.close()
-
-    address = f"gpu-worker-pool/keeper/{secrets.token_hex(16)}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{address}")
-    server = await asyncio.start_unix_server(answer, sock=listener, limit=1 << 20)
-    facts = store.root / FACTS_FILE
-    new = facts.with_suffix(".new")
-    new.write_text(json.dumps({"pid": os.getpid(), "address": address}), encoding="ascii")
-    new.chmod(0o600)
-    new.replace(facts)
-    on_ready()
-    try:
-        await keeper.run()
-    finally:
-        server.close()
-        facts.unlink(missing_ok=True)
+    silent = "; ".join(f"{answer.endpoint} ({answer.url}): {answer.why_not}" for answer in answers if not answer.is_ok)
+    who = "no server answers" if not lists else "not all servers answer"
+    leases = {lease.id: lease for found in lists if found is not None for lease in found.leases}
+    return leases, f"{who}: {silent}" if silent else None

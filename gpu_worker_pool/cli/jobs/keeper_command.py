@@ -108,6 +108,7 @@ def _bound_log(path: Path, *, is_ours: bool) -> None:
 
 
 async def _run(store: JobStore, ready: Ready, *, stays: bool) -> None:
-    from .keeper import Keeper, serve  # noqa: PLC0415 - loads the client
+    from .keeper import Keeper  # noqa: PLC0415 - loads the client
+    from .keeper_server import serve  # noqa: PLC0415
 
-    await serve(Keeper(store, dict(os.environ), stays=stays), store, lambda: ready.say("ready"))
+    await serve(Keeper(store, dict(os.environ), stays=stays), store, lambda trouble: ready.say(trouble or "ready"))

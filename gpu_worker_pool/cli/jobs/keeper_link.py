@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.failure import Failure
@@ -32,12 +32,33 @@ _MAIN: Final = (
 )
 # Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
 GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(gpu_worker_pool.__file__).parents[1]))
+_KEEPER_NEEDS: Final = (
+    "GPU_POOL_JOBS_",
+    "HOME",
+    "LANG",
+    "LC_",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHON",
+    "SSL_",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "XDG_",
+)
 _CREDENTIALS: Final = struct.Struct("3i")
 _MOST_BYTES: Final = 64 * 1024 * 1024
 # A keeper that ends and one that starts may cross; each round waits for one of them.
 _ROUNDS: Final = 5
 _START_S: Final = 60.0
+# A keeper takes a question at once, unless it is stopped. Its answer may depend on servers and disks.
+_HELLO_S: Final = 5.0
 _ANSWER_S: Final = 60.0
+
+
+class KeeperSilent(Failure):
+    """A keeper is there, and does not answer."""
 
 
 class NoKeeper(Exception):  # noqa: N818 - a fact
@@ -64,15 +85,21 @@ def _ask(root: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         raise NoKeeper from None
     with line:
         try:
-            line.settimeout(_ANSWER_S)
+            line.settimeout(_HELLO_S)
             line.connect(f"\0{facts['address']}")
             if uid_at(line) != os.geteuid():
                 raise NoKeeper
             line.sendall(json.dumps(question).encode() + b"\n")
             with line.makefile("rb") as file:
+                json.loads(file.readline(_MOST_BYTES))
+                line.settimeout(_ANSWER_S)
                 answer = json.loads(file.readline(_MOST_BYTES))
         except TimeoutError:
-            raise Failure(f"the keeper of the jobs does not answer; see {root / LOG_FILE}") from None
+            pid = facts.get("pid")
+            raise KeeperSilent(
+                f"the keeper of the jobs (pid {pid}) does not answer; if it is stopped, kill -CONT {pid} lets it go on, and "
+                f"kill -9 {pid} makes room for another one: what runs goes on. Its log is {root / LOG_FILE}"
+            ) from None
         except (OSError, ValueError, KeyError, TypeError):
             raise NoKeeper from None
     if not isinstance(answer, dict):
@@ -87,7 +114,7 @@ def start_keeper(store: JobStore) -> None:
     store.make()
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     env = {**os.environ, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
-    with open(store.root / LOG_FILE, "ab", opener=_private) as log:
+    with _open_log(store.root / LOG_FILE) as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*GPU_POOL, "keeper", "--detach"],
             cwd="/",
@@ -107,6 +134,17 @@ def start_keeper(store: JobStore) -> None:
         raise Failure(f"the keeper of the jobs cannot be started: {reason}")
 
 
+def keeper_to_start(store: JobStore) -> dict[str, Any]:
+    """What a guard must know to start a keeper. Of this process's environment it has what a keeper needs; each job has its own."""
+    env = {name: value for name, value in os.environ.items() if name.startswith(_KEEPER_NEEDS)}
+    return {
+        "argv": [*GPU_POOL, "keeper", "--detach"],
+        "env": {**env, JOBS_DIR_VARIABLE: str(store.root)},
+        "log": str(store.root / LOG_FILE),
+        "lock": str(store.root / LOCK_FILE),
+    }
+
+
 def _read_until(descriptor: int, until: float) -> bytes:
     """What is written there until it is closed."""
     import select  # noqa: PLC0415 - only where a keeper is started
@@ -120,8 +158,11 @@ def _read_until(descriptor: int, until: float) -> bytes:
     return said
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+    except OSError:
+        return open(os.devnull, "ab")  # noqa: PTH123 - a disk that is full has no room for it
 
 
 # --- the keeper's side -------------------------------------------------------------------------------------------------

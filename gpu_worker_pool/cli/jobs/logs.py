@@ -40,23 +40,30 @@ def logs(
     job goes on. Ends with 1 if there is no such job or no such attempt.
     """
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
-    from .job_view import find_jobs  # noqa: PLC0415
+    from .job_view import find_jobs, say_of_jobs  # noqa: PLC0415
 
     store = JobStore(jobs_folder(os.environ))
     # A job without a keeper would be followed for ever.
-    found = find_jobs(load_live(store)[0] if follow else store.load(), [id_])
+    meant = find_jobs(load_live(store)[0] if follow else store.load(), [id_])
+    # Of those that have not run and never will, or that have not yet run, nothing can be printed.
+    found: list[JobRecord] = []
+    silent: list[JobRecord] = []
+    for record in meant:
+        is_silent = record.life.attempts == 0 and attempt is None and (record.life.state.is_over or not follow)
+        (silent if is_silent else found).append(record)
     for number, record in enumerate(found):
-        if len(found) > 1:
+        if len(meant) > 1:
             _print(f"{chr(10) if number else ''}==> {record.key} <==\n".encode())
         if attempt is not None and not OutputReader(record.log_of(attempt)).is_there:
             raise Failure(f"job {record.key} has no output of an attempt {attempt}", REFUSED)
         if follow:
             _follow(store, record, attempt)
-        elif record.life.attempts == 0:
-            complain(f"job {record.key} has not run: it is {record.life.state}")
         else:
             for data in OutputReader(record.log_of(attempt or record.life.attempts)).read():
                 _print(data)
+    for state in dict.fromkeys(record.life.state for record in silent):
+        keys = [str(record.key) for record in silent if record.life.state is state]
+        say_of_jobs(keys, f"has not run: it is {state}", f"have not run: they are {state}", complain)
     return 0
 
 

@@ -88,7 +88,9 @@ def submit(
     from gpu_worker_pool.cli.run.notices import rules_of_options  # noqa: PLC0415
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
     from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
+    from gpu_worker_pool.core.model.request import Holder, Request, Wishes  # noqa: PLC0415
 
+    from .history_limit import check_keep  # noqa: PLC0415
     from .job_spec import JobSpec  # noqa: PLC0415
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415
 
@@ -107,6 +109,18 @@ def submit(
     check_can_run(command[0], os.environ)
     check_proc()
     rules_of_options(on_granted, notify, os.environ)
+    try:
+        # What every server would refuse is refused now, and not after a night in the queue.
+        Request(
+            Wishes(gpus, memory, model, nodes=nodes),
+            Holder(),
+            priority=priority,
+            time_limit_s=time,
+            preemptible=preemptible,
+        )
+        check_keep(os.environ)
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
     store = JobStore(jobs_folder(os.environ))
     spec = JobSpec(
         submitted_at=clock.time(),
@@ -144,7 +158,7 @@ def submit(
 def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
     from gpu_worker_pool.host.login_sessions import logout_ends  # noqa: PLC0415 - not for the help
 
-    from .keeper_link import ask_keeper  # noqa: PLC0415
+    from .keeper_link import KeeperSilent, ask_keeper  # noqa: PLC0415
 
     number = store.submit(spec, _environment(os.environ))
     keys = spec.keys(number)
@@ -157,6 +171,9 @@ def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
         print(number, flush=True)  # noqa: T201 - the result
     try:
         keeper = ask_keeper(store, {"do": "look"})
+    except KeeperSilent as silent:
+        complain(f"job {number} is written down, and waits: {silent}")
+        return 0
     except Failure as failure:
         raise Failure(
             f"job {number} is written down, and waits for a keeper: {failure}. `gpu-pool jobs` tries again"

@@ -29,6 +29,8 @@ _NO_PROC = (
 )
 # How soon processes that are still there are killed again: they may have forked in between.
 _KILL_AGAIN_S = 0.01
+# A command gets SIGTERM at most this part of its time before its limit.
+_GRACE_PARTS = 10
 
 
 class GuardDied(Exception):  # noqa: N818 - what happened
@@ -52,6 +54,8 @@ class GuardLine:
         self.was_late = False
         # Whether the guard ended the command because the announced end of the lease had come.
         self.was_limited = False
+        # Why the lease was to end, where the command had been warned: `preempted`, say.
+        self.warned_of: str | None = None
 
     async def start(
         self,
@@ -73,7 +77,12 @@ class GuardLine:
         `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
-        limits = {"safe_until": safe_until, "limit": limit, "group": group, "grace_s": grace_s, "marks": list(marks)}
+        limits: dict[str, Any] = {
+            "safe_until": safe_until,
+            "limit": limit,
+            "limit_grace_s": _grace_before(limit, grace_s),
+        }
+        limits |= {"group": group, "grace_s": grace_s, "marks": list(marks)}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])
@@ -85,6 +94,7 @@ class GuardLine:
         """Wait until no process of the command is left; the exit code as in a shell. GuardDied where it is unknown."""
         answer = await self._receive()
         self.was_late, self.was_limited = answer["was_late"], answer["was_limited"]
+        self.warned_of = answer["warned_of"]
         return exit_code(answer["status"])
 
     def tell_safe_until(self, at: float) -> None:
@@ -93,9 +103,12 @@ class GuardLine:
             self._safe_until = at
             self._send({"do": "safe", "until": at})
 
-    def tell_limit(self, at: float | None, grace_s: float) -> None:
-        """Tell the guard when the lease ends, on the clock of leases, and how long the command may take to end then."""
-        self._send({"do": "limit", "at": at, "grace_s": grace_s})
+    def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
+        """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
+        `grace_s` before, or a tenth of the time until then where that is less. `warned_of`: the reason, where the command
+        is warned; None: it is the time limit, or a warning is withdrawn.
+        """
+        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s), "warned_of": warned_of})
 
     def send_signal(self, number: int) -> None:
         self._send({"do": "signal", "number": number})
@@ -168,6 +181,10 @@ class GuardedCommand(GuardLine):
         self._line.close()
         self._guard.wait()
         super().close()
+
+
+def _grace_before(limit: float | None, grace_s: float) -> float:
+    return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / _GRACE_PARTS)
 
 
 def exit_code(status: int) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT
 from gpu_worker_pool.client.guarded_lease import limit_of, on_lease_clock
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.core.model.span import show_span
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
@@ -45,18 +46,14 @@ def ended_because(guarded: GuardLine, assignment: Assignment, exit_code: int) ->
         return said
     ending = assignment.ending
     if guarded.was_limited:
-        return _TIME_LIMIT if ending is None else ending.reason
+        return guarded.warned_of or _TIME_LIMIT
     return ending.reason if ending is not None and exit_code in _OBEYED else None
 
 
 def end_text(reason: str, assignment: Assignment) -> str:
     """`the time limit of 2h is over`."""
-    if reason == _PREEMPTED:
-        return "preempted: another request needed the GPU"
-    if reason != _TIME_LIMIT:
-        return "the GPU had computed nothing for too long"
-    if assignment.ends_at is None:
-        return "the time limit is over"
+    if reason != _TIME_LIMIT or assignment.ends_at is None:
+        return END_TEXTS[EndReason(reason)]
     limit_s = assignment.ends_at.timestamp() - assignment.assigned_at.timestamp()
     return f"the time limit of {show_span(round(limit_s))} is over"
 
@@ -77,7 +74,8 @@ async def warn_command(
             ends = on_lease_clock(ending.ends_at)
             # Where the server sees the processes of the command, it waits for their end.
             is_seen = getattr(assignment.lost, "is_local", False)
-            guarded.tell_limit(ends if is_seen else ends - min(KILL_AHEAD_S, (ends - boot_time()) / 10), 0.0)
+            ahead_s = 0.0 if is_seen else min(KILL_AHEAD_S, (ends - boot_time()) / 10)
+            guarded.tell_limit(ends - ahead_s, 0.0, ending.reason)
             if known is None:
                 guarded.send_signal(signal.SIGTERM)
         if ending != known:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 
 from .job_key import JobKey
 
@@ -309,6 +309,8 @@ class GuardOutcome:
     exit_code: int | None = None
     was_late: bool = False
     was_limited: bool = False
+    # Why the lease was to end, where the command had been warned.
+    warned_of: EndReason | None = None
     ended_at: float | None = None
 
 
@@ -333,8 +335,9 @@ def found_again(
             None,
             last_number=last_number,
         )
-    reason = EndReason.TIME_LIMIT if outcome.was_limited and code else None
-    why = "its time limit is over" if reason else None
+    reason = outcome.warned_of or (EndReason.TIME_LIMIT if outcome.was_limited else None)
+    reason = None if code == 0 else reason
+    why = None if reason is None else END_TEXTS.get(reason, reason)
     return ended(life, ended_at, None if reason else code, why, reason, last_number=last_number)
 
 

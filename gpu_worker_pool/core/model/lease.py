@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from .gpu import GpuKey
 from .request import Request
@@ -32,6 +33,14 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time_limit"
     PREEMPTED = "preempted"
     IDLE = "idle"
+
+
+# What a job is told whose lease the server ended as it had announced.
+END_TEXTS: Final = {
+    EndReason.TIME_LIMIT: "the time limit is over",
+    EndReason.PREEMPTED: "preempted: another request needed the GPU",
+    EndReason.IDLE: "the GPU had computed nothing for too long",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from gpu_worker_pool.cli.jobs.history_limit import keep_s, numbers_to_forget
 from gpu_worker_pool.cli.jobs.job_journal import append, encode, read_events
 from gpu_worker_pool.cli.jobs.job_spec import JobSpec
 from gpu_worker_pool.cli.jobs.job_store import JobStore, jobs_folder
+from gpu_worker_pool.cli.jobs.job_view import say_of_jobs
 from gpu_worker_pool.cli.jobs.keeper_link import lock_keeper
+from gpu_worker_pool.cli.jobs.keeper_server import write_facts
 from gpu_worker_pool.core.jobs.job_key import JobKey
 from gpu_worker_pool.core.jobs.life import (
     CancelAsked,
@@ -29,6 +32,7 @@ from gpu_worker_pool.core.jobs.life import (
     UsageMeasured,
     found_again,
 )
+from gpu_worker_pool.core.model.lease import EndReason
 from tests.core.jobs.lives import STARTED, failed, job, running
 
 USED = UsageMeasured(at=2.5, peak_memory_mb=1.0, peak_utilization_percent=None, mean_utilization_percent=2.0)
@@ -105,6 +109,48 @@ def test_a_job_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path)
     assert os.listdir(store.root) == ["submit.lock"]  # noqa: PTH208 - names
 
 
+def test_a_damaged_last_number_is_told(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    store.submit(spec(), {})
+    (store.root / "last-id").write_text("9" * 30, encoding="ascii")
+    with pytest.raises(Failure, match="write the number of the last job into it"):
+        store.submit(spec(), {})
+    assert store.numbers() == [1]
+    assert not list(store.root.glob(".new-*"))
+
+
+def test_an_array_that_was_damaged_has_the_tasks_that_have_begun(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    store.submit(spec(array=(0, 1, 2)), {})
+    for record in store.load_number(1)[:2]:
+        store.note(record, EVENTS[0])
+    (store.root / "1" / "job.json").unlink()
+    records = store.load_number(1)
+    assert [(str(record.key), record.life.state) for record in records] == [
+        ("1_0", JobState.INTERRUPTED),
+        ("1_1", JobState.INTERRUPTED),
+    ]
+    assert all(record.trouble for record in records)
+
+
+def test_many_tasks_are_told_once() -> None:
+    said: list[str] = []
+    say_of_jobs(["3", "5_0", "5_1", "5_2"], "is cancelled", "are cancelled", said.append)
+    assert said == ["job 3 is cancelled", "3 tasks of job 5 are cancelled"]
+
+
+async def test_a_keeper_writes_its_address_over_the_one_before_where_there_is_no_room_for_a_file(
+    tmp_path: Path,
+) -> None:
+    facts = tmp_path / "keeper.json"
+    said: list[str | None] = []
+    for address in ("first", "second"):
+        await write_facts(facts, address, said.append)
+        assert json.loads(facts.read_bytes()) == {"pid": os.getpid(), "address": address}
+        facts.with_suffix(".new").mkdir(exist_ok=True)  # no new file can be made
+    assert said == [None, None]
+
+
 def test_where_jobs_are_kept(tmp_path: Path) -> None:
     assert jobs_folder({"GPU_POOL_JOBS_DIR": str(tmp_path)}) == tmp_path
     found = jobs_folder({"HOME": "/home/ada", "STATE_DIRECTORY": "/var/lib/x"})
@@ -139,6 +185,14 @@ def test_jobs_that_were_over_for_long_are_forgotten_unless_a_job_comes_after_the
         (GuardOutcome(is_started=True, exit_code=143), False, JobState.INTERRUPTED, 143),
         (GuardOutcome(is_started=True, exit_code=143), True, JobState.FAILED, 143),
         (GuardOutcome(is_started=True, exit_code=143, was_limited=True), True, JobState.FAILED, None),
+        (
+            GuardOutcome(is_started=True, exit_code=137, was_limited=True, warned_of=EndReason.PREEMPTED),
+            True,
+            JobState.SUBMITTED,
+            None,
+        ),
+        (GuardOutcome(is_started=True, exit_code=143, warned_of=EndReason.PREEMPTED), True, JobState.SUBMITTED, None),
+        (GuardOutcome(is_started=True, exit_code=0, warned_of=EndReason.PREEMPTED), True, JobState.ENDED, 0),
         (GuardOutcome(is_started=True, exit_code=143, was_late=True), True, JobState.FAILED, None),
     ],
 )

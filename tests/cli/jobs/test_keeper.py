@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.cli.jobs.keeper_link import lock_keeper
 from gpu_worker_pool.core.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs import soak
@@ -65,6 +66,20 @@ def test_what_ran_goes_on_and_what_waited_waits_again_in_its_order(user: UserJob
     assert user.output(running) == "good\n"
 
 
+def test_a_killed_keeper_is_replaced_while_a_job_runs_without_any_command(user: UserJobs) -> None:
+    running = held(user)
+    waiting = user.script("echo went on")
+    killed = user.keeper_facts()["pid"]
+    user.kill_keeper()
+    eventually(lambda: user.keeper_facts().get("pid", killed) != killed, "a keeper is there again", within_s=60.0)
+    let_go(user, running)
+    assert user.until(running).life.state is JobState.ENDED
+    assert (user.until(waiting).life.state, user.output(waiting)) == (JobState.ENDED, "went on\n")
+    # The guard that started it has ended, and has not ended the keeper.
+    assert user.keeper_facts()["pid"] not in (None, killed)
+    assert user.call("jobs").err.startswith("gpu-pool: no job waits or runs")
+
+
 def test_a_job_that_goes_on_is_cancelled_by_the_next_keeper(user: UserJobs) -> None:
     running = held(user)
     user.kill_keeper()
@@ -90,7 +105,6 @@ def test_how_a_job_ended_is_known_also_where_no_keeper_was_there(user: UserJobs)
     user.kill_keeper()
     let_go(user, running)
     assert has_ended(guard)
-    assert user.state(running) is JobState.RUNNING
     user.call("jobs")
     life = user.until(running).life
     assert (life.state, life.exit_code) == (JobState.ENDED, 0)
@@ -139,6 +153,8 @@ def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJ
     running, waiting = held(user), user.script("echo ran at last")
     user.until(waiting, JobState.WAITING)
     user.kill_keeper()
+    lock = lock_keeper(user.store.root)  # no other keeper may start before all is as that one has left it
+    assert lock is not None
     started = (user.record(running).folder / "events.jsonl").read_text(encoding="utf-8").splitlines()[1]
     event = json.loads(started)
     event["guard"]["pid"], event["guard"]["address"] = guard_pid(user, running), "nothing listens here"
@@ -148,6 +164,7 @@ def test_a_job_that_was_written_down_as_started_and_never_was_is_run(user: UserJ
         journal.write(f"{json.dumps(event)}\n")
     outcome = folder / "outcome-1.json"
     outcome.write_text('{"address": "nothing listens here", "is_started": false}', encoding="utf-8")
+    os.close(lock)
     let_go(user, running)
     user.call("jobs")
     life = user.until(waiting).life
@@ -252,3 +269,94 @@ def test_a_job_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
 def test_jobs_survive_the_end_of_shells_keepers_and_servers(tmp_path: Path) -> None:
     """Some of what `python -m tests.cli.jobs.soak` does with 200."""
     assert soak.run(tmp_path, 5, random.Random(3), lambda _: None, most_faults=3) == []
+
+
+def test_a_job_that_was_preempted_while_no_keeper_was_there_is_run_again(tmp_path: Path) -> None:
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
+    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as user:
+        script = "trap '' TERM; echo began >> ran; while [ ! -e go ]; do sleep 0.05; done"
+        id_ = user.script(script, "--preemptible")
+        eventually(lambda: user.lines("ran"), "it runs")
+        other = queue(server, priority=1)
+        eventually(lambda: "save your work" in user.keeper_log(), "it is warned")
+        user.kill_keeper()
+        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        user.call("jobs")
+        assert user.until(id_, JobState.WAITING).life.end_reason == "preempted"
+        (user.folder / "go").touch()
+        release(server, other["id"])
+        assert user.until(id_).life.state is JobState.ENDED
+        assert user.lines("ran") == ["began", "began"]
+
+
+def test_a_job_that_waits_says_that_its_server_has_gone(tmp_path: Path) -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server, UserJobs(tmp_path, server) as user:
+        held(user)
+        waiting = user.script("echo at last")
+        eventually(lambda: "leased by" in user.call("jobs", waiting).out, "it says why it waits")
+        server.kill()
+        (shown,) = user.call("jobs", "--json", waiting).json["jobs"]
+        assert shown["reason"].startswith("no server answers: ")
+        assert "no server answers" in user.call("jobs").out
+
+
+def test_a_job_whose_submission_was_damaged_is_shown_and_can_be_cancelled(user: UserJobs) -> None:
+    running = held(user)
+    user.kill_keeper()
+    (user.record(running).folder / "job.json").write_text("{", encoding="utf-8")
+    (shown,) = user.call("jobs", "--json").json["jobs"]
+    assert (shown["id"], shown["state"]) == (running, "unreadable")
+    assert "cannot be read" in user.call("jobs").out
+    assert user.call("cancel", running).out == f"job {running} is being ended\n"
+    assert user.until(running).life.state is JobState.CANCELLED
+    assert "cannot be read" in user.call("retry", running, code=1).err
+
+
+def test_a_job_whose_journal_was_emptied_while_it_ran_is_not_run_a_second_time(user: UserJobs) -> None:
+    running = held(user)
+    guard = guard_pid(user, running)
+    user.kill_keeper()
+    (user.record(running).folder / "events.jsonl").write_bytes(b"")
+    assert "its journal is damaged" in user.call("jobs", running).out
+    life = user.until(running).life
+    assert (life.state, user.lines("ran").count(f"began {running}")) == (JobState.INTERRUPTED, 1)
+    let_go(user, running)
+    assert has_ended(guard)
+    user.call("retry", running)
+    assert user.until(running).life.state is JobState.ENDED
+    assert user.lines("ran").count(f"began {running}") == 2
+
+
+def test_a_job_that_runs_is_cancelled_also_where_nothing_can_be_written(user: UserJobs) -> None:
+    running = held(user)
+    guard, journal = guard_pid(user, running), user.record(running).folder / "events.jsonl"
+    kept = journal.rename(journal.with_name("kept"))
+    journal.mkdir()
+    assert user.call("cancel", running).out == f"job {running} is being ended\n"
+    assert has_ended(guard)
+    journal.rmdir()
+    kept.rename(journal)
+    assert user.until(running).life.state is JobState.CANCELLED
+
+
+def test_a_keeper_whose_log_cannot_be_written_lives(tmp_path: Path) -> None:
+    with UserJobs(tmp_path, None) as user:
+        user.store.make()
+        (user.store.root / "keeper.log").symlink_to("/dev/full")
+        id_ = user.submit("--endpoint", "http://127.0.0.1:9", "--", "true")
+        first = user.keeper_facts()
+        eventually(lambda: "no GPU server" in user.call("jobs").out, "it has said what it waits for")
+        assert user.keeper_facts() == first != {}
+        assert user.call("cancel", id_).out == f"job {id_} is cancelled\n"
+
+
+def test_a_keeper_that_is_stopped_keeps_no_command_waiting_for_long(user: UserJobs) -> None:
+    running = held(user)
+    pid = user.keeper_facts()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    done = user.call("submit", "--", "true")
+    assert done.out.strip().isdigit()
+    assert f"kill -CONT {pid}" in done.err
+    os.kill(pid, signal.SIGCONT)
+    let_go(user, running)
+    assert user.until(done.out.strip()).life.state is JobState.ENDED

@@ -174,6 +174,9 @@ def test_a_job_of_a_shell_inside_a_lease_requests_gpus_of_its_own(user: UserJobs
         (("submit", "--after-failure", "panic", "--", "true"), 2, "after-failure"),
         (("submit", "--endpoint", "ftp://box", "--", "true"), 2, "--endpoint"),
         (("submit", "--max-log", "1", "--gpus", "0", "--", "true"), 2, "gpus"),
+        (("submit", "--time", "0", "--", "true"), 2, "time_limit_s"),
+        (("submit", "--priority", "9999999", "--", "true"), 2, "priority"),
+        (("submit", "--model", " ", "--", "true"), 2, "model is empty"),
         (("logs", "4711"), 1, "there is no job 4711"),
         (("logs", "1/../2"), 2, "not the id of a job"),
         (("jobs", "4711"), 1, "there is no job"),
@@ -197,8 +200,16 @@ def test_a_folder_that_other_users_could_write_to_is_refused(tmp_path: Path) -> 
     jobs = UserJobs(tmp_path, None)
     jobs.store.root.mkdir()
     jobs.store.root.chmod(0o777)
-    assert "chmod go-w" in jobs.call("submit", "--", "true", code=125).err
+    said = jobs.call("submit", "--", "true", code=125).err
+    assert "of your jobs (mode 0777" in said
+    assert "chmod go-w" in said
     assert os.listdir(jobs.store.root) == []  # noqa: PTH208 - names
+
+
+def test_a_setting_that_is_not_a_duration_is_told(tmp_path: Path) -> None:
+    jobs = UserJobs(tmp_path, None)
+    said = jobs.call("submit", "--", "true", code=2, env={"GPU_POOL_JOBS_KEEP": "rubbish"}).err
+    assert "GPU_POOL_JOBS_KEEP is 'rubbish'" in said
 
 
 def test_what_was_submitted_is_read_as_it_was_written() -> None:

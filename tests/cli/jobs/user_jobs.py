@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,8 @@ class UserJobs:
             if guard is not None and Machine.here().is_alive(ProcessId(guard.pid, guard.started)):
                 with suppress(ProcessLookupError):
                     os.kill(guard.pid, signal.SIGKILL)
+        # A keeper that one of them has just started finds nothing to do, and ends.
+        shutil.rmtree(self.store.root, ignore_errors=True)
 
     def call(self, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> Done:
         """Run a command, which must end with this code."""
@@ -76,7 +79,11 @@ class UserJobs:
         return self.record(id_)
 
     def output(self, id_: str) -> str:
-        return self.record(id_).log.read_text(encoding="utf-8")
+        """What the last attempt has written; nothing yet where it is about to start."""
+        try:
+            return self.record(id_).log.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
 
     # --- the keeper ----------------------------------------------------------------------------------------------------
 
