@@ -68,7 +68,7 @@ async def _guarded(
     """What the guard says of the end of the program; None if it says nothing."""
     loop = asyncio.get_running_loop()
     # It is ended without grace: SIGKILL follows SIGTERM at once.
-    limits = {"grace_s": 0.0, "safe_until": None, "limit": boot_time() + limit_s}
+    limits = {"grace_s": 0.0, "safe_until": None, "limit": boot_time() + limit_s, "limit_grace_s": 0.0}
     what = {"command": list(program.arguments), "env": dict(env), "cwd": program.cwd, "group": 0, "marks": []}
     message = guard.frame({"do": "start", **what, **limits})
     reading, writing = os.pipe()
