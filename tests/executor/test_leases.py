@@ -297,7 +297,7 @@ def test_a_task_that_outlives_the_time_limit_of_its_lease_is_ended(
     server: ServerProcess, executor: MakeExecutor, gate: Gate
 ) -> None:
     """The server may warn, or end the lease, before the worker's guard acts; whichever was first, the time limit is named."""
-    future = executor(time_limit=1.0, grace_s=0.5).submit(work.report, gate.path)
+    future = executor(time_limit=6.0, grace_s=0.5).submit(work.report, gate.path)
     visitor = gate.wait()
 
     with pytest.raises(WorkerLostError, match=r"SIGTERM.*time limit|lease .* was lost: its time limit"):

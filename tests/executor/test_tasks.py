@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 from concurrent.futures import BrokenExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -50,7 +51,7 @@ def test_an_exception_travels_with_the_traceback_it_had_there(executor: MakeExec
 def test_what_cannot_be_passed_on_fails_alone_and_says_what_it_was(executor: MakeExecutor) -> None:
     ex = executor()
     tasks: dict[str, Any] = {
-        "pickled call": ex.submit(lambda: 1),
+        "pickled call": ex.submit(id, threading.Lock()),
         "unpickled call": ex.submit(work.take_exploding, work.ExplodesHere()),
         "unpickled result": ex.submit(work.return_exploding),
         "pickled error": ex.submit(work.raise_error, "of my own"),
@@ -58,7 +59,7 @@ def test_what_cannot_be_passed_on_fails_alone_and_says_what_it_was(executor: Mak
     }
     errors = {name: future.exception() for name, future in tasks.items()}
 
-    assert "lambda" in str(errors["pickled call"])
+    assert "_thread.lock" in str(errors["pickled call"])
     assert isinstance(errors["unpickled call"], LookupError)
     assert isinstance(errors["unpickled result"], LookupError)
     for name, shown in (("pickled error", "Unpicklable: of my own"), ("unpickled error", "NeedsTwoError: 1 and 2")):
