@@ -6,6 +6,7 @@ import importlib
 import os
 import shlex
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from benchmarks.contenders.takers import WAIT_S, Handle, Settings, Taker
 DESK = Path(__file__).with_name("desk.py")
 
 
-class JobTaker:
+class JobTaker(ABC):
     """Submits a job that reports at this client's desk when it runs, and ends when it is told to."""
 
     # The variable that tells a job which GPU it has.
@@ -25,8 +26,9 @@ class JobTaker:
         self._desk = Desk(f"{settings['folder']}/{os.getpid()}", WAIT_S)
         self._command = [settings["python"], "-I", "-S", str(DESK), self._desk.path, self.variable]
 
+    @abstractmethod
     def submit(self) -> None:
-        raise NotImplementedError
+        """Submit the job."""
 
     def take(self) -> Handle:
         self.submit()
