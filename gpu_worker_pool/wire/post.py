@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from urllib.parse import quote
 
 from .connections import connect
 from .http1 import AnswerReader, encode
 from .local_sockets import server_of
-from .transport import address_of
+from .transport import address_of, target_of
 
 _MAX_BYTES = 64 * 1024
-_SAFE = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 async def post(url: str, body: bytes, fields: Mapping[str, str], timeout_s: float) -> AnswerReader:
@@ -23,7 +21,7 @@ async def post(url: str, body: bytes, fields: Mapping[str, str], timeout_s: floa
     base = server_of(url)
     where, head = address_of(base, None)
     head += "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + "Connection: close\r\n"
-    request = encode("POST", quote(url[len(base) :].partition("#")[0] or "/", safe=_SAFE), head, body)
+    request = encode("POST", target_of(url.partition("#")[0], base), head, body)
     tls = ssl.create_default_context() if where.is_tls else None
     answer = AnswerReader(_MAX_BYTES)
     async with asyncio.timeout(timeout_s):

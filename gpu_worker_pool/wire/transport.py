@@ -210,9 +210,7 @@ class Transport:
         is_parsed: bool,
     ) -> Reply:
         base = server_of(url)
-        target = url[len(base) :] or "/"
-        if _PLAIN.fullmatch(target) is None:
-            target = quote(target, safe=_SAFE)
+        target = target_of(url, base)
         try:
             where, fields = address_of(base, path)
         except UnicodeError as error:
@@ -328,6 +326,12 @@ class _Outgoing(NamedTuple):
     thing: str
     where: Where
     request: bytes
+
+
+def target_of(url: str, base: str) -> str:
+    """What of a URL the first line of a call has."""
+    target = url[len(base) :] or "/"
+    return target if _PLAIN.fullmatch(target) is not None else quote(target, safe=_SAFE)
 
 
 @lru_cache(maxsize=256)
