@@ -221,8 +221,8 @@ GANG_MUTANTS = (
         ask_for_a_gang_on_one_node,
         "a gang that can never be served is refused",
         "capacity",
-        "return any(number >= wishes.nodes for",
-        "return any(number >= 1 for",
+        "if nodes >= wishes.nodes:",
+        "if nodes >= 1:",
     ),
     _mutant(
         take_turns_on_two_nodes,
@@ -235,8 +235,8 @@ GANG_MUTANTS = (
         take_turns_on_two_nodes,
         "the fence of a gang is noted for each of its nodes",
         "evolve",
-        "for node in {key.node for key in event.gpus}:",
-        "for node in {event.gpus[0].node}:",
+        "    for key in event.gpus:\n        state.fences[key.node] = max(state.fences.get(key.node, 0), event.fence)\n",
+        "    state.fences[event.gpus[0].node] = event.fence\n",
     ),
     _mutant(
         share_with_a_gang,
@@ -352,8 +352,8 @@ GANG_MUTANTS = (
         # The index keeps to it as well.
         also=(
             "capacity",
-            "return None if wishes.node is None else",
-            "return None if True else",
+            "if wishes.node is not None:\n            return self._node_of",
+            "if False:\n            return self._node_of",
         ),
     ),
 )

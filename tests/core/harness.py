@@ -189,7 +189,7 @@ class CheckedPool(QueueChecks):
     def _check_condensed(self, restored: Any) -> None:
         """What a journal is compacted to must be as good as the whole of it, once the pool is opened again."""
         short = self.core.condense.condense(self.state)
-        fresh = self.core.state.PoolState(settings=self.settings, ended=dict(self.state.ended))
+        fresh = self.core.state.PoolState(settings=self.settings, ended=self.state.ended.copy())
         condensed = self.core.evolve.replay(fresh, pickle.loads(pickle.dumps(short)))  # noqa: S301 - our own bytes
         reopen = self.core.commands.TakeOver(self.state.epoch, self.state.boot_id or "", 7.0, self.state.wall_offset_s)
         for pool in (condensed, restored):

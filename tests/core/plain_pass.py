@@ -60,9 +60,10 @@ class PlainCapacity(Capacity):
             if facts.is_open_to_shared and facts.committed_mb is not None:
                 limit_mb = thresholds.memory_percent * (gpu_class.total_mb or 0.0) / 100
                 left_mb = limit_mb - (wishes.memory_mb or 0.0) - facts.committed_mb
-                fewest = self.open_on[key.node] if facts.is_whole else 0
+                is_whole = bool(facts.is_open_to_exclusive)
+                fewest = self.open_on[key.node] if is_whole else 0
                 if left_mb >= -ROUNDING_MB and (facts.is_clear_to_shared or include_loaded):
-                    found.append((facts.is_whole, left_mb, fewest, key.node, facts.gpu_index, key))
+                    found.append((is_whole, left_mb, fewest, key.node, facts.gpu_index, key))
         return (key for *_, key in sorted(found))
 
     def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:

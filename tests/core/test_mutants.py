@@ -48,6 +48,7 @@ PLAIN_MUTANTS = (
         "slot",
         "return MemoryUse(self.by_lease, max(self._unexplained_mb, 0.0), self.leased_mb)",
         "return MemoryUse(self.by_lease, 0.0, self.leased_mb)",
+        also=("slot", "return MemoryUse({}, max(reading.memory_used_mb, 0.0), 0.0)", "return MemoryUse({}, 0.0, 0.0)"),
     ),
     Mutant(
         "at the memory threshold is not available",
@@ -178,7 +179,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "fences grow",
         "decide",
-        "fence = 1 + max(fences.get(node, state.fences.get(node, 0)) for node in nodes)",
+        "fence = 1 + max([fences.get(key.node, state.fences.get(key.node, 0)) for key in grant.gpus])",
         "fence = 1",
     ),
     Mutant(
@@ -292,8 +293,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "a node is listed again when a change of a GPU concerns the whole node",
         "capacity",
-        "self._relist(*index.list_again())",
-        "self._relist(*(index.list_again() if is_new else ((), ())))",
+        "        self._list_later(node)\n",
+        "        if is_new:\n            self._list_later(node)\n",
     ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(
@@ -374,7 +375,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "leases inside another end with it",
         "lease_ends",
-        "for each in (*leases_inside(state, lease.id), lease)]",
+        "for each in (*inside, lease)]",
         "for each in (lease,)]",
     ),
     Mutant(

@@ -11,6 +11,7 @@ from math import log
 
 HALF_LIFE_S = 7 * 24 * 3600.0
 RECENT_LEASES = 2
+_FADES_S = HALF_LIFE_S / log(2)
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class OwnerUse:
         if now <= self.as_of:
             return self.used
         left = float(2.0 ** (-(now - self.as_of) / HALF_LIFE_S))
-        return self.used * left + self.held * (HALF_LIFE_S / log(2)) * (1.0 - left)
+        return self.used * left + self.held * _FADES_S * (1.0 - left)
 
     def hold(self, weight: int, now: float, *, is_firm: bool) -> None:
         """Hold so much more from now on, or less."""

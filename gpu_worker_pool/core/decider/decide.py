@@ -23,6 +23,7 @@ from gpu_worker_pool.core.model.lease import (
     QueuedLease,
     custodian,
 )
+from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.assignment import serve_queue
 from gpu_worker_pool.core.queue.booking import book, due_bookings, is_repeated
@@ -62,7 +63,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if why:
         return [ev.LeaseRefused(now, lease_id, why)]
     owner, settings = request.holder.owner, state.settings
-    if state.owned[owner] >= settings.max_leases_per_owner:
+    if state.owned.get(owner, 0) >= settings.max_leases_per_owner:
         return [ev.TooManyLeases(now, lease_id, settings.max_leases_per_owner, owner)]
     queued = ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)
     if request.parent is not None:
@@ -126,7 +127,7 @@ def _end(
     lease = state.find(lease_id)
     if lease is None:
         return [ev.LeaseUnknown(now, lease_id)]
-    if isinstance(lease, DrainingLease | EndedLease):
+    if isinstance(lease, (DrainingLease, EndedLease)):
         return []
     return [*all_ended(state, lease, reason, now, by, why)]
 
@@ -143,11 +144,10 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
         members: Mapping[str, tuple[ProcessId, ...]] = slot.members
         if reading.processes is not None:
             members = slot.attribute(reading.processes)
-            events += [
-                ev.ProcessesAttributed(now, lease_id, slot.key, seen)
-                for lease_id, seen in members.items()
-                if set(seen) != set(slot.members.get(lease_id, ()))
-            ]
+            for lease_id, seen in members.items():
+                known = slot.members.get(lease_id, ())
+                if seen != known and set(seen) != set(known):
+                    events.append(ev.ProcessesAttributed(now, lease_id, slot.key, seen))
         for lease_id in slot.occupants:
             lease = state.leases[lease_id]
             if (
@@ -221,27 +221,32 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     fences: dict[str, int] = {}
     events: list[ev.Event] = [ev.SubLeasesSettled(now, inside.settled)] if inside.settled else []
     for grant in (*inside.grants, *found.grants):
-        nodes = {key.node for key in grant.gpus}
-        fence = 1 + max(fences.get(node, state.fences.get(node, 0)) for node in nodes)
-        fences.update(dict.fromkeys(nodes, fence))
-        granted = _granted(state, grant, fence, now)
-        events += [granted] if state.queued(grant.lease_id).request.parent else _taken_over(state, granted, now)
-    events += [_preempted(state, lease_id, now) for lease_id in found.victims]
-    events += [withdrawn(_active(state, lease_id), now) for lease_id in found.spared]
+        fence = 1 + max([fences.get(key.node, state.fences.get(key.node, 0)) for key in grant.gpus])
+        for key in grant.gpus:
+            fences[key.node] = fence
+        request = state.queued(grant.lease_id).request
+        events.append(_granted(state, request, grant, fence, now))
+        if request.parent is None:
+            events += _taken_over(state, grant, now)
+    for lease_id in found.victims:
+        events.append(_preempted(state, lease_id, now))
+    for lease_id in found.spared:
+        events.append(withdrawn(_active(state, lease_id), now))
     if found.settled_until is not None:
         claims, undated = tuple(found.claims.items()), tuple(found.undated.items())
         events.append(ev.QueueSettled(now, found.settled_until, found.reservation, claims, undated))
     return events
 
 
-def _granted(state: PoolState, grant: Grant, fence: int, now: float) -> ev.LeaseGranted:
-    request = state.queued(grant.lease_id).request
+def _granted(state: PoolState, request: Request, grant: Grant, fence: int, now: float) -> ev.LeaseGranted:
     # A lease inside another ends with it: limits that are not its own bind the other.
     is_inside = request.parent is not None
     limit_s = request.time_limit_s if is_inside else time_limit_of(state, request.holder.owner, request.time_limit_s)
     limit = None if limit_s is None else now + limit_s
-    readings = [state.slots[key].reading for key in grant.gpus]
-    weight = sum(weight_of(each.memory_total_mb if each else None, request.wishes) for each in readings)
+    weight = 0
+    for key in grant.gpus:
+        reading = state.slots[key].reading
+        weight += weight_of(reading.memory_total_mb if reading else None, request.wishes)
     is_usual = weight == FULL_WEIGHT * len(grant.gpus)
     granted_at = now + state.wall_offset_s
     return ev.LeaseGranted(now, grant.lease_id, grant.gpus, fence, granted_at, limit, None if is_usual else weight)
@@ -259,18 +264,18 @@ def _active(state: PoolState, lease_id: str) -> ActiveLease:
     return lease
 
 
-def _taken_over(state: PoolState, granted: ev.LeaseGranted, now: float) -> list[ev.Event]:
-    """The grant, and the end of the leases that drain there. They are of the process that gets the GPU again: what they
+def _taken_over(state: PoolState, grant: Grant, now: float) -> list[ev.Event]:
+    """The end of the leases that drain on GPUs that are granted. They are of the process that gets the GPU again: what they
     left is the new lease's. So they do not pile up, however often the process asks and releases.
     """
-    events: list[ev.Event] = [granted]
-    for key in granted.gpus:
+    events: list[ev.Event] = []
+    for key in grant.gpus:
         slot = state.slots[key]
         if slot.occupants.draining:
             left = [lease_id for lease_id, occupant in slot.occupants.items() if occupant.is_draining]
             members = dict.fromkeys(process for lease_id in left for process in slot.members.get(lease_id, ()))
             if members:
-                events.append(ev.ProcessesAttributed(now, granted.lease_id, key, tuple(members)))
+                events.append(ev.ProcessesAttributed(now, grant.lease_id, key, tuple(members)))
             events += [ev.GpuDrained(now, lease_id, key) for lease_id in left]
     return events
 

@@ -85,8 +85,8 @@ def joined_by(state: PoolState, readings: Iterable[Reading], now: float) -> list
         total_mb = reading.memory_total_mb
         if total_mb is None and known is not None:
             total_mb = known.memory_total_mb  # unknown now, which is not another size
-        seen = InventoryGpu(gpu.key.uuid, gpu.index, gpu.name, total_mb)
-        if seen != known:
+        if known is None or (known.index, known.name, known.memory_total_mb) != (gpu.index, gpu.name, total_mb):
+            seen = InventoryGpu(gpu.key.uuid, gpu.index, gpu.name, total_mb)
             inventory = {each.uuid: each for each in state.nodes[gpu.key.node].gpus or ()}
             changed.setdefault(gpu.key.node, inventory)[seen.uuid] = seen
     return [

@@ -38,7 +38,8 @@ def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
         if not isinstance(event, ev.Refusal):
             state.clock = max(state.clock, event.at)
             _HANDLERS[type(event)](state, event)
-    state.reindex()
+    if state.touched:
+        state.reindex()
     return state
 
 
@@ -71,8 +72,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     )
     _put_on_timetable(state, lease)
     state.restart_deadline(lease, event.at)
-    for node in {key.node for key in event.gpus}:
-        state.fences[node] = max(state.fences.get(node, 0), event.fence)
+    for key in event.gpus:
+        state.fences[key.node] = max(state.fences.get(key.node, 0), event.fence)
     if request.parent is not None:
         state.inside.enter(waited)
         return
@@ -104,7 +105,9 @@ def _occupy(state: PoolState, lease: ActiveLease, gpus: tuple[GpuKey, ...], weig
         slot.occupants[lease.id] = Occupant(request.wishes.memory_mb, process, since=at)
         slot.busy = at
     state.touch(gpus)
-    use = state.owners.setdefault(request.holder.owner, OwnerUse(as_of=at))
+    use = state.owners.get(request.holder.owner)
+    if use is None:
+        use = state.owners[request.holder.owner] = OwnerUse(as_of=at)
     use.hold(weight, at, is_firm=not request.preemptible)
     state.unsettle()
 
@@ -134,6 +137,8 @@ def _lose_claims(state: PoolState, lease_id: str) -> bool:
     had_reservation = state.reservation is not None and state.reservation.lease_id == lease_id
     if had_reservation:
         state.reservation = None
+    if not state.claims:
+        return had_reservation
     claimed = [key for key, claimer in state.claims.items() if claimer == lease_id]
     for key in claimed:
         del state.claims[key]
@@ -165,28 +170,26 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     state.timetable.drop(lease.id)
     _disown(state, lease.request.holder.owner)
     is_inside = lease.request.parent is not None
-    if is_inside and isinstance(lease, QueuedLease | ActiveLease):
+    if is_inside and isinstance(lease, (QueuedLease, ActiveLease)):
         state.inside.leave(lease)
     if isinstance(lease, QueuedLease):
         if _lose_claims(state, lease.id) or state.newcomers:
             state.unsettle()  # what was kept for it is free for others
         if not is_inside:
             state.queue.leave(lease)
-        _remember(
-            state,
-            EndedLease(
-                lease.id,
-                lease.request,
-                (),
-                None,
-                lease.requested_at,
-                None,
-                event.ended_at,
-                event.reason,
-                event.by,
-                event.why,
-            ),
+        ended = EndedLease(
+            lease.id,
+            lease.request,
+            (),
+            None,
+            lease.requested_at,
+            None,
+            event.ended_at,
+            event.reason,
+            event.by,
+            event.why,
         )
+        _remember(state, ended)
         return
     assert isinstance(lease, ActiveLease), lease  # noqa: S101 - a broken invariant must not go on
     ended = EndedLease(
@@ -207,11 +210,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         return
     _give_back(state, lease, ended, event.at)
     for key in lease.gpus:
-        occupants = state.slots[key].occupants
-        if key in event.draining:
-            occupants[lease.id] = replace(occupants[lease.id], is_draining=True)
-        else:
-            _vacate(state, lease.id, key)
+        _leave_gpu(state, lease.id, key, is_draining=key in event.draining)
     if event.draining:
         drained = DrainingLease(lease.id, lease.request, event.draining, event.at, ended)
         state.leases[lease.id] = drained
@@ -221,7 +220,18 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
                 state.reclaimable.setdefault(process, {}).setdefault(key, set()).add(lease.id)
     else:
         _remember(state, ended)
-    state.touch(lease.gpus)
+
+
+def _leave_gpu(state: PoolState, lease_id: str, key: GpuKey, *, is_draining: bool) -> None:
+    occupants = state.slots[key].occupants
+    # A GPU that an exclusive lease had to itself stays closed to all until it has drained: no index has an entry of it.
+    if not is_draining or len(occupants) > 1 or occupants.sharing or state.settings.workers_per_gpu > 1:
+        state.touched.add(key)
+    if is_draining:
+        was = occupants[lease_id]
+        occupants[lease_id] = Occupant(was.asked_mb, was.process, is_draining=True, since=was.since)
+    else:
+        _vacate(state, lease_id, key)
 
 
 # A lease that ended for one of these reasons lasted as long as its holder wanted, or as it may.
@@ -284,7 +294,7 @@ def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
     assert isinstance(lease, DrainingLease), lease  # noqa: S101 - a broken invariant must not go on
     _vacate(state, lease.id, event.gpu)
     _forget_reclaimable(state, lease, event.gpu)
-    left = tuple(key for key in lease.gpus if key != event.gpu)
+    left = tuple([key for key in lease.gpus if key != event.gpu])
     if left:
         state.leases[lease.id] = replace(lease, gpus=left)
     else:
@@ -321,26 +331,6 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
             slot.busy = event.at if slot.busy is None else max(reading.at, slot.busy)
 
 
-def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:
-    state.excluded[event.gpu] = event.reason
-    state.touch((event.gpu,))
-
-
-def _gpu_included(state: PoolState, event: ev.GpuIncluded) -> None:
-    state.excluded.pop(event.gpu, None)
-    state.touch((event.gpu,))
-
-
-def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
-    state.ignored_processes.add(event.name)
-    state.touch(state.slots)
-
-
-def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
-    state.ignored_processes.discard(event.name)
-    state.touch(state.slots)
-
-
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
     slot = state.slots[key]
     del slot.occupants[lease_id]
@@ -349,6 +339,8 @@ def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
 
 
 def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> None:
+    if not state.reclaimable:
+        return
     process = lease.request.holder.process_on(key.node)
     keys = state.reclaimable.get(process, {}) if process is not None else {}
     if process is None or lease.id not in keys.get(key, ()):
@@ -363,7 +355,7 @@ def _forget_reclaimable(state: PoolState, lease: DrainingLease, key: GpuKey) -> 
 def _remember(state: PoolState, lease: EndedLease) -> None:
     state.ended[lease.id] = lease
     while len(state.ended) > state.settings.remembered_ended_leases:
-        del state.ended[next(iter(state.ended))]
+        state.ended.popitem(last=False)
 
 
 _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
@@ -386,8 +378,4 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.TokenRevoked: _token_revoked,
     ev.GpusBooked: _gpus_booked,
     ev.BookingEnded: _booking_ended,
-    ev.GpuExcluded: _gpu_excluded,
-    ev.GpuIncluded: _gpu_included,
-    ev.ProcessIgnored: _process_ignored,
-    ev.ProcessCounted: _process_counted,
 }

@@ -1,4 +1,4 @@
-"""What take-overs and nodes change in a pool. It makes no decisions."""
+"""What take-overs, nodes and operators' words about GPUs change in a pool. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -121,6 +121,26 @@ def _on_renamed(
     return lease
 
 
+def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:
+    state.excluded[event.gpu] = event.reason
+    state.touch((event.gpu,))
+
+
+def _gpu_included(state: PoolState, event: ev.GpuIncluded) -> None:
+    state.excluded.pop(event.gpu, None)
+    state.touch((event.gpu,))
+
+
+def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
+    state.ignored_processes.add(event.name)
+    state.touch(state.slots)
+
+
+def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
+    state.ignored_processes.discard(event.name)
+    state.touch(state.slots)
+
+
 def _void_readings_of(state: PoolState, node: str) -> None:
     # A GPU that was read is in the inventory of its node. A fleet has many others, so they are not gone through.
     _void_readings(state, [state.slots[GpuKey(node, gpu.uuid)] for gpu in state.nodes[node].gpus or ()])
@@ -147,4 +167,8 @@ NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.NodeRenamed: _node_renamed,
     ev.NodeSilenced: _node_silenced,
     ev.NodeForgotten: _node_forgotten,
+    ev.GpuExcluded: _gpu_excluded,
+    ev.GpuIncluded: _gpu_included,
+    ev.ProcessIgnored: _process_ignored,
+    ev.ProcessCounted: _process_counted,
 }

@@ -17,7 +17,8 @@ def all_ended(  # noqa: PLR0917 - as the event
     why: str | None = None,
 ) -> list[ev.LeaseEnded]:
     """The end of a lease, after that of the leases inside it: these end with it, for its reason."""
-    return [_ended(state, each, reason, now, by, why) for each in (*leases_inside(state, lease.id), lease)]
+    inside = leases_inside(state, lease.id) if state.inside else ()
+    return [_ended(state, each, reason, now, by, why) for each in (*inside, lease)]
 
 
 def _ended(  # noqa: PLR0917 - private
@@ -30,7 +31,8 @@ def _ended(  # noqa: PLR0917 - private
 ) -> ev.LeaseEnded:
     # The GPUs of a lease inside another stay the other's, whose draining covers the processes of both.
     gpus = lease.gpus if isinstance(lease, ActiveLease) and lease.request.parent is None else ()
-    draining = tuple(
-        key for key in gpus if state.settings.awaits_reading_after_release or state.slots[key].members.get(lease.id)
-    )
+    if state.settings.awaits_reading_after_release:
+        draining = gpus
+    else:
+        draining = tuple(key for key in gpus if state.slots[key].members.get(lease.id))
     return ev.LeaseEnded(now, lease.id, reason, draining, now + state.wall_offset_s, by, why)

@@ -41,7 +41,7 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
             happened.extend(events)
         return bool(events)
 
-    if not isinstance(command, cmd.TakeOver | cmd.Tick) and state.has_due(now, heard_until):
+    if not isinstance(command, (cmd.TakeOver, cmd.Tick)) and state.has_due(now, heard_until):
         carry_out(cmd.Tick(heard_until))
     carry_out(command)
     while most_passes > 0 and not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):

@@ -12,7 +12,8 @@ class Deadlines:
         self._sorted: list[tuple[float, str]] = []
 
     def set(self, id_: str, due_at: float) -> None:
-        self.drop(id_)
+        if id_ in self._due_at:
+            self.drop(id_)
         self._due_at[id_] = due_at
         insort(self._sorted, (due_at, id_))
 

@@ -107,7 +107,9 @@ class ActiveLease:
     def ttl_s(self) -> float | None:
         """How long it lasts without a heartbeat; None if it lasts as long as its holder's process, which is watched."""
         holder = self.request.holder
-        is_watched = all(holder.process_on(key.node) is not None for key in self.gpus)
+        is_watched = holder.is_local and (
+            holder.node is None or all(holder.process_on(key.node) is not None for key in self.gpus)
+        )
         return None if is_watched else self.request.ttl_s
 
 

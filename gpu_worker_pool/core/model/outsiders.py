@@ -33,6 +33,8 @@ def outside_use(slot: GpuSlot, settings: PoolSettings, ignored_processes: Abstra
     """What keeps a GPU from an exclusive lease: a process outside the pool computes there, or they hold more memory than
     a context. None if there is no such use, or no list of processes to tell it by. Unknown memory counts as much.
     """
+    if slot.reading is None or not slot.reading.processes:
+        return None
     found = attribute_processes(slot, ignored_processes)
     outside = [process for process, whose in found if whose.is_outside and not whose.is_ignored]
     if not outside:
@@ -40,7 +42,7 @@ def outside_use(slot: GpuSlot, settings: PoolSettings, ignored_processes: Abstra
     outside.sort(key=lambda process: (-_weight(process), process.id.pid))
     held_mb = sum(map(_weight, outside))
     # Of a lease and a process outside, either may be the one that computes.
-    load_percent = slot.reading.load_percent if slot.reading and not slot.occupants else None
+    load_percent = None if slot.occupants else slot.reading.load_percent
     is_computing = load_percent is not None and load_percent >= settings.computing_percent
     if held_mb <= settings.context_mb and not is_computing:
         return None

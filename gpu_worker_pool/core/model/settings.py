@@ -80,9 +80,9 @@ class PoolSettings:
 
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
         """The request's thresholds; the pool's where the request has none."""
-        if not wishes.has_thresholds:
-            return self.thresholds
         memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
+        if memory is None and utilization is None:
+            return self.thresholds
         return Thresholds(
             self.thresholds.memory_percent if memory is None else memory,
             self.thresholds.utilization_percent if utilization is None else utilization,

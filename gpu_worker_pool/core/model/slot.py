@@ -39,9 +39,9 @@ class Occupants(dict[str, Occupant]):
             self[lease_id] = occupant
 
     def __setitem__(self, lease_id: str, occupant: Occupant) -> None:
-        if lease_id in self:
+        if (was := self.get(lease_id)) is not None:
             self.changes += 1
-            self._count(self[lease_id], -1)
+            self._count(was, -1)
         self._count(occupant, 1)
         super().__setitem__(lease_id, occupant)
 
@@ -51,8 +51,10 @@ class Occupants(dict[str, Occupant]):
         super().__delitem__(lease_id)
 
     def _count(self, occupant: Occupant, number: int) -> None:
-        self.sharing += number * (occupant.asked_mb is not None)
-        self.draining += number * occupant.is_draining
+        if occupant.asked_mb is not None:
+            self.sharing += number
+        if occupant.is_draining:
+            self.draining += number
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),)
@@ -261,6 +263,8 @@ def memory_use(slot: GpuSlot, ignored_processes: AbstractSet[str]) -> MemoryUse 
     reading = slot.reading
     if reading is None or reading.memory_used_mb is None:
         return None
+    if not slot.occupants and not ignored_processes:
+        return MemoryUse({}, max(reading.memory_used_mb, 0.0), 0.0)  # no lease and no ignored process has a part of it
     if slot.memory_sums is None or not slot.memory_sums.is_of(slot, ignored_processes):
         slot.memory_sums = _MemorySums(slot, reading, reading.memory_used_mb, ignored_processes)
     elif len(slot.memory_sums.by_lease) < len(slot.occupants):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf, nextafter
@@ -50,7 +50,8 @@ class PoolState:
     announced: set[str] = field(default_factory=set)
     slots: dict[GpuKey, GpuSlot] = field(default_factory=dict)
     leases: dict[str, LiveLease] = field(default_factory=dict)
-    ended: dict[str, EndedLease] = field(default_factory=dict)
+    # The oldest are forgotten first. To find the first of a plain dict takes the longer the more of them were removed.
+    ended: OrderedDict[str, EndedLease] = field(default_factory=OrderedDict)
     queue: LeaseQueue = field(default_factory=LeaseQueue)
     # The leases inside other leases. They are in `leases` too, but not in `queue` and not on a slot.
     inside: LeasesInside = field(default_factory=LeasesInside)
@@ -157,9 +158,13 @@ class PoolState:
         """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
         its TTL.
         """
-        limit_s = self.settings.drain_limit_s if isinstance(lease, DrainingLease) else lease.ttl_s
-        if self.epoch > 0 and isinstance(lease, ActiveLease):
+        limit_s: float | None
+        if isinstance(lease, DrainingLease):
+            limit_s = self.settings.drain_limit_s
+        elif self.epoch > 0 and isinstance(lease, ActiveLease):
             limit_s = None
+        else:
+            limit_s = lease.ttl_s
         if limit_s is None:
             self.deadlines.drop(lease.id)
         else:

@@ -10,7 +10,6 @@ reclaim.py), unless a waiter ahead needs such a GPU.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -59,6 +58,8 @@ def serve_queue(state: PoolState, now: float) -> QueuePass:
         outcome = QueuePass()
     elif now <= state.settled_until and len(state.newcomers) == 1:
         outcome = _admit(state, state.queued(state.newcomers[0]), now) or _pass_over_queue(state, now)
+    elif len(state.queue) == 0 and not (state.undated or state.bookings or state.making_room):
+        outcome = QueuePass(settled_until=inf)  # no waiter, no date to look at again, and no lease that could be spared
     else:
         outcome = _pass_over_queue(state, now)
     may_reclaim = state.reclaimable or state.capacity.used_outside_by
@@ -74,7 +75,7 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
     # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
     gone: set[GpuKey] = set()
     places, room = Attempts(survey.place), Attempts(preemption.claim)
-    served: Counter[Line] = Counter()
+    served: dict[Line, int] = {}
     is_hope_enough = not state.preemptible and not reserving.is_any_due
     turns: Turns = HopefulTurns(survey, order, served) if is_hope_enough else EveryTurn(state, order)
     while (turn := turns.next()) is not None:
@@ -90,7 +91,8 @@ def _pass_over_queue(state: PoolState, now: float) -> QueuePass:
             if wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
                 # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
                 return found
-            served[line] += 1
+            if not is_hope_enough:  # else these turns are those of the whole pass
+                served[line] = served.get(line, 0) + 1
             turns.was_served(turn)
             continue
         can_claim = state.preemptible and not line.preemptible

@@ -41,6 +41,8 @@ class Attempts(Generic[T]):
 
     def must_fail(self, wishes: Wishes, kept: AbstractSet[GpuKey]) -> bool:
         """Whether a wish for as much or less has failed, of which no other GPUs were kept: for the same GPUs or for any."""
+        if not self._failed:
+            return False
         terms, own, memory_mb = _terms(wishes), _places(wishes), wishes.memory_mb or 0.0
         for kept_then in (kept, NOTHING) if kept else (NOTHING,):
             for among in (ANY,) if own == ANY else (own, ANY):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace, merge
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from math import inf
 
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
@@ -26,29 +26,43 @@ from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.thresholds import Thresholds
 
 from .node_index import (
+    BY_NODE,
     Entry,
     GpuClass,
     Group,
-    Listed,
+    ListKey,
+    Lists,
     Makeup,
     NodeIndex,
     SlotFacts,
     Use,
-    drop_sorted,
     facts_of,
     makeup_of,
+    move_entries,
+    no_lists,
 )
+
+# What was known of a GPU, and what is; None if it was not known, or is gone.
+FactsChange = tuple[GpuKey, SlotFacts | None, SlotFacts | None]
 
 # Sums of floats may differ in the last bits from those of `judge`, which decides such close cases.
 ROUNDING_MB = 1e-3
+# Entries of so many nodes are left for the next decision to derive.
+MOST_OUTDATED = 8
+NO_ROOTS: frozenset[ProcessId] = frozenset()
 
 
 @dataclass(slots=True)
 class Capacity:
-    """Finds GPUs by use, by committed memory and by name, and nodes by their number of open GPUs."""
+    """Finds GPUs by use, by committed memory and by name, and nodes by their number of open GPUs.
+
+    A change of a GPU concerns all lists by node, and the next decision asks for few of them. So the entries of a node there are
+    derived when a list is asked for; until then the node is in `_outdated`. A decision derives those of a few nodes at most.
+    """
 
     _nodes: dict[str, NodeIndex] = field(default_factory=dict)
-    _lists: dict[Use, dict[Group, list[Entry]]] = field(default_factory=lambda: {use: {} for use in Use})
+    _lists: Lists = field(default_factory=no_lists)
+    _outdated: dict[Use, set[str]] = field(default_factory=lambda: {use: set() for use in BY_NODE})
     _makeups: Counter[Makeup] = field(default_factory=Counter)
     _names: GpuNames = field(default_factory=GpuNames, compare=False)
     # The GPUs that only one process outside the pool and its descendants use.
@@ -63,56 +77,94 @@ class Capacity:
         ignored_processes: AbstractSet[str],
     ) -> bool:
         """Update the indexes for these GPUs; one without a slot is dropped. Return whether it may affect a request."""
-        changed: dict[str, dict[GpuKey, SlotFacts | None]] = {}
+        changed: dict[str, list[FactsChange]] = {}
         for key in touched:
             slot, index = slots.get(key), self._nodes.get(key.node)
-            facts = None if slot is None else facts_of(slot, settings, excluded, ignored_processes)
-            if facts != (index.facts.get(key) if index else None):
-                changed.setdefault(key.node, {})[key] = facts
-                self._note_roots(key, index.facts.get(key) if index else None, facts)
-        matters = [self._reindex(node, changed[node]) for node in sorted(changed)]
-        return any(matters)
+            known = index.facts.get(key) if index else None
+            found = None if slot is None else facts_of(slot, settings, excluded, ignored_processes)
+            if found != known:
+                changed.setdefault(key.node, []).append((key, known, found))
+        may_matter = False
+        for node in sorted(changed):
+            may_matter |= self._reindex(node, changed[node])
+        return may_matter
 
-    def _reindex(self, node: str, changes: Mapping[GpuKey, SlotFacts | None]) -> bool:
-        known = self._nodes.get(node)
-        is_new = known is None
-        index = self._nodes[node] = known or NodeIndex(node)
+    def _reindex(self, node: str, changes: Iterable[FactsChange]) -> bool:
+        index = self._nodes.get(node)
+        is_new = index is None
+        if index is None:
+            index = self._nodes[node] = NodeIndex(node)
         makeup, in_service = index.makeup, index.makeup_in_service
-        named = [(facts.gpu_index, key) for key in changes if (facts := index.facts.get(key)) and facts.gpu_class]
-        lost: set[Listed] = set()
-        gained: set[Listed] = set()
-        for key, found in changes.items():
-            of_gpu = index.replace(key, found)
-            lost |= of_gpu[0]
-            gained |= of_gpu[1]
-        self._relist(*index.list_again())
-        if lost or gained:
-            self._relist(_shared(index, lost), _shared(index, gained))
+        is_any_moved = is_renamed = False
+        for key, known, found in changes:
+            for list_key, lost, gained in index.replace(key, found):
+                is_any_moved = True
+                if list_key[0] is Use.SHARED:  # the pool has these one by one
+                    self._move_shared(index, list_key, lost, gained)
+            # The same index and class mean the same names.
+            if known is None or found is None or known[:2] != found[:2]:
+                is_renamed |= self._rename(key, known, found)
+            roots, new_roots = known.outside_roots if known else NO_ROOTS, found.outside_roots if found else NO_ROOTS
+            if roots != new_roots:
+                self._note_roots(key, roots, new_roots)
+        index.count_again()
+        self._list_later(node)
         if not index.facts:
+            for use in BY_NODE:
+                self._bring_up_to_date(use)
             del self._nodes[node]
         if is_new or not index.facts or makeup != index.makeup:
             self._count_makeup(makeup, -(not is_new))
             self._count_makeup(index.makeup, bool(index.facts))
-        now_named = [(found.gpu_index, key) for key, found in changes.items() if found and found.gpu_class]
-        is_renamed = named != now_named
-        if is_renamed:
-            self._names.change(named, now_named)
         # If a name now means another GPU, or none, a request by that name could use other GPUs than before.
-        return bool(is_new or is_renamed or lost or gained or index.makeup_in_service != in_service)
+        return bool(is_new or is_renamed or is_any_moved or index.makeup_in_service != in_service)
 
-    def _relist(self, lost: Iterable[Listed], gained: Iterable[Listed]) -> None:
-        for use, group, entry in lost:
-            drop_sorted(self._lists[use], group, entry)
-        for use, group, entry in gained:
-            insort(self._lists[use].setdefault(group, []), entry)
+    def _list_later(self, node: str) -> None:
+        for use, outdated in self._outdated.items():
+            if node not in outdated:
+                outdated.add(node)
+                if len(outdated) > MOST_OUTDATED:
+                    self._bring_up_to_date(use)
+
+    def _move_shared(self, index: NodeIndex, list_key: ListKey, *entries: Entry | None) -> None:
+        lost, gained = (entry and next(index.in_pool(Use.SHARED, (entry,))) for entry in entries)
+        move_entries(self._lists, [(list_key, lost, gained)])
+
+    def _rename(self, key: GpuKey, known: SlotFacts | None, found: SlotFacts | None) -> bool:
+        """Note the names of a GPU: its index, and the UUID in its key. It has none before its class is known."""
+        old, new = ([(facts.gpu_index, key)] if facts and facts.gpu_class else [] for facts in (known, found))
+        if old != new:
+            self._names.change(old, new)
+        return old != new
+
+    def _bring_up_to_date(self, use: Use) -> None:
+        for node in self._outdated[use]:
+            move_entries(self._lists, self._nodes[node].list_again(use))
+        self._outdated[use].clear()
+
+    def _lists_of(self, use: Use) -> Mapping[Group, list[Entry]]:
+        if self._outdated.get(use):
+            self._bring_up_to_date(use)
+        return self._lists[use]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Capacity):
+            return NotImplemented
+        return self._known() == other._known()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def _known(self) -> tuple[object, ...]:
+        for use in BY_NODE:
+            self._bring_up_to_date(use)
+        return (self._nodes, self._lists, self._makeups, self.used_outside_by)
 
     def _count_makeup(self, makeup: Makeup, number: int) -> None:
         self._makeups[makeup] += number
         if not self._makeups[makeup]:
             del self._makeups[makeup]
 
-    def _note_roots(self, key: GpuKey, old: SlotFacts | None, new: SlotFacts | None) -> None:
-        before, after = (facts.outside_roots if facts else frozenset() for facts in (old, new))
+    def _note_roots(self, key: GpuKey, before: AbstractSet[ProcessId], after: AbstractSet[ProcessId]) -> None:
         for process in before - after:
             self.used_outside_by[process].discard(key)
             if not self.used_outside_by[process]:
@@ -133,7 +185,7 @@ class Capacity:
     def open_gpus_of(self, node: str, *, shared: bool) -> Iterator[GpuKey]:
         """The measured GPUs of a node that admit one more such lease, by index."""
         index = self._nodes[node]
-        return (key for _, key in (index.open_to_shared if shared else index.open_to_exclusive))
+        return (key for _, key in (index.open_to_shared if shared else index.open_to_exclusive).places)
 
     def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
         """GPUs that may be eligible for one exclusive lease: least used first, then on the fullest node."""
@@ -172,7 +224,7 @@ class Capacity:
         for use in (Use.WHOLE, Use.SHARED):
             for group in self._groups(use, wishes, include_loaded):
                 total_mb = group.of.total_mb if isinstance(group.of, GpuClass) else None
-                committed_mb = -self._lists[use][group][-1][0] if use is Use.SHARED else 0.0
+                committed_mb = -self._lists_of(use)[group][-1][0] if use is Use.SHARED else 0.0
                 limit_mb = thresholds.memory_percent * (total_mb or 0.0) / 100
                 most_mb = max(most_mb, limit_mb - committed_mb + ROUNDING_MB)
         return most_mb
@@ -192,8 +244,13 @@ class Capacity:
         if wishes.node is not None:
             return _has_enough(self._makeup_on(wishes.node, wishes, in_service=False), wishes, thresholds)
         if wishes.among is None:
-            alike = (self._makeups[makeup] for makeup in self._makeups if _has_enough(makeup, wishes, thresholds))
-            return any(number >= wishes.nodes for number in accumulate(alike))
+            nodes = 0
+            for makeup, alike in self._makeups.items():
+                if _has_enough(makeup, wishes, thresholds):
+                    nodes += alike
+                    if nodes >= wishes.nodes:
+                        return True
+            return False
         named = (self._makeup_on(node, wishes, in_service=False) for node in self._nodes_with(wishes.among))
         return sum(_has_enough(makeup, wishes, thresholds) for makeup in named) >= wishes.nodes
 
@@ -221,40 +278,45 @@ class Capacity:
             if key in named and (found.is_in_service or (found.is_ours and not in_service))
         )
 
-    def _node_of(self, wishes: Wishes) -> NodeIndex | None:
-        """The one node that is asked for; None if any will do."""
-        return None if wishes.node is None else self._nodes.get(wishes.node, NodeIndex(wishes.node))
+    def _node_of(self, name: str) -> NodeIndex:
+        """The one node that is asked for; one without GPUs if it is not known."""
+        return self._nodes.get(name) or NodeIndex(name)
 
     def _groups(self, use: Use, wishes: Wishes, include_loaded: bool) -> Iterable[Group]:  # noqa: FBT001 - private
-        own = self._node_of(wishes)
-        groups = self._lists[use] if own is None else own.groups(use)
-        return [group for group in groups if (group.is_clear or include_loaded) and group.has_model(wishes.model)]
+        own, model = None if wishes.node is None else self._node_of(wishes.node), wishes.model
+        return [
+            group
+            for group in (self._lists_of(use) if own is None else own.lists[use])
+            if (group.is_clear or include_loaded) and (model is None or group.has_model(model))
+        ]
 
     def _entries(self, use: Use, group: Group, wishes: Wishes, least: float = -inf) -> Iterator[Entry]:
         """The entries of a list, from this value on, of the GPUs and the node that are asked for."""
         if wishes.among is not None:
             return iter(self._entries_named(use, group, wishes, least))
-        if (own := self._node_of(wishes)) is not None:
-            return own.entries_from(use, group, least)
+        if wishes.node is not None:
+            return self._node_of(wishes.node).entries_from(use, group, least)
         if use is Use.SHARED:
-            entries = self._lists[use][group]
+            entries = self._lists_of(use)[group]
             return islice(entries, bisect_left(entries, (least,)), None)
-        return self._entries_by_node(use, group, least)
+        heads = self._lists_of(use)[group]
+        if len(heads) == 1:
+            return self._nodes[heads[0][-1]].entries_from(use, group, least)  # one node has them all, in this order
+        return self._entries_by_node(heads, use, group, least)
 
     def _entries_named(self, use: Use, group: Group, wishes: Wishes, least: float) -> list[Entry]:
         named = self._names.find(wishes.among or ())
         nodes = self.nodes_for(wishes)
         return sorted(
-            self._nodes[key.node].in_pool(use, entry)
+            in_pool
             for key in named
             if key.node in nodes
-            for listed_use, listed_group, entry in self._nodes[key.node].facts[key].entries(key)
-            if (listed_use, listed_group) == (use, group) and entry[0] >= least
+            if (entry := self._nodes[key.node].entries[key].get((use, group))) and entry[0] >= least
+            for in_pool in self._nodes[key.node].in_pool(use, (entry,))
         )
 
-    def _entries_by_node(self, use: Use, group: Group, least: float) -> Iterator[Entry]:
+    def _entries_by_node(self, heads: Sequence[Entry], use: Use, group: Group, least: float) -> Iterator[Entry]:
         """The lists of all nodes as one. A node's list is looked at only once its first entry is due."""
-        heads = self._lists[use][group]
         first = bisect_left(heads, (least,))
         begun: list[tuple[Entry, Iterator[Entry]]] = []
 
@@ -278,14 +340,16 @@ class Capacity:
 
     def _node_lists(self, wishes: Wishes, include_loaded: bool) -> list[list[Entry]]:  # noqa: FBT001 - private
         use = Use.NODES_SHARED if wishes.is_shared else Use.NODES_EXCLUSIVE
-        lists: Mapping[Group, list[Entry]] = self._lists[use]
-        if wishes.among is not None or wishes.node is not None:
-            lists = {}
+        lists: Mapping[Group, list[Entry]]
+        if wishes.among is None and wishes.node is None:
+            lists = self._lists_of(use)
+        else:
+            of_nodes: dict[Group, list[Entry]] = {}
+            lists = of_nodes
             nodes = self.nodes_for(wishes)
             for node in nodes if wishes.among is None else nodes & self._nodes_with(wishes.among):
-                for listed_use, group, entry in self._nodes[node].listed:
-                    if listed_use is use:
-                        insort(lists.setdefault(group, []), entry)
+                for (_, group), entry in self._nodes[node].derive(use).items():
+                    insort(of_nodes.setdefault(group, []), entry)
         return [
             entries
             for group, entries in lists.items()
@@ -303,13 +367,8 @@ def _by_room_left(entries: Iterable[Entry], room_mb: float) -> Iterator[Entry]:
         yield (room_mb + negative_committed_mb, *rest)
 
 
-def _shared(index: NodeIndex, entries: Iterable[Listed]) -> list[Listed]:
-    """Those of these entries of a node that are in a list of the pool one by one."""
-    return [(use, group, index.in_pool(use, entry)) for use, group, entry in entries if use is Use.SHARED]
-
-
 def _has_enough(makeup: Makeup, wishes: Wishes, thresholds: Thresholds) -> bool:
-    return sum(count for gpu_class, count in makeup if _could_serve(gpu_class, wishes, thresholds)) >= wishes.gpus
+    return sum([count for gpu_class, count in makeup if _could_serve(gpu_class, wishes, thresholds)]) >= wishes.gpus
 
 
 def _could_serve(gpu_class: GpuClass, wishes: Wishes, thresholds: Thresholds) -> bool:

@@ -39,7 +39,7 @@ def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdic
     thresholds = state.settings.thresholds_for(wishes)
     return (
         _unsuitable(state, slot, wishes, thresholds)
-        or _occupied(state, slot, wishes)
+        or (_occupied(state, slot, wishes) if slot.occupants else None)
         or _unmeasured(state, slot, now)
         or _measured(state, slot, wishes, thresholds)
     )
@@ -153,7 +153,7 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
 
 
 def _outside(state: PoolState, slot: GpuSlot, wishes: Wishes) -> InUseOutside | None:
-    if not state.settings.avoids_outsiders(wishes):
+    if slot.reading is None or not slot.reading.processes or not state.settings.avoids_outsiders(wishes):
         return None
     use = outside_use(slot, state.settings, state.ignored_processes)
     if use is None:

@@ -35,13 +35,15 @@ class Keeps:
     def __init__(self, state: PoolState, now: float) -> None:
         self._state = state
         self._now = now
-        self._booked = booked_gpus(state)
+        self._booked = booked_gpus(state) if state.bookings else {}
         self._from: dict[Line, frozenset[GpuKey]] = {}
         self._with_reserved: dict[tuple[frozenset[GpuKey], str | None], frozenset[GpuKey]] = {}
         self.reservation: Reservation | None = None
 
     def kept_from(self, line: Line) -> frozenset[GpuKey]:
         reservation = self.reservation
+        if reservation is None and not self._booked and not self._state.quotas:
+            return frozenset()  # nothing is kept from any waiter
         booked = self.booked_from(line) | too_heavy(self._state, line)
         if reservation is None or ends_by(self._state, line, self._now, reservation.date):
             return booked
@@ -88,6 +90,8 @@ class Keeps:
 
     def change_at(self) -> float:
         """Until when no booking begins or ends."""
+        if not self._booked:
+            return inf
         return just_before(min((at for at in booking_times(self._state) if at > self._now), default=inf))
 
 

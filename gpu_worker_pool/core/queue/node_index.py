@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
@@ -55,11 +56,20 @@ class Group(NamedTuple):
         return any(matches_model(pattern, name) for name in names)
 
 
+# A pool has GPUs of few classes, and every change of a GPU asks for some of these groups.
+group_of = lru_cache(maxsize=1024)(Group)
+class_of = lru_cache(maxsize=1024)(GpuClass)
+
 # An entry begins with the sort key and ends with a GpuKey or a node name. It has all that a verdict depends on except
 # the time, so equal entries mean equal verdicts.
 Entry = tuple[Any, ...]
-# An entry, and the list that it is in.
-Listed = tuple[Use, Group, Entry]
+BY_NODE = (Use.EXCLUSIVE, Use.WHOLE, Use.NODES_EXCLUSIVE, Use.NODES_SHARED)
+Lists = dict[Use, dict[Group, list[Entry]]]
+ListKey = tuple[Use, Group]
+# What a GPU or a node has in sorted lists: one entry in each of these.
+Listed = dict[ListKey, Entry]
+# The entry that a list loses, and the one that it gains in its place.
+Move = tuple[ListKey, Entry | None, Entry | None]
 
 
 class SlotFacts(NamedTuple):
@@ -87,124 +97,162 @@ class SlotFacts(NamedTuple):
     def is_in_service(self) -> bool:
         return self.is_open_to_exclusive is not None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no lease is on it."""
-        return bool(self.is_open_to_exclusive and self.is_open_to_shared)
-
-    @property
-    def service(self) -> tuple[object, ...]:
-        """What the makeup of its node depends on."""
-        return (self.gpu_class, self.is_ours, self.is_in_service)
-
-    def entries(self, key: GpuKey) -> Iterator[Listed]:
+    def entries(self, key: GpuKey) -> Listed:
         """Its entries in the lists of its node."""
+        found: Listed = {}
         if self.gpu_class is None:
-            return
+            return found
         if self.is_open_to_exclusive and self.percent is not None:
             use = (self.percent + self.load_percent, self.gpu_index, self.percent, self.is_in_use_outside, key)
-            yield Use.EXCLUSIVE, Group(self.gpu_class, self.is_clear_to_exclusive), use
+            found[Use.EXCLUSIVE, group_of(self.gpu_class, self.is_clear_to_exclusive)] = use
         if self.is_open_to_shared and self.committed_mb is not None:
             commitment = (-self.committed_mb, self.gpu_index, self.load_percent, self.is_used_by_leases_only, key)
-            list_of = Use.WHOLE if self.is_whole else Use.SHARED
-            yield list_of, Group(self.gpu_class, self.is_clear_to_shared), commitment
+            list_of = Use.WHOLE if self.is_open_to_exclusive else Use.SHARED  # open to both: no lease is on it
+            found[list_of, group_of(self.gpu_class, self.is_clear_to_shared)] = commitment
+        return found
+
+
+def no_lists() -> Lists:
+    return {use: {} for use in Use}
+
+
+@dataclass(slots=True)
+class OpenGpus:
+    """The GPUs of a node that admit one more lease of a kind, by index. `names` counts them by name, and by whether they are clear."""
+
+    places: list[tuple[float, GpuKey]] = field(default_factory=list)
+    names: dict[tuple[str, bool], int] = field(default_factory=dict)
+
+    def add(self, place: tuple[float, GpuKey], name: tuple[str, bool]) -> None:
+        insort(self.places, place)
+        self.names[name] = self.names.get(name, 0) + 1
+
+    def remove(self, place: tuple[float, GpuKey], name: tuple[str, bool]) -> None:
+        del self.places[bisect_left(self.places, place)]
+        self.names[name] -= 1
+        if not self.names[name]:
+            del self.names[name]
+
+    def listed(self, use: Use, node: str) -> Listed:
+        """How many GPUs the node has: those that are clear, and all."""
+        found: Listed = {}
+        for is_clear in (True, False):
+            counts = {name: number for name, number in self.names.items() if name[1] or not is_clear}
+            if counts:
+                group = group_of(frozenset([name for name, _ in counts]), is_clear)
+                found[use, group] = (sum(counts.values()), node)
+        return found
 
 
 @dataclass(slots=True)
 class NodeIndex:
-    """The GPUs of one node, in sorted lists of its own. What changes on a GPU changes its own entries only.
-
-    `open_names` are the names of the GPUs that are open to a kind of lease, each as often as there are such GPUs: those that are clear,
-    and all.
+    """The GPUs of one node, in sorted lists of its own. What changes on a GPU changes its own entries only. `listed` are the entries
+    of the node in the lists by node of the pool.
     """
 
     node: str
     facts: dict[GpuKey, SlotFacts] = field(default_factory=dict)
-    lists: dict[tuple[Use, Group], list[Entry]] = field(default_factory=dict)
-    open_to_exclusive: list[tuple[float, GpuKey]] = field(default_factory=list)
-    open_to_shared: list[tuple[float, GpuKey]] = field(default_factory=list)
-    open_names: defaultdict[tuple[Use, bool], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    entries: dict[GpuKey, Listed] = field(default_factory=dict)
+    lists: Lists = field(default_factory=no_lists)
+    open_to_exclusive: OpenGpus = field(default_factory=OpenGpus)
+    open_to_shared: OpenGpus = field(default_factory=OpenGpus)
     makeup: Makeup = ()
     makeup_in_service: Makeup = ()
-    listed: frozenset[Listed] = frozenset()
+    listed: dict[Use, Listed] = field(default_factory=lambda: {use: {} for use in BY_NODE})
     _has_old_makeup: bool = False
 
-    def replace(self, key: GpuKey, found: SlotFacts | None) -> tuple[set[Listed], set[Listed]]:
-        """Take in what is known of a GPU now; None if it is gone. Return the entries that it lost, and those it gained."""
+    def replace(self, key: GpuKey, found: SlotFacts | None) -> list[Move]:
+        """Take in what is known of a GPU now; None if it is gone. Return what that changes in the lists of the node."""
         known = self.facts.get(key)
-        before = set() if known is None else set(known.entries(key))
-        after = set() if found is None else set(found.entries(key))
-        for use, group, entry in before - after:
-            drop_sorted(self.lists, (use, group), entry)
-        for use, group, entry in after - before:
-            insort(self.lists.setdefault((use, group), []), entry)
-        if known is not None:
-            self._count(key, known, -1)
+        after = {} if found is None else found.entries(key)
+        moves = moves_between(self.entries.get(key, {}), after)
+        move_entries(self.lists, moves)
+        self._reopen(key, known, found)
         if found is None:
             self.facts.pop(key, None)
+            self.entries.pop(key, None)
         else:
-            self.facts[key] = found
-            self._count(key, found, 1)
-        self._has_old_makeup |= (known and known.service) != (found and found.service)
-        return before - after, after - before
-
-    def _count(self, key: GpuKey, facts: SlotFacts, number: int) -> None:
-        for is_open, is_clear, use, places in (
-            (facts.is_open_to_exclusive, facts.is_clear_to_exclusive, Use.NODES_EXCLUSIVE, self.open_to_exclusive),
-            (facts.is_open_to_shared, facts.is_clear_to_shared, Use.NODES_SHARED, self.open_to_shared),
+            self.facts[key], self.entries[key] = found, after
+        if (
+            known is None
+            or found is None
+            or (known.gpu_class, known.is_ours, known.is_in_service)
+            != (found.gpu_class, found.is_ours, found.is_in_service)
         ):
-            if not is_open or facts.gpu_class is None:
-                continue
-            if number > 0:
-                insort(places, (facts.gpu_index, key))
-            else:
-                del places[bisect_left(places, (facts.gpu_index, key))]
-            for of_clear in (True, False) if is_clear else (False,):
-                names = self.open_names[use, of_clear]
-                names[facts.gpu_class.name] += number
-                if not names[facts.gpu_class.name]:
-                    del names[facts.gpu_class.name]
-                if not names:
-                    del self.open_names[use, of_clear]
+            self._has_old_makeup = True
+        return moves
 
-    def list_again(self) -> tuple[AbstractSet[Listed], AbstractSet[Listed]]:
-        """Derive what the pool knows of it. Return the entries in the lists of the pool that it lost, and those it gained."""
+    def _reopen(self, key: GpuKey, known: SlotFacts | None, found: SlotFacts | None) -> None:
+        """Count a GPU among those that are open as it is now, and no longer as it was."""
+        if known is not None and known.gpu_class is not None:
+            place, name = (known.gpu_index, key), known.gpu_class.name
+            if known.is_open_to_exclusive:
+                self.open_to_exclusive.remove(place, (name, known.is_clear_to_exclusive))
+            if known.is_open_to_shared:
+                self.open_to_shared.remove(place, (name, known.is_clear_to_shared))
+        if found is not None and found.gpu_class is not None:
+            place, name = (found.gpu_index, key), found.gpu_class.name
+            if found.is_open_to_exclusive:
+                self.open_to_exclusive.add(place, (name, found.is_clear_to_exclusive))
+            if found.is_open_to_shared:
+                self.open_to_shared.add(place, (name, found.is_clear_to_shared))
+
+    def count_again(self) -> None:
+        """Derive the makeup, if that of a GPU has changed."""
         if self._has_old_makeup:
             self.makeup = makeup_of(found.gpu_class for found in self.facts.values() if found.is_ours)
             self.makeup_in_service = makeup_of(found.gpu_class for found in self.facts.values() if found.is_in_service)
             self._has_old_makeup = False
-        before = self.listed
-        self.listed = frozenset(self._listed())
-        return before - self.listed, self.listed - before
 
-    def _listed(self) -> Iterator[Listed]:
-        """How many of its GPUs are open, and how its own lists begin."""
-        for (use, is_clear), names in self.open_names.items():
-            yield use, Group(frozenset(names), is_clear), (sum(names.values()), self.node)
-        for (use, group), entries in self.lists.items():
-            if use is not Use.SHARED:
-                yield use, group, (entries[0][0], len(self.open_to_exclusive), self.node)
+    def list_again(self, use: Use) -> list[Move]:
+        """Derive what the pool knows of it. Return what that changes in these lists of the pool."""
+        before, after = self.listed[use], self.derive(use)
+        self.listed[use] = after
+        return moves_between(before, after)
 
-    def groups(self, use: Use) -> list[Group]:
-        return [group for listed_use, group in self.lists if listed_use is use]
+    def derive(self, use: Use) -> Listed:
+        """How many of its GPUs are open, or how its own lists begin."""
+        if use is Use.NODES_EXCLUSIVE:
+            return self.open_to_exclusive.listed(use, self.node)
+        if use is Use.NODES_SHARED:
+            return self.open_to_shared.listed(use, self.node)
+        open_gpus = len(self.open_to_exclusive.places)
+        return {(use, group): (entries[0][0], open_gpus, self.node) for group, entries in self.lists[use].items()}
 
     def entries_from(self, use: Use, group: Group, least: float) -> Iterator[Entry]:
         """The entries of one of its lists from this value on, as in the pool."""
-        entries = self.lists.get((use, group), [])
-        return (self.in_pool(use, entry) for entry in islice(entries, bisect_left(entries, (least,)), None))
+        entries = self.lists[use].get(group, [])
+        first = 0 if least == -inf else bisect_left(entries, (least,))
+        return self.in_pool(use, islice(entries, first, None))
 
-    def in_pool(self, use: Use, entry: Entry) -> Entry:
-        """An entry as it is sorted among those of other nodes: of equals, on the node with the fewest open GPUs."""
-        value, *rest = entry
-        return (value, 0 if use is Use.SHARED else len(self.open_to_exclusive), self.node, *rest)
+    def in_pool(self, use: Use, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Entries as they are sorted among those of other nodes: of equals, on the node with the fewest open GPUs."""
+        open_gpus = 0 if use is Use.SHARED else len(self.open_to_exclusive.places)
+        for entry in entries:
+            yield (entry[0], open_gpus, self.node, *entry[1:])
 
 
-def drop_sorted(lists: dict[Any, list[Entry]], of: object, entry: Entry) -> None:
-    """Remove an entry from one of these sorted lists, and the list if it was the last."""
-    entries = lists[of]
-    del entries[bisect_left(entries, entry)]
-    if not entries:
-        del lists[of]
+def moves_between(before: Listed, after: Listed) -> list[Move]:
+    moves: list[Move] = []
+    for key, gained in after.items():
+        lost = before.get(key)
+        if lost != gained:
+            moves.append((key, lost, gained))
+    for key, lost in before.items():
+        if key not in after:
+            moves.append((key, lost, None))
+    return moves
+
+
+def move_entries(lists: Lists, moves: Iterable[Move]) -> None:
+    for (use, group), lost, gained in moves:
+        entries = lists[use].setdefault(group, [])
+        if lost is not None:
+            del entries[bisect_left(entries, lost)]
+        if gained is not None:
+            insort(entries, gained)
+        elif not entries:
+            del lists[use][group]
 
 
 def facts_of(
@@ -215,23 +263,25 @@ def facts_of(
         installed = slot.installed
         if installed is None:
             return SlotFacts(inf, None)
-        return SlotFacts(installed.index, GpuClass(installed.name, installed.memory_total_mb))
-    gpu_class = GpuClass(reading.gpu.name, reading.memory_total_mb)
+        return SlotFacts(installed.index, class_of(installed.name, installed.memory_total_mb))
+    gpu_class = class_of(reading.gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
         return SlotFacts(reading.gpu.index, gpu_class, is_ours=not reading.is_other_server_up)
-    load_percent = reading.load_percent
-    is_measured = reading.fault is None and load_percent is not None and reading.memory_percent is not None
+    load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)
+    is_measured = reading.fault is None and load_percent is not None and percent is not None
     if not is_measured or load_percent is None or slot.key in excluded:
         return SlotFacts(reading.gpu.index, gpu_class)
-    workers_per_gpu, max_sharers = settings.workers_per_gpu, settings.max_sharers
-    is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
-    is_open_to_exclusive = slot.is_open_for(shared=False, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
+    is_open_to_shared = is_open_to_exclusive = not slot.occupants
+    if slot.occupants:
+        workers_per_gpu, max_sharers = settings.workers_per_gpu, settings.max_sharers
+        is_open_to_shared = slot.is_open_for(shared=True, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
+        is_open_to_exclusive = slot.is_open_for(shared=False, workers_per_gpu=workers_per_gpu, max_sharers=max_sharers)
     if not is_open_to_shared and not is_open_to_exclusive:
         # It is in no list until a lease ends, whatever is read of it.
         return SlotFacts(reading.gpu.index, gpu_class, is_open_to_exclusive, is_open_to_shared)
     use = memory_use(slot, ignored_processes) if is_open_to_shared else None
     outside = None if settings.outsiders == "thresholds" else outside_use(slot, settings, ignored_processes)
-    percent, limits = used_percent(slot, ignored_processes), settings.thresholds
+    limits = settings.thresholds
     is_below = percent is not None and percent < limits.memory_percent and load_percent < limits.utilization_percent
     is_ours_only = is_open_to_shared and is_used_by_leases_only(slot, ignored_processes)
     is_light = is_ours_only or load_percent < limits.utilization_percent

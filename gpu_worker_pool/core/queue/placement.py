@@ -53,7 +53,7 @@ class Survey:
 
     def judge(self, slot: GpuSlot, wishes: Wishes) -> Verdict:
         verdict = judge(self.state, slot, wishes, self.now)
-        if slot.reading is not None and isinstance(verdict, Eligible | NoRoom):
+        if slot.reading is not None and isinstance(verdict, (Eligible, NoRoom)):
             # Both need a fresh reading, and lead to a grant or a hold.
             self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
         return verdict
@@ -94,7 +94,7 @@ class Survey:
     def _single_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
         """Each GPU that will do, the best first."""
         for key in self._candidates(wishes):
-            if key not in avoiding and self.score(self.state.slots[key], wishes) is not None:
+            if key not in avoiding and isinstance(self.judge(self.state.slots[key], wishes), Eligible):
                 yield (key,)
 
     def _several_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
@@ -121,7 +121,7 @@ class Survey:
     def is_lax(self, wishes: Wishes) -> bool:
         """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
         settings = self.state.settings
-        if not wishes.has_thresholds:
+        if wishes.memory_threshold_percent is None and wishes.utilization_threshold_percent is None:
             return False
         own, wished = settings.thresholds, settings.thresholds_for(wishes)
         if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):

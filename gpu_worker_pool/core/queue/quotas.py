@@ -24,16 +24,11 @@ def quota_of(state: PoolState, owner: str | None) -> Quota:
 
 def time_limit_of(state: PoolState, owner: str | None, declared_s: float | None) -> float | None:
     """The time limit of a lease: the declared one, else the pool's default, within the longest that is allowed."""
-    limits = [
-        limit
-        for limit in (
-            declared_s or state.settings.default_time_limit_s,
-            state.settings.max_time_limit_s,
-            quota_of(state, owner).max_time_limit_s,
-        )
-        if limit is not None
-    ]
-    return min(limits, default=None)
+    limit_s = declared_s or state.settings.default_time_limit_s
+    for longest_s in (state.settings.max_time_limit_s, quota_of(state, owner).max_time_limit_s):
+        if longest_s is not None and (limit_s is None or longest_s < limit_s):
+            limit_s = longest_s
+    return limit_s
 
 
 def borrows(state: PoolState, line: Line) -> bool:
@@ -59,17 +54,19 @@ def obstacle(state: PoolState, line: Line) -> OverQuota | OverCeiling | None:
 def why_beyond_limits(state: PoolState, request: Request) -> str | None:
     """Why a request asks for more than its owner may ever have; None if it does not."""
     quota = quota_of(state, request.holder.owner)
-    gpus, declared_s = request.wishes.total_gpus, request.time_limit_s
     if quota.ceiling is not None and _least_weight(state, request.wishes) > quota.ceiling * FULL_WEIGHT:
         weight = _least_weight(state, request.wishes) / FULL_WEIGHT
-        asked = f"{gpus} GPUs were asked for"
+        asked = f"{request.wishes.total_gpus} GPUs were asked for"
         if request.wishes.is_shared:
             asked = f"{request.wishes} {was_or_were(request.wishes)} asked for, which count as {weight:g} GPUs"
         return f"{asked}; the quota of {_name(request)} allows at most {quota.ceiling}"
     if quota.max_priority is not None and request.priority > quota.max_priority:
         return f"priority {request.priority} was asked for; the quota of {_name(request)} allows at most {quota.max_priority}"
+    declared_s = request.time_limit_s
+    if declared_s is None:
+        return None
     limits = [limit for limit in (state.settings.max_time_limit_s, quota.max_time_limit_s) if limit is not None]
-    if declared_s is not None and limits and declared_s > min(limits):
+    if limits and declared_s > min(limits):
         return f"a time limit of {show_span(declared_s)} was asked for; the longest allowed is {show_span(min(limits))}"
     return None
 

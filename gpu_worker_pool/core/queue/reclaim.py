@@ -72,7 +72,7 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
     if not isinstance(judge(state, cleared, wishes, now), Eligible):
         return False
     # A waiter ahead that needs such a GPU must not be overtaken forever by a process that keeps it warm.
-    return not any(
+    return len(state.queue) == 1 or not any(
         keys[0] < queue_key and is_suitable(state, cleared, ahead.wishes) for ahead, keys in state.queue.lines.items()
     )
 
@@ -80,7 +80,7 @@ def _may_reclaim(state: PoolState, queue_key: QueueKey, key: GpuKey, process: Pr
 def _without(slot: GpuSlot, own: AbstractSet[ProcessId]) -> GpuSlot:
     """The GPU without its leases and these processes."""
     reading = slot.reading
-    if reading is None or reading.processes is None:
+    if reading is None or reading.processes is None or not own:
         return GpuSlot(slot.key, reading)
     others = tuple(found for found in reading.processes if found.id not in own)
     own_mb = sum(found.memory_mb or 0.0 for found in reading.processes if found.id in own)

@@ -11,7 +11,7 @@ A date that rests on a prediction and is more than an hour away reserves nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable
 from math import inf
 
 from gpu_worker_pool.core.model.lease import QueuedLease
@@ -52,28 +52,33 @@ class Reserving:
         self._looked_again_at = 0
         self._tried: set[Wishes | Line] = set()
         self.undated = dict(state.undated)  # to copy a dict hashes no wishes
-        for wishes in [wishes for wishes, at in state.undated.items() if at <= now]:
-            del self.undated[wishes]
-        self.changes_at = just_before(min(self.undated.values(), default=inf))
+        self.changes_at = inf
+        if state.undated:
+            for wishes in [wishes for wishes, at in state.undated.items() if at <= now]:
+                del self.undated[wishes]
+            self.changes_at = just_before(min(self.undated.values(), default=inf))
 
     @property
     def is_any_due(self) -> bool:
         """Whether a waiter has waited so long that GPUs may be reserved for it."""
-        first = next(self._first_to_come(), None)
+        first = self._first_to_come()
         return first is not None and reserves_at(self._state, first) <= self._now
 
     def look_again_when_due(self, grants: Iterable[Grant]) -> None:
         """Look again when the first waiter is due that is not served now."""
-        served = {grant.lease_id for grant in grants}
-        first = next((lease for lease in self._first_to_come() if lease.id not in served), None)
+        first = self._first_to_come({grant.lease_id for grant in grants})
         if first is not None:
             self._look_again(reserves_at(self._state, first))
 
-    def _first_to_come(self) -> Iterator[QueuedLease]:
-        """The waiters whose owners may have more, in the order in which they came."""
+    def _first_to_come(self, but: Container[str] = ()) -> QueuedLease | None:
+        """The waiter that came first of those whose owners may have more; not one of these."""
         state = self._state
-        waiting = (state.queued(lease_id) for _, lease_id in state.queue.arrivals)
-        return (lease for lease in waiting if obstacle(state, state.queue.line_of(lease)) is None)
+        for _, lease_id in state.queue.arrivals:
+            if lease_id not in but:
+                lease = state.queued(lease_id)
+                if not state.quotas or obstacle(state, state.queue.line_of(lease)) is None:
+                    return lease
+        return None
 
     def is_due(self, lease: QueuedLease) -> bool:
         """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""

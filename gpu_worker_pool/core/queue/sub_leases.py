@@ -11,7 +11,7 @@ ends with its parent at the latest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -31,12 +31,17 @@ ADVICE = "to ask for other GPUs, use --new (Python: new=True; HTTP: leave parent
 class InsidePass(NamedTuple):
     """The grants to waiters inside leases, and the leases inside which no waiter can be served now."""
 
-    grants: list[Grant]
+    grants: Sequence[Grant]
     settled: tuple[str, ...]
+
+
+NOTHING_INSIDE = InsidePass((), ())
 
 
 def serve_inside(state: PoolState) -> InsidePass:
     """Look at each lease inside which something changed, and serve the first waiter there."""
+    if not state.inside.unsettled:
+        return NOTHING_INSIDE
     grants: list[Grant] = []
     settled: list[str] = []
     for parent_id in sorted(state.inside.unsettled):

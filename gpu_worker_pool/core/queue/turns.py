@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf, nextafter
 from typing import NamedTuple
 
@@ -23,11 +23,15 @@ from .waiting import Line, QueueKey, WishFamily
 
 
 class WaiterTurn(NamedTuple):
-    """A waiter, and where it is in its line. Turns sort as the waiters are served."""
+    """A waiter, and where it is among those of its line. Turns sort as the waiters are served. `family` is None if all lines
+    of a family have turns.
+    """
 
     place: Place
     line: Line
+    keys: Sequence[QueueKey]
     position: int
+    family: WishFamily | None
 
     @property
     def lease_id(self) -> str:
@@ -47,21 +51,15 @@ class Turns(ABC):
 
     def was_served(self, turn: WaiterTurn) -> None:
         """Let the next one of the same line have its turn."""
-        self._push(turn.line, turn.position + 1)
+        self._push(turn.line, turn.keys, turn.position + 1, turn.family)
 
     @abstractmethod
     def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
         """Leave out the waiters that cannot be served either. `can_serve` tells what else could be, in its place."""
 
-    def _turn(self, line: Line, index: int) -> WaiterTurn:
-        return WaiterTurn(self._order.place(line, self._state.queue.lines[line][index]), line, index)
-
-    def _line_of(self, queue_key: QueueKey) -> Line:
-        return self._state.queue.line_of(self._state.queued(queue_key[-1]))
-
-    def _push(self, line: Line, index: int) -> None:
-        if index < len(self._state.queue.lines[line]):
-            heappush(self._later, self._turn(line, index))
+    def _push(self, line: Line, keys: Sequence[QueueKey], index: int, family: WishFamily | None = None) -> None:
+        if index < len(keys):
+            heappush(self._later, WaiterTurn(self._order.place(line, keys[index]), line, keys, index, family))
 
 
 class EveryTurn(Turns):
@@ -72,8 +70,8 @@ class EveryTurn(Turns):
         self._firsts: Iterator[QueueKey] = iter(())
         if state.queue.splits_owners:
             # What owners use decides, and that changes with the time.
-            self._later = [self._turn(line, 0) for line in state.queue.lines]
-            heapify(self._later)
+            for line, keys in state.queue.lines.items():
+                self._push(line, keys, 0)
         else:
             self._firsts = iter(state.queue.firsts)
             self._push_next_first()
@@ -88,15 +86,16 @@ class EveryTurn(Turns):
         """Let the next line begin. The first waiters are in order, so one of them at a time is enough."""
         queue_key = next(self._firsts, None)
         if queue_key is not None:
-            self._push(self._line_of(queue_key), 0)
+            line = self._state.queue.line_of(self._state.queued(queue_key[-1]))
+            self._push(line, self._state.queue.lines[line], 0)
 
     def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:  # noqa: ARG002 - all have turns
         """Of the others in the line, only those of a lower priority can have waited for longer; and one of them may have the
         reservation, which it keeps for a while, though no date can be told.
         """
-        keys = self._state.queue.lines[turn.line]
+        keys = turn.keys
         lower = bisect_left(keys, (turn.place[0], turn.place[2] + 1, 0, ""))
-        self._push(turn.line, min(lower, self._index_of_reserved(keys, turn.position + 1)))
+        self._push(turn.line, keys, min(lower, self._index_of_reserved(keys, turn.position + 1)))
 
     def _index_of_reserved(self, keys: Sequence[QueueKey], first: int) -> int:
         """Where in the rest of a line the waiter with the reservation is; after the last, if it is not there."""
@@ -112,27 +111,26 @@ class HopefulTurns(Turns):
 
     def __init__(self, survey: Survey, order: Order, served: Mapping[Line, int]) -> None:
         super().__init__(survey.state, order)
-        self._families: dict[Line, WishFamily] = {}
-        for family in survey.state.queue.families:
+        queue = survey.state.queue
+        for family in queue.families:
             most_mb = survey.most_room_mb(family.lines[0].wishes)
-            if survey.state.queue.splits_owners:
+            if queue.splits_owners:
                 for line in family.within(most_mb):
-                    self._push(line, served.get(line, 0))
+                    self._push(line, queue.lines[line], served.get(line, 0))
             else:
                 self._push_first(family, most_mb, served)
 
     def _push_first(self, family: WishFamily, most_mb: float, served: Mapping[Line, int]) -> None:
-        first = family.first_within(most_mb)
-        if first is not None:
-            line = self._line_of(first)
-            self._families[line] = family
-            self._push(line, served.get(line, 0))
+        line = family.first_within(most_mb)
+        if line is not None:
+            # Most often none was served before, and then a line need not be found.
+            self._push(line, self._state.queue.lines[line], served.get(line, 0) if served else 0, family)
 
     def was_not_served(self, turn: WaiterTurn, can_serve: Callable[[Wishes], bool]) -> None:
         """Go on with those of its family that need less, if the least can be served. Where owners are not treated alike, each line
         has turns of its own.
         """
-        family, memory_mb = self._families.get(turn.line), turn.line.wishes.memory_mb
+        family, memory_mb = turn.family, turn.line.wishes.memory_mb
         if family is None or memory_mb is None or family.lines[0] == turn.line:
             return
         if can_serve(family.lines[0].wishes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import NamedTuple
 
@@ -51,16 +50,19 @@ class WishFamily:
         """The lines that need at most so much."""
         return self.lines[: bisect_right(self._needs_mb, most_mb)]
 
-    def first_within(self, most_mb: float) -> QueueKey | None:
-        """The first waiter of those that need at most so much."""
-        return min(self._firsts[: bisect_right(self._needs_mb, most_mb)], default=None)
+    def first_within(self, most_mb: float) -> Line | None:
+        """The line of the first waiter of those that need at most so much."""
+        number = bisect_right(self._needs_mb, most_mb)
+        if number < 2:
+            return self.lines[0] if number else None
+        return self.lines[min(range(number), key=self._firsts.__getitem__)]
 
 
 class LeaseQueue:
     """`splits_owners`: owners are not treated alike, because there are quotas, bookings or a fair share.
 
-    A waiter is put into its line after the first pass, or when that is asked for: most requests are granted at once, and leave
-    before that.
+    A newcomer is put into the order and into its line after the first pass, or when these are asked for: most requests are granted
+    at once, and leave before that.
     """
 
     def __init__(self) -> None:
@@ -70,8 +72,8 @@ class LeaseQueue:
         self._lines: dict[Line, list[QueueKey]] = {}
         self._firsts: list[QueueKey] = []
         self._families: dict[object, WishFamily] = {}
-        self._to_line_up: dict[str, QueuedLease] = {}
-        self._by_owner: Counter[str | None] = Counter()
+        self._newcomers: dict[str, QueuedLease] = {}
+        self._by_owner: dict[str | None, int] = {}
         self._by_process: dict[ProcessId, list[QueueKey]] = {}
 
     def line_of(self, lease: QueuedLease) -> Line:
@@ -85,31 +87,31 @@ class LeaseQueue:
             return
         self.splits_owners = is_split
         self._lines, self._firsts, self._families = {}, [], {}
-        self._to_line_up = {lease.id: lease for lease in waiting}
+        for lease in waiting:
+            self._join_line(lease)
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
-        queue_key = (*lease.order, lease.id)
-        insort(self._keys, queue_key)
-        insort(self._arrivals, (lease.requested_at, lease.id))
-        self._to_line_up[lease.id] = lease
-        self._by_owner[lease.request.holder.owner] += 1
-        if lease.request.holder.process is not None:
-            insort(self._by_process.setdefault(lease.request.holder.process, []), queue_key)
+        holder = lease.request.holder
+        self._newcomers[lease.id] = lease
+        self._by_owner[holder.owner] = self.length_of(holder.owner) + 1
+        if holder.process is not None:
+            insort(self._by_process.setdefault(holder.process, []), (*lease.order, lease.id))
 
     def leave(self, lease: QueuedLease) -> None:
-        queue_key = (*lease.order, lease.id)
-        del self._keys[bisect_left(self._keys, queue_key)]
-        del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
-        if self._to_line_up.pop(lease.id, None) is None:
+        queue_key, holder = (*lease.order, lease.id), lease.request.holder
+        if self._newcomers.pop(lease.id, None) is None:
+            del self._keys[bisect_left(self._keys, queue_key)]
+            del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
             self._leave_line(lease, queue_key)
-        self._by_owner[lease.request.holder.owner] -= 1
-        if not self._by_owner[lease.request.holder.owner]:
-            del self._by_owner[lease.request.holder.owner]
-        if (process := lease.request.holder.process) is not None:
-            self._by_process[process].remove(queue_key)
-            if not self._by_process[process]:
-                del self._by_process[process]
+        self._by_owner[holder.owner] -= 1
+        if not self._by_owner[holder.owner]:
+            del self._by_owner[holder.owner]
+        if holder.process is not None:
+            of_process = self._by_process[holder.process]
+            of_process.remove(queue_key)
+            if not of_process:
+                del self._by_process[holder.process]
 
     def _leave_line(self, lease: QueuedLease, queue_key: QueueKey) -> None:
         line = self.line_of(lease)
@@ -122,10 +124,16 @@ class LeaseQueue:
             self._change_first(line, first, alike[0] if alike else None)
 
     def line_up(self) -> None:
-        """Put those into their lines that have come since, and wait on."""
-        for lease in self._to_line_up.values():
+        """Put the newcomers into the order and into their lines."""
+        for lease in self._newcomers.values():
+            insort(self._keys, (*lease.order, lease.id))
+            insort(self._arrivals, (lease.requested_at, lease.id))
             self._join_line(lease)
-        self._to_line_up.clear()
+        self._newcomers.clear()
+
+    def _in_order(self) -> Sequence[QueueKey]:
+        self.line_up()
+        return self._keys
 
     def _join_line(self, lease: QueuedLease) -> None:
         line, queue_key = self.line_of(lease), (*lease.order, lease.id)
@@ -148,10 +156,10 @@ class LeaseQueue:
 
     def place_of(self, lease: QueuedLease) -> int:
         """The place by priority and arrival; 1 comes first."""
-        return bisect_left(self._keys, (*lease.order, lease.id)) + 1
+        return bisect_left(self._in_order(), (*lease.order, lease.id)) + 1
 
     def length_of(self, owner: str | None) -> int:
-        return self._by_owner[owner]
+        return self._by_owner.get(owner, 0)
 
     @property
     def owners(self) -> KeysView[str | None]:
@@ -185,22 +193,23 @@ class LeaseQueue:
     @property
     def arrivals(self) -> Sequence[tuple[float, str]]:
         """When each waiter asked, and its id; the first to come first."""
+        self.line_up()
         return self._arrivals
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._keys) + len(self._newcomers)
 
     def __iter__(self) -> Iterator[str]:
         """By priority and arrival."""
-        return (lease_id for _, _, _, lease_id in self._keys)
+        return (lease_id for _, _, _, lease_id in self._in_order())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LeaseQueue) and self._keys == other._keys
+        return isinstance(other, LeaseQueue) and self._in_order() == other._in_order()
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return f"<LeaseQueue: {len(self._keys)} waiting, {len(self.lines)} lines>"
+        return f"<LeaseQueue: {len(self)} waiting, {len(self.lines)} lines>"
 
 
 def _family_of(line: Line) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -53,7 +54,7 @@ class ShortHistory:
 
     def replayed(self) -> PoolState:
         """What a restart makes of it."""
-        return replay(PoolState(settings=self.settings, ended=dict(self.ended)), self.events)
+        return replay(PoolState(settings=self.settings, ended=OrderedDict(self.ended)), self.events)
 
 
 def from_short(state: PoolState) -> PoolState:
