@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
@@ -22,7 +23,6 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
-from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -31,6 +31,7 @@ from .hearing import Hearing
 from .journal import History, LedElsewhere, NotWritten
 from .outbox import Outbox
 from .pending_readings import PendingReadings
+from .short_wait import ShortWait, goes_on_at_once
 from .standstill import StandstillWatch
 from .take_over import first_commands, restored
 from .turn import IDS_PER_COMMAND, Caller, Turn, Waiters
@@ -71,6 +72,7 @@ class Driver:
         self.early_listeners: list[EventListener] = []
         self._outbox = Outbox(self._tell, self._carry_out_postponed, lambda: Condensed(self.state))
         self.write_listeners = self._outbox.write_listeners
+        self.hold_writes, self.let_writes_go = self._outbox.hold, self._outbox.let_go
         self._boot_clock = clock
         self._clock_base = 0.0
         self._node: str | None = None
@@ -84,7 +86,7 @@ class Driver:
         self._waiters = Waiters()
         self._standstill = StandstillWatch()
         self._hearing = Hearing(self.now)
-        self._alarm = Alarm(self._ring, self._hearing)
+        self._alarm = Alarm(lambda: self.note(cmd.Tick(self._hearing.until)), self._hearing)
         self._turn = Turn(self._hearing, work_clock)
         self._readings = PendingReadings()
         self._observing: asyncio.Handle | None = None
@@ -95,7 +97,7 @@ class Driver:
 
     def now(self) -> float:
         """The pool's clock."""
-        return self.pool_time(self._boot_clock())
+        return self._clock_base + self._boot_clock()
 
     def pool_time(self, boot_s: float) -> float:
         """The time on the pool's clock at this time of the machine's boot clock."""
@@ -239,7 +241,7 @@ class Driver:
         while (batch := self._outbox.batch_of(lease_id)) is not None:
             if self.trouble is not None:
                 raise self.not_written()
-            await asyncio.shield(batch.written)
+            await self._written(batch)
         return self.state.find(lease_id)
 
     def not_written(self) -> NotWritten:
@@ -251,7 +253,8 @@ class Driver:
         """Wait until all events so far are written; in trouble, return at once."""
         batch = self._outbox.last_batch()
         if batch is not None and self.trouble is None:
-            await asyncio.wait([batch.written])
+            with suppress(NotWritten):
+                await self._written(batch)
 
     def is_written(self, lease_id: str) -> bool:
         return self._outbox.batch_of(lease_id) is None
@@ -282,7 +285,7 @@ class Driver:
         self._outbox.trouble = "the server is stopping"
 
     async def _written(self, batch: WriteBatch) -> None:
-        caller = asyncio.get_running_loop().create_future()
+        caller = ShortWait()
         batch.callers.append(caller)
         await caller
 
@@ -315,33 +318,35 @@ class Driver:
             if self._readings:
                 self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
 
-    def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
-        """One step, with the passes over the queue that this turn has left."""
+    def _step(self, command: cmd.Command, now: float) -> tuple[list[ev.Event], list[str]]:
+        """One step within this turn; return its events, and the leases that it granted to processes which are dead."""
         heard_until = self._hearing.until
         if isinstance(command, cmd.Renew) and command.arrived_at is not None:
             heard_until = min(heard_until, command.arrived_at)
         turn = self._turn
-        events = turn.work(lambda: step(self.state, command, now, turn.passes_left, heard_until, turn.has_time))
-        turn.passes_left -= len([event for event in events if isinstance(event, ev.LeaseGranted)])
-        return events
+        turn.begin_work()
+        try:
+            events = step(self.state, command, now, turn.passes_left, heard_until, turn.has_time)
+        finally:
+            turn.end_work()
+        granted = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
+        turn.passes_left -= len(granted)
+        return events, list(filter(self._is_dead, granted))
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         now = self.now()
         self._turn.look()
         self._alarm.look()
         events = self._wake_up(now)
-        latest = self._step(command, now)
+        latest, dead = self._step(command, now)
         events += latest
-        while dead := self._dead_among(latest):
+        while dead:
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
-            latest = [event for id_ in dead for event in self._step(cmd.ReportDeath(id_), now)]
-            events += latest
-        ended = [
-            ended
-            for event in events
-            if isinstance(event, ev.LeaseEnded) and (ended := as_ended(self.state.find(event.lease_id)))
-        ]
-        batch = self._outbox.add(events, ended, len(self.state.leases)) if events else None
+            steps = [self._step(cmd.ReportDeath(lease_id), now) for lease_id in dead]
+            events += [event for latest, _ in steps for event in latest]
+            dead = [lease_id for _, dead in steps for lease_id in dead]
+        ended = [as_ended(self.state.find(event.lease_id)) for event in events if isinstance(event, ev.LeaseEnded)]
+        batch = self._outbox.add(events, list(filter(None, ended)), len(self.state.leases)) if events else None
         for listener in self.early_listeners:
             listener(events)
         if not self.is_closed:
@@ -362,28 +367,24 @@ class Driver:
             for event in step(state, command, now)
         ]
 
-    def _dead_among(self, events: list[ev.Event]) -> list[str]:
-        granted = [self.state.leases.get(event.lease_id) for event in events if isinstance(event, ev.LeaseGranted)]
-        return [lease.id for lease in granted if isinstance(lease, ActiveLease) and self._is_dead(lease.request.holder)]
-
-    def _is_dead(self, holder: Holder) -> bool:
-        process = holder.process if holder.node in (None, self._node) else None
+    def _is_dead(self, lease_id: str) -> bool:
+        """Whether this lease was granted to a process of this machine that runs no more."""
+        lease = self.state.leases.get(lease_id)
+        holder = lease.request.holder if isinstance(lease, ActiveLease) else None
+        process = holder.process if holder is not None and holder.node in (None, self._node) else None
         return process is not None and not self._is_alive(process)
-
-    def _ring(self) -> None:
-        self.note(cmd.Tick(self._hearing.until))
 
     def _tell(self, batch: WriteBatch) -> None:
         """Answer the callers of a batch that is written, and tell what happened."""
-        if self._waiters:
-            for event in batch.news:
-                if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
-                    batch.callers += self._waiters.pop(event.lease_id)
-        self._turn.answer(batch.callers)
-        for listener in self.listeners:
-            listener(batch.news)
-        if self.late_listeners:
-            # The callers were woken before this is put behind them.
+        waiters = self._waiters.pop_all(batch.news) if self._waiters else []
+        try:
+            for listener in self.listeners:
+                listener(batch.news)
+        finally:
+            self._turn.answer(batch.callers, waiters)
+        if not waiters and all(map(goes_on_at_once, batch.callers)):
+            self._tell_late(batch.news)
+        else:  # behind the callers, which are woken
             asyncio.get_running_loop().call_soon(self._tell_late, batch.news)
 
     def _tell_late(self, news: Sequence[ev.Event]) -> None:

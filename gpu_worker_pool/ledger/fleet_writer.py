@@ -86,7 +86,7 @@ class FleetWriter:
 
     async def append(self, stored: tuple[StoredEvent, ...]) -> bool:
         """Write events again that the database lost; return whether they are written."""
-        batch = WriteBatch(asyncio.get_running_loop().create_future(), events=[each.event for each in stored])
+        batch = WriteBatch(events=[each.event for each in stored])
         return await self._appended(batch, stored[0].position - 1)
 
     async def _repair(self, before: asyncio.Task[None] | None) -> None:

@@ -27,7 +27,9 @@ class Hearing:
     @property
     def until(self) -> float:
         """All that arrived before this time are carried out; infinity if all are."""
-        return min(next(iter(self._arrived_at.values()), inf), self.away_since)
+        if not self._arrived_at:
+            return self.away_since
+        return min(next(iter(self._arrived_at.values())), self.away_since)
 
     def add(self, call: Hashable, arrived_at: float | None) -> None:
         if arrived_at is not None:

@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 
 from .journal import JournalDamaged, JournalError, NotWritten
+from .short_wait import wake
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Outbox:
         self._unwritten: dict[str, WriteBatch] = {}
         self._is_flush_due = False
         self._late_flush: asyncio.TimerHandle | None = None
+        self._held: asyncio.TimerHandle | None = None
 
     def open(self, writer: Writer) -> None:
         self.writer, self.trouble = writer, None
@@ -54,7 +56,7 @@ class Outbox:
         """Send nothing more. What is on its way may be written or not."""
         unfinished = [batch for batch in (self._in_flight, self._gathering) if batch is not None]
         self._in_flight = self._gathering = self.writer = None
-        self._cancel_late_flush()
+        self._cancel_timers()
         self._unwritten.clear()
         self.trouble = trouble
         for batch in unfinished:
@@ -62,7 +64,7 @@ class Outbox:
 
     def close(self) -> None:
         """Write what is left, and close the journal."""
-        self._cancel_late_flush()
+        self._cancel_timers()
         if self.writer is not None:
             batch, self._gathering = self._gathering, None
             if batch is not None and batch.events and self.trouble is None:
@@ -75,7 +77,7 @@ class Outbox:
         is one. `live` is the number of live leases.
         """
         if self._gathering is None:
-            self._gathering = WriteBatch(asyncio.get_running_loop().create_future())
+            self._gathering = WriteBatch()
         batch = self._gathering
         batch.news += events
         batch.ended += ended
@@ -103,11 +105,25 @@ class Outbox:
         """The batch after which all events so far are written, apart from those that are not urgent."""
         return self._gathering if self._gathering is not None and self._gathering.is_urgent else self._in_flight
 
+    def hold(self, most_s: float) -> None:
+        """Send nothing until `let_go`: more is about to happen that can share the commit. No longer than this."""
+        if self._held is None:
+            self._held = asyncio.get_running_loop().call_later(most_s, self.let_go)
+
+    def let_go(self) -> None:
+        """Send what was held."""
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+            self.flush()
+
     def flush(self) -> None:
-        """Send what was gathered, unless a batch is on its way, or nothing of it is urgent yet."""
+        """Send what was gathered, unless it is held, a batch is on its way, or nothing of it is urgent yet."""
         self._is_flush_due = False
         batch = self._gathering
-        if batch is None or self._in_flight is not None or self.writer is None or self.trouble is not None:
+        if batch is None or self._held is not None or self._in_flight is not None:
+            return
+        if self.writer is None or self.trouble is not None:
             return
         if batch.events and not batch.is_urgent:
             if self._late_flush is None:
@@ -128,10 +144,10 @@ class Outbox:
             self._gathering.is_urgent = True
             self.flush()
 
-    def _cancel_late_flush(self) -> None:
-        if self._late_flush is not None:
-            self._late_flush.cancel()
-            self._late_flush = None
+    def _cancel_timers(self) -> None:
+        for timer in filter(None, (self._late_flush, self._held)):
+            timer.cancel()
+        self._late_flush = self._held = None
 
     def _done(self, batch: WriteBatch, error: JournalError | None) -> None:
         if batch is not self._in_flight:
@@ -143,17 +159,17 @@ class Outbox:
         if self.trouble is not None:
             logger.warning("the journal can be written again")
             self.trouble = None
-        self._finish(batch)
-        self._on_recovery()
-        self.flush()
+        try:
+            self._finish(batch)
+        finally:  # a listener that fails keeps nothing else from being written
+            self._on_recovery()
+            self.flush()
         for listener in self.write_listeners:
             listener(batch.write_s)
 
     def _finish(self, batch: WriteBatch) -> None:
         for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
             del self._unwritten[lease_id]
-        if not batch.written.done():
-            batch.written.set_result(None)
         self._on_written(batch)
 
     def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
@@ -162,8 +178,6 @@ class Outbox:
             logger.error("nothing can be granted: %s", error)
         self.trouble = str(error)
         later, self._gathering = self._gathering, None
-        for failed in filter(None, (batch, later)):
-            self._refuse(failed)
         again = batch.with_later(later)
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
@@ -173,13 +187,13 @@ class Outbox:
             again.replaces_damaged = True
         self._in_flight = again
         asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
+        for failed in filter(None, (batch, later)):
+            self._refuse(failed)
 
     def _try_again(self, batch: WriteBatch) -> None:
         if self.writer is not None and batch is self._in_flight:
             self.writer.write(batch, self._done)
 
     def _refuse(self, batch: WriteBatch) -> None:
-        for caller in (batch.written, *batch.callers):
-            if not caller.done():
-                caller.set_exception(NotWritten(self.trouble))
-                caller.exception()  # retrieved: the caller may be gone
+        for caller in batch.callers:
+            wake(caller, NotWritten(self.trouble))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from gpu_worker_pool.core.decider.evolve import replay
@@ -23,7 +24,7 @@ def restore(state: PoolState, events: Iterable[DurableEvent]) -> None:
 
 def restored(history: History, settings: PoolSettings) -> PoolState:
     """The pool that this history adds up to."""
-    state = PoolState(settings=settings, ended={lease.id: lease for lease in history.ended})
+    state = PoolState(settings=settings, ended=OrderedDict((lease.id, lease) for lease in history.ended))
     restore(state, history.events)
     return state
 

@@ -10,10 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
-from typing import TypeVar
+
+from gpu_worker_pool.core.model import events as ev
 
 from .fair_queue import FairQueue, WaitingCall
 from .hearing import Hearing
+from .short_wait import ShortWait, wake
 
 # Commands of callers, passes over the queue (one grant each, if GPUs are shared) and callers that are answered.
 MOST_COMMANDS = 12
@@ -24,7 +26,6 @@ MOST_ANSWERED = 64
 TURN_S = 0.02
 
 Caller = asyncio.Future[None]
-_DoneT = TypeVar("_DoneT")
 
 
 class Turn:
@@ -38,6 +39,7 @@ class Turn:
         self._work_clock = work_clock
         self._left_s = TURN_S
         self._until = self._surely_until = -inf
+        self._work_began = 0.0
         self._is_counted = False
         self._began = 0.0
         self._held_back = FairQueue()
@@ -56,7 +58,7 @@ class Turn:
         if not self._held_back and not self._again and self._commands_left > 0 and self._left_s > 0:
             self._commands_left -= weight
             return
-        call = WaitingCall(weight, arrived_at, asyncio.get_running_loop().create_future())
+        call = WaitingCall(weight, arrived_at, ShortWait())
         self._held_back.join(caller, call)
         self._hearing.add(call, arrived_at)
         try:
@@ -65,21 +67,21 @@ class Turn:
             self._hearing.discard(call)
         # What was before it in this turn took long. A heartbeat takes little.
         while self._left_s <= 0 and arrived_at is None:
-            self._again.append(asyncio.get_running_loop().create_future())
+            again = ShortWait()
+            self._again.append(again)
             self._count()
-            await self._again[-1]
+            await again
 
-    def work(self, do: Callable[[], _DoneT]) -> _DoneT:
-        """Do some work of this turn, and count it."""
-        began = self._work_clock()
-        self._until = began + self._left_s
+    def begin_work(self) -> None:
+        """Begin some work of this turn, which is counted until `end_work`."""
+        self._work_began = self._work_clock()
+        self._until = self._work_began + self._left_s
         # Processor time passes no faster than this clock, which costs a twentieth of a look at processor time.
         self._surely_until = time.perf_counter() + self._left_s if self._work_clock is time.thread_time else -inf
-        try:
-            return do()
-        finally:
-            self._left_s -= self._work_clock() - began
-            self._count()
+
+    def end_work(self) -> None:
+        self._left_s -= self._work_clock() - self._work_began
+        self._count()
 
     def has_time(self) -> bool:
         """Whether the present work may go on in this turn."""
@@ -95,20 +97,26 @@ class Turn:
         if self._is_counted:
             self._hearing.note_lateness(time.monotonic() - self._began)
 
-    def answer(self, callers: Iterable[Caller]) -> None:
-        """Wake some of the callers, and the others in the next turns."""
+    def answer(self, callers: Iterable[Caller], waiters: Sequence[Caller] = ()) -> None:
+        """Wake some of the callers, and the others in the next turns. Waiters, which have tasks, go first: their GPUs stand
+        still until they know of the grant.
+        """
+        if waiters:
+            self.answer(waiters)
+            asyncio.get_running_loop().call_soon(self.answer, callers)
+            return
         is_under_way = bool(self._to_answer)
-        self._to_answer += callers
+        self._to_answer.extend(callers)
         if not is_under_way:
             self._answer_some()
 
     def _answer_some(self) -> None:
-        for _ in range(min(len(self._to_answer), MOST_ANSWERED)):
-            caller = self._to_answer.popleft()
-            if not caller.done():
-                caller.set_result(None)
-        if self._to_answer:
-            asyncio.get_running_loop().call_soon(self._answer_some)
+        try:
+            for _ in range(min(len(self._to_answer), MOST_ANSWERED)):
+                wake(self._to_answer.popleft())
+        finally:  # the fault of one call keeps no other from its answer
+            if self._to_answer:
+                asyncio.get_running_loop().call_soon(self._answer_some)
 
     def _count(self) -> None:
         if not self._is_counted:
@@ -120,7 +128,8 @@ class Turn:
         self.look()
         self._is_counted = False
         self._commands_left, self.passes_left, self._left_s = MOST_COMMANDS, MOST_PASSES, TURN_S
-        while self._again and self._commands_left > 0:
+        # A call without a task does its work here, and may leave no time. The next one would line up again, behind the others.
+        while self._again and self._commands_left > 0 and not self.is_over:
             self._wake(self._again.popleft(), 1)
         while self._held_back and self._commands_left > 0:
             call = self._held_back.pop()
@@ -130,8 +139,8 @@ class Turn:
 
     def _wake(self, turn: asyncio.Future[None], weight: int) -> None:
         if not turn.done():  # else the caller has left
-            turn.set_result(None)
             self._commands_left -= weight
+            wake(turn)
 
 
 class Waiters:
@@ -176,6 +185,14 @@ class Waiters:
 
     def pop(self, lease_id: str) -> list[Caller]:
         return list(self._by_lease.pop(lease_id, ()))
+
+    def pop_all(self, news: Iterable[ev.Event]) -> list[Caller]:
+        """The callers to whose leases these events have happened."""
+        told: list[Caller] = []
+        for event in news:
+            if isinstance(event, ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded):
+                told += self.pop(event.lease_id)
+        return told
 
     def release_all(self) -> None:
         for waiters in self._by_lease.values():

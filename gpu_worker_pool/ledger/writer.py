@@ -25,14 +25,13 @@ logger = logging.getLogger(__name__)
 class WriteBatch:
     """What one commit writes.
 
-    `callers` are answered after the commit; `written` tells everything else that the commit is done.
+    `callers` are answered after the commit.
 
     `news` is all that happened, in order; listeners get it after the commit. `is_urgent` is set if a client may be told
     of it. `snapshot` is what the whole history adds up to after this batch, if the journal is to be compacted to it.
     `replaces_damaged` says that the snapshot replaces a damaged journal. `live` is the number of live leases after it.
     """
 
-    written: asyncio.Future[None]
     callers: list[asyncio.Future[None]] = field(default_factory=list)
     is_urgent: bool = False
     events: list[DurableEvent] = field(default_factory=list)
@@ -47,7 +46,6 @@ class WriteBatch:
         """A batch with all of this one, then all of a later one, for which no caller waits."""
         parts = (self,) if later is None else (self, later)
         return WriteBatch(
-            asyncio.get_running_loop().create_future(),
             is_urgent=True,
             events=[event for part in parts for event in part.events],
             ended=[lease for part in parts for lease in part.ended],

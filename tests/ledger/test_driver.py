@@ -145,6 +145,44 @@ async def test_all_who_ask_while_the_disk_is_busy_share_one_commit() -> None:
     assert writer.batches - before == 2
 
 
+async def test_an_end_and_the_grant_to_the_next_waiter_share_a_commit() -> None:
+    """While writes are held, nothing is written and nobody is told; the waiter hears of it before the last holder."""
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    driver.note(ask("first"))
+    driver.note(ask("next"))
+    await turns()
+    writer.finish()
+    before, told = writer.batches, []
+    driver.early_listeners.append(lambda _: driver.hold_writes(SOON_S))
+    for name, work in (
+        ("released", driver.do(cmd.Release("first"))),
+        ("granted", driver.wait_while_queued("next", SOON_S)),
+    ):
+        asyncio.ensure_future(work).add_done_callback(lambda _, name=name: told.append(name))  # type: ignore[misc]
+    await turns()
+    assert writer.batches == before
+    driver.note(look(at=100.0))
+    driver.let_writes_go()
+    await turns()
+    assert writer.batches == before + 1
+    assert told == []
+    writer.finish()
+    await turns()
+    assert told == ["granted", "released"]
+    assert isinstance(await driver.find("next"), ActiveLease)
+
+
+async def test_writes_are_held_no_longer_than_agreed() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    driver.early_listeners.append(lambda _: driver.hold_writes(0.001))
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    await writer.next_order()
+    writer.finish()
+    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+
+
 async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
     writer = SlowWriter(MemoryJournal())
     driver = await opened(writer, gpus=2)

@@ -55,9 +55,7 @@ class Leader:
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
     async def send(self, snapshot: Condensed | None = None) -> None:
-        batch = WriteBatch(
-            asyncio.get_running_loop().create_future(), events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")]
-        )
+        batch = WriteBatch(events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")])
         batch.snapshot = snapshot
         self.writer.write(batch, self.report)
         await self.database.was_asked.wait()
