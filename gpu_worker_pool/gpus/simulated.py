@@ -162,6 +162,8 @@ class _SimulatedGpu:
     temperature_c: float = 35.0
     power_w: float = 0.0
     read_at: float | None = None
+    # The drift of each channel at `read_at`.
+    waves: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     @classmethod
     def make(cls, node: str, index: int, model: GpuModel, seed: int) -> _SimulatedGpu:
@@ -184,6 +186,7 @@ class _SimulatedGpu:
         first = self.read_at is None
         elapsed_s = 0.0 if self.read_at is None else max(0.0, at - self.read_at)
         self.read_at = at if self.read_at is None else max(self.read_at, at)
+        self.waves = tuple(_wave(sines, self.read_at) for sines in self.drift)
         self._move_memory(elapsed_s)
         self._move_utilization(elapsed_s, first=first)
         self._move_heat(elapsed_s, first=first)
@@ -219,20 +222,20 @@ class _SimulatedGpu:
     def _targets_mb(self) -> dict[ProcessId, float]:
         """The memory each process will hold: those without an amount share 60 %, and all of it fits on the GPU."""
         unsaid = sum(mb is None for mb in self.wanted.values())
-        share_mb = (0.6 + 0.02 * self._wave(1)) * self.model.memory_mb / max(1, unsaid)
+        share_mb = (0.6 + 0.02 * self.waves[1]) * self.model.memory_mb / max(1, unsaid)
         targets_mb = {id_: share_mb if mb is None else mb for id_, mb in self.wanted.items()}
         room_mb = self.model.memory_mb - self._idle_mb()
         scale = min(1.0, room_mb / max(1.0, sum(targets_mb.values())))
         return {id_: mb * scale for id_, mb in targets_mb.items()}
 
     def _idle_mb(self) -> float:
-        return (0.01 + 0.002 * self._wave(2)) * self.model.memory_mb
+        return (0.01 + 0.002 * self.waves[2]) * self.model.memory_mb
 
     def _move_utilization(self, elapsed_s: float, *, first: bool) -> None:
-        idle_percent = 1.5 + 1.5 * self._wave(0)
+        idle_percent = 1.5 + 1.5 * self.waves[0]
         if first:
             self.utilization_percent = idle_percent
-        target_percent = 79.0 + 19.0 * self._wave(0) if self.wanted else idle_percent
+        target_percent = 79.0 + 19.0 * self.waves[0] if self.wanted else idle_percent
         step_percent = 100.0 * elapsed_s / _UTILIZATION_S
         self.utilization_percent = _toward(self.utilization_percent, target_percent, step_percent, step_percent)
         if not self.wanted:
@@ -241,18 +244,18 @@ class _SimulatedGpu:
     def _move_heat(self, elapsed_s: float, *, first: bool) -> None:
         busy = self.utilization_percent / 100
         idle_w = 0.15 * min(400.0, self.model.power_limit_w)
-        target_w = (idle_w + (0.95 * self.model.power_limit_w - idle_w) * busy) * (1 + 0.02 * self._wave(1))
-        target_c = 35.0 + 45.0 * busy + 2.0 * self._wave(2)
+        target_w = (idle_w + (0.95 * self.model.power_limit_w - idle_w) * busy) * (1 + 0.02 * self.waves[1])
+        target_c = 35.0 + 45.0 * busy + 2.0 * self.waves[2]
         # The first reading starts where the values have settled, not at 0.
         self.power_w += (target_w - self.power_w) * (1.0 if first else 1 - exp(-elapsed_s / _POWER_INERTIA_S))
         self.temperature_c += (target_c - self.temperature_c) * (
             1.0 if first else 1 - exp(-elapsed_s / _TEMPERATURE_INERTIA_S)
         )
 
-    def _wave(self, channel: int) -> float:
-        """Slow, smooth drift between -1 and 1."""
-        at = self.read_at or 0.0
-        return sum(sin(2 * pi * at / period_s + phase) for period_s, phase in self.drift[channel]) / 3
+
+def _wave(sines: list[tuple[float, float]], at: float) -> float:
+    """Slow, smooth drift between -1 and 1."""
+    return sum([sin(2 * pi * at / period_s + phase) for period_s, phase in sines]) / 3
 
 
 def _with_outsiders(readings: tuple[Reading, ...], file: Path) -> tuple[Reading, ...]:

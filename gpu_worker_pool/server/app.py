@@ -197,6 +197,7 @@ class PoolApp:
             fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
         )
         self.polls = self._router.polls
+        self.lease_app = self._router.lease_app
         self._page_path = f"{settings.api_prefix}/ui"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -126,6 +126,7 @@ def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     own = {
         "websocket_path": path and path.encode(),
         "is_prompt": staticmethod(app.is_prompt),
+        "lease_app": staticmethod(app.lease_app),
         "is_for_page": staticmethod(app.is_for_page),
         "page_calls": TurnQueue(MOST_PAGE_CALLS),
         "polls": app.polls,

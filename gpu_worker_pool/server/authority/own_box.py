@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 # How soon a released GPU is read if no request waits.
 LATE_SAMPLE_S = 0.1
+# While samples take no longer than this, a commit with a released GPU waits for the next one, so that the grant to the
+# next request shares the commit. It waits no longer than HOLD_S.
+QUICK_SAMPLE_S = 0.005
+HOLD_S = 0.01
 
 
 class OwnBox:
@@ -90,6 +94,7 @@ class OwnBox:
             readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
         if readings and self._deaths is not None:
             self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
+        self._driver.let_writes_go()
 
     def _on_pool_clock(self, reading: Reading) -> Reading:
         at = self._driver.pool_time(reading.at)
@@ -132,6 +137,8 @@ class OwnBox:
             if self._late_sample is not None:
                 self._late_sample.cancel()
                 self._late_sample = None
+            if self._sampler.last_sample_s <= QUICK_SAMPLE_S:
+                self._driver.hold_writes(HOLD_S)
             self._sampler.sample_soon()
         elif self._late_sample is None:
             self._late_sample = asyncio.get_running_loop().call_later(LATE_SAMPLE_S, self._sample_late)

@@ -232,6 +232,8 @@ def env_of(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
 
 def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning | None:
     """The warning of a lease, or of a lease it is in, whichever ends first: it ends with that."""
+    if isinstance(lease, ActiveLease) and lease.ending is None and lease.request.parent is None:
+        return None
     outer = ancestors(state, lease) if isinstance(lease, ActiveLease) else ()
     ending = min((each.ending for each in outer if each.ending is not None), key=lambda each: each.at, default=None)
     if ending is None:
@@ -242,6 +244,8 @@ def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning 
 
 def ends_at(state: PoolState, lease: ActiveLease) -> str | None:
     """When a time limit ends it: its own, or that of a lease it is in. A late warning leaves its holder some more time."""
+    if lease.limit is None and lease.ending is None and lease.request.parent is None:
+        return None
     limits = [
         each.ending.at if each.ending is not None and each.ending.reason is EndReason.TIME_LIMIT else each.limit
         for each in ancestors(state, lease)

@@ -72,14 +72,14 @@ class Statistics:
                 self._history_of = made_of
             return self._history_body
 
-    async def metrics(self, loop_share: LoopShare | None = None) -> bytes:
+    async def metrics(self, loop_share: LoopShare | None = None) -> list[bytes]:
+        """The text for Prometheus, in parts: a thousand GPUs have megabytes, and each copy of them takes long."""
         loop_share = loop_share or LoopShare()
         parts = await self._gpu_metrics.parts(loop_share)
         await self._lease_metrics.look(loop_share)
         parts.append(generate_latest(self._registry))
         await loop_share.yield_if_due()
-        # Once: a thousand GPUs have megabytes, and each copy of them takes long.
-        return b"".join(parts)
+        return parts
 
     def handlers(self) -> Handlers:
         return {

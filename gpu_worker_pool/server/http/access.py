@@ -119,8 +119,8 @@ def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
         detail = "This server's GPU_POOL_TOKENS cannot be read, so none of them is accepted; its log says why."
     elif tokens.is_unset:
         detail = (
-            "This server has no tokens; its administrator makes one by `gpu-pool token add NAME`. Calls from its own machine "
-            "need none."
+            "This token is not known, or was revoked: the server has no tokens now. Its administrator makes one by "
+            "`gpu-pool token add NAME`. Calls from its own machine need none."
         )
     else:
         detail = "This token is not known, or no longer valid; ask the administrator of this server for a new one."

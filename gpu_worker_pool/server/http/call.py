@@ -34,6 +34,7 @@ from .bodies import read_body
 from .connection import Connection
 from .exchange import EXCHANGE, Exchange
 from .forwarded import Forwarded
+from .known_heads import KNOWN_CALL, KnownCall, KnownHead
 from .problems import Refused
 from .response import Response
 from .scope import EVERYTHING
@@ -50,7 +51,8 @@ class Call:
     ) -> None:
         self.scope = scope
         self.receive = receive
-        self.parameters: Mapping[str, str] = {}
+        self._known: KnownCall | None = scope.get(KNOWN_CALL)
+        self.parameters: Mapping[str, str] = {} if self._known is None else {"lease_id": self._known.lease_id}
         self.rules = rules
         self._users = users
         self._limits = limits
@@ -63,6 +65,8 @@ class Call:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
+        if self._known is not None:
+            return self._known.head.headers
         return self._connection.headers_of(self.scope["headers"])
 
     @property
@@ -77,17 +81,30 @@ class Call:
 
     def caller(self) -> Caller:
         """The caller of a writing call; Denied if it may not write."""
+        if self._known is not None:
+            return self._caller_by_head(self._known.head)
         authorization = self.headers.get("authorization")
         if self.forwarded is not None:
             if (known := self.forwarded.identified()) is not None:
                 return known
             caller = caller_by_token(authorization or "", self.rules.tokens)
         else:
-            connection = self._connection
-            origin = Origin(connection.host, connection.is_unix, self._find_user)
-            caller = identify(origin, self.headers, self.rules)
+            caller = identify(self._origin, self.headers, self.rules)
         self._token = None if authorization is None else token_in(authorization)
         return caller
+
+    def _caller_by_head(self, head: KnownHead) -> Caller:
+        """The caller of a known head, which has no token. With the same user it is the same as before."""
+        if head.local is not None and head.local[0] is self._find_user():
+            return head.local[1]
+        caller = identify(self._origin, head.headers, self.rules)
+        user = self._find_user()
+        head.local = None if user is None else (user, caller)
+        return caller
+
+    @property
+    def _origin(self) -> Origin:
+        return Origin(self._connection.host, self._connection.is_unix, self._find_user)
 
     def caller_or_none(self) -> Caller | None:
         try:
@@ -121,6 +138,8 @@ class Call:
         """Whether the call came directly from this machine, without a proxy."""
         if self.forwarded is not None:
             return False  # it was another machine
+        if self._known is not None and self._known.head.local is not None:
+            return True
         is_here = self._connection.is_unix or is_loopback(self._connection.host)
         return is_here and proxy_header(self.headers) is None
 
@@ -152,6 +171,8 @@ class Call:
         return None if uid is None else self._users.find(uid)
 
     async def body(self) -> bytes:
+        if self._known is not None:
+            return self._known.body
         exchange = self.scope.get(EXCHANGE)
         return await read_body(self.receive, self.headers, limits=self._limits, exchange=exchange)
 
@@ -185,6 +206,14 @@ class Call:
 
     def query(self, *known: Parameter) -> dict[str, Any]:
         """The values of these parameters by name; Refused if one is invalid, unknown or given twice."""
+        if self._known is None:
+            return self._read_query(known)
+        head = self._known.head
+        if head.query is None:
+            head.query = self._read_query(known)
+        return head.query
+
+    def _read_query(self, known: tuple[Parameter, ...]) -> dict[str, Any]:
         if not self._raw_query:
             return {parameter.name: parameter.default for parameter in known}
         found: dict[str, str | None] = {parameter.name: None for parameter in known}

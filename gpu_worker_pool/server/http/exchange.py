@@ -1,16 +1,16 @@
 """A call on a connection of `BoundedProtocol`: the whole of its body, its whole answer, and whether its client is there.
 
 uvicorn makes a task for each request, and two writes for each answer. A lease is requested and released often, and both
-calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback, and goes on with it in the
-callback of what it waits for first, which is its commit. If it waits again, it gets a task. Under another server there is no
-`Exchange`, and the calls are answered in the ordinary way.
+calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback, and goes on with it as soon as
+its turn has come, or its commit is done (`ShortWait`). If it waits for anything else, it gets a task. Under another server there
+is no `Exchange`, and the calls are answered in the ordinary way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -62,7 +62,7 @@ class Exchange:
 
     def answer(self, status: int, headers: Headers, body: bytes) -> bool:
         """Send a whole answer in one write; False if it must be sent in the ordinary way. The headers are our own, without
-        Connection, and with the length of the body.
+        Connection, and without the length of the body.
         """
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or cycle.response_started:
@@ -70,17 +70,37 @@ class Exchange:
         if cycle.access_log:
             asked = get_client_addr(cycle.scope), cycle.scope["method"], get_path_with_query_string(cycle.scope)
             self._log_call(*asked, cycle.scope["http_version"], status)
-        lines = [STATUS_LINE[status]]
-        for name, value in (*cycle.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-        lines += (b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", body)
+        head = _beginnings.of(cycle.default_headers, status, headers)
+        end = b"" if cycle.keep_alive else b"connection: close\r\n"
         cycle.response_started = cycle.response_complete = True
-        cycle.transport.write(b"".join(lines))
+        cycle.transport.write(b"%b%d\r\n%b\r\n%b" % (head, len(body), end, body))
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
         return True
+
+
+class _AnswerBeginnings:
+    """The heads of answers up to the length of the body. The server replaces its default headers once a second: the date is
+    one of them.
+    """
+
+    def __init__(self) -> None:
+        self._default_headers: Sequence[tuple[bytes, bytes]] = ()
+        self._kept: dict[tuple[int, Headers], bytes] = {}
+
+    def of(self, default_headers: Sequence[tuple[bytes, bytes]], status: int, headers: Headers) -> bytes:
+        if default_headers is not self._default_headers:
+            self._default_headers, self._kept = default_headers, {}
+        kept = self._kept.get((status, headers))
+        if kept is None:
+            lines = b"".join([b"%b: %b\r\n" % header for header in (*default_headers, *headers)])
+            kept = self._kept[status, headers] = b"%b%bcontent-length: " % (STATUS_LINE[status], lines)
+        return kept
+
+
+_beginnings = _AnswerBeginnings()
 
 
 def next_wait(call: Coroutine[Any, Any, None]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ BUSY_SLICE_S = 0.001
 OTHERS_SHARE = 4
 
 Clock = Callable[[], float]
+Sleep = Callable[[float], Awaitable[object]]
 ItemT = TypeVar("ItemT")
 
 
@@ -42,6 +43,23 @@ class LoopShare:
                 break
         self._slice_s = min(max(others_s / OTHERS_SHARE, LOOP_SLICE_S), BUSY_SLICE_S)
         self._began = self._clock()
+
+
+class BackgroundShare(LoopShare):
+    """For work that may take its time, as the data of pages. Others have so many times as long as each piece, whether or not
+    they have something to do in the loop: a lease may wait for a thread, which needs the interpreter too. So such work slows
+    every lease a little, and none much.
+    """
+
+    def __init__(self, clock: Clock = time.thread_time, sleep: Sleep = asyncio.sleep) -> None:
+        super().__init__(clock)
+        self._sleep = sleep
+
+    async def yield_if_due(self) -> None:
+        worked_s = self._clock() - self._began
+        if worked_s >= self._slice_s:
+            await self._sleep(OTHERS_SHARE * worked_s)
+            self._began = self._clock()
 
 
 def in_turns(most: int, call: Callable[[ItemT], object], items: Iterable[ItemT]) -> None:

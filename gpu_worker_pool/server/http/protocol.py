@@ -10,13 +10,16 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, NoReturn
 
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gpu_worker_pool.ledger.short_wait import ShortWait
 from gpu_worker_pool.server.access_log import call_logger
 
 from .connection import KEY, Connection
 from .exchange import ENDED, EXCHANGE, Exchange, next_wait, rest_of
 from .head import CLOSE, size_of
+from .known_heads import KnownCall, KnownHeads
 from .loop_share import TurnQueue
 from .polls import PolledAnswer, PolledRequests
 from .problems import Refused, problem_of
@@ -55,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_reading = False
         # A call whose head has just been read. It begins when all that has arrived is read: then its body is here too.
         self._due: tuple[RequestResponseCycle, Any] | None = None
+        self._heads = KnownHeads()
+        self._idle_since = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,6 +70,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_stall_timer()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         if self._answered is not None:
             self._answered.disconnected = not self._answered.response_complete
@@ -75,15 +82,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         is_between = self._is_between_requests
-        if is_between and (poll := self.polls.find(data)) is not None and self._answer_poll(poll):
-            return
+        if is_between:
+            if (poll := self.polls.find(data)) is not None and self._answer_poll(poll):
+                return
+            if (known := self._heads.find(data)) is not None:
+                self._begin_known(known)
+                return
         self._is_reading = True
         super().data_received(data)
         self._is_reading = False
         if self._due is not None:
             due, self._due = self._due, None
             if is_between:
-                self.polls.learn(data, due[0].scope)  # type: ignore[arg-type]
+                self._learn(data, due[0].scope)  # type: ignore[arg-type]
             self._begin(*due)
         if self._is_in_head:
             if self._head_timer is None:
@@ -99,6 +110,14 @@ class BoundedProtocol(HttpToolsProtocol):
         last: RequestResponseCycle | None = self.cycle
         return not self._head_bytes and (last is None or (last.response_complete and not last.more_body))
 
+    def _learn(self, data: bytes, scope: Scope) -> None:
+        """Know these bytes from now on, if they are a request that is sent again and again."""
+        self.polls.learn(data, scope)
+        method, path = scope["method"], scope["path"]
+        app = self.lease_app(method, path) if self.is_prompt(method, path) else None
+        if app is not None:
+            self._heads.learn(data, scope, self._connection, app)
+
     def _answer_poll(self, poll: PolledAnswer) -> bool:
         """Answer a polled request that is known by its bytes; False if it must be read."""
         if self.flow.write_paused or (whole := poll.whole(self.server_state.default_headers)) is None:
@@ -108,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.access_log:
             self._log_call(self._shown_client, "GET", poll.path, "1.1", 200)
         self.transport.write(whole)
-        super().on_response_complete()
+        self.on_response_complete()
         return True
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours
@@ -137,13 +156,41 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered = self.cycle
 
     def on_response_complete(self) -> None:
+        """Begin the next call, if there is one. Else the connection is idle: then a timer for each answer is not needed."""
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
-        super().on_response_complete()
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._watch_idleness(self.timeout_keep_alive)
+
+    def _watch_idleness(self, after_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after_s, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle for so long. The next answer watches one that is not idle."""
+        self.timeout_keep_alive_task = None
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s <= 0 and self._is_between_requests:
+            super().timeout_keep_alive_handler()
+        elif left_s > 0:
+            self._watch_idleness(left_s)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Do nothing: the timer itself finds out whether the connection was idle."""
 
     def is_prompt(self, method: str, path: str) -> bool:  # noqa: ARG002 - for the application to say
         """Whether a call may begin without a task."""
         return False
+
+    def lease_app(self, method: str, path: str) -> ASGIApp | None:  # noqa: ARG002 - for the application to say
+        """What answers a call for a lease that may begin without a task; None if it is another call."""
+        return None
 
     def is_for_page(self, path: str) -> bool:  # noqa: ARG002 - for the application to say
         """Whether only pages make this call."""
@@ -166,17 +213,36 @@ class BoundedProtocol(HttpToolsProtocol):
             else:
                 super()._start_asgi_task(cycle, app)
             return
-        call = cycle.run_asgi(app)
-        waited_for = next_wait(call)
-        if isinstance(waited_for, asyncio.Future):
-            # For the commit, as a rule: then it is answered in the callback.
-            waited_for.add_done_callback(lambda _: self._make_task(call, next_wait(call)))
-        else:
-            self._make_task(call, waited_for)
+        self._go_on(cycle.run_asgi(app))
 
-    def _make_task(self, call: Coroutine[Any, Any, None], waited_for: Any) -> None:
-        """Make a task of a call that began without one, unless it has ended."""
-        if waited_for is not ENDED:
+    def _begin_known(self, known: KnownCall) -> None:
+        """Begin to answer a call whose head is known."""
+        if self._head_timer is not None:
+            self._stop_timer()
+        cycle = RequestResponseCycle(
+            scope=known.scope(),  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.more_body = False
+        cycle.scope[EXCHANGE] = Exchange(cycle, self._log_call)  # type: ignore[literal-required]
+        self.cycle = self._answered = cycle
+        self._go_on(cycle.run_asgi(known.head.app))  # type: ignore[arg-type]
+
+    def _go_on(self, call: Coroutine[Any, Any, None]) -> None:
+        """Go on with a call that has no task. It gets one if it waits for long."""
+        waited_for = next_wait(call)
+        if isinstance(waited_for, ShortWait):
+            waited_for.go_on = partial(self._go_on, call)
+        elif waited_for is not ENDED:
             task = self.loop.create_task(rest_of(call, waited_for))
             task.add_done_callback(self.tasks.discard)
             self.tasks.add(task)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Headers = ((b"content-type", b"application/json"),)
+NULL = b"null"
 
 
 class Response(NamedTuple):
-    """Status, body and headers, without the length. A body in pieces is streamed until the caller disconnects."""
+    """Status, body and headers, without the length. A long body may be a list of its parts. A generator is streamed until the
+    caller disconnects.
+    """
 
     status: int
-    body: bytes | AsyncGenerator[bytes, None]
+    body: bytes | list[bytes] | AsyncGenerator[bytes, None]
     headers: Headers = JSON
 
 
@@ -47,20 +50,24 @@ class JsonFrame:
     """An encoded object with gaps, which is encoded once. `keys` are null in it, and in the order of its keys."""
 
     def __init__(self, frame: object, keys: Iterable[str]) -> None:
-        self._parts: list[bytes] = []
+        # What is between the gaps, and in the gaps.
+        self._pieces: list[bytes] = []
         rest = encode(frame)
         for name in keys:
             key = b'"%b":' % name.encode()
-            before, rest = rest.split(key + b"null", 1)
-            self._parts.append(before + key)
-        self._end = rest
+            before, rest = rest.split(key + NULL, 1)
+            self._pieces += (before + key, NULL)
+        self._pieces.append(rest)
 
     def fill(self, values: Iterable[Any]) -> bytes:
         """The object with these values of its keys."""
-        pieces: list[bytes] = []
-        for part, value in zip(self._parts, values, strict=True):
-            pieces += (part, b"null" if value is None else encode(value))
-        return b"".join((*pieces, self._end))
+        return self.join([NULL if value is None else encode(value) for value in values])
+
+    def join(self, encoded: Sequence[bytes]) -> bytes:
+        """The same with values that are encoded already. A ValueError unless there is one for each key."""
+        pieces = self._pieces.copy()
+        pieces[1::2] = encoded
+        return b"".join(pieces)
 
 
 def secure_headers(policy: str) -> Headers:

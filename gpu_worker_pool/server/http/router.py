@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing, suppress
+from functools import partial
 from urllib.parse import quote
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.wire.routes import Resource
@@ -15,7 +16,7 @@ from gpu_worker_pool.wire.routes import Resource
 from .accept import wants_page
 from .access import AccessRules
 from .bodies import ClientGone
-from .call import Call, Handlers
+from .call import Call, Handler, Handlers
 from .exchange import EXCHANGE, Exchange
 from .fleet_routing import FleetRouting
 from .head import check_head
@@ -72,6 +73,16 @@ class Router:
             return path in self._polled
         return method in PROMPT and path.startswith(self._leases)
 
+    def lease_app(self, method: str, path: str) -> ASGIApp | None:
+        """What answers a call for a lease whose head is known, on a server without a fleet; None if it is another call."""
+        if method not in PROMPT:
+            return None
+        match = next((each for each in self._index.find(path) if method in each.handlers), None)
+        # An address below that of a lease is read as an id too, which is refused.
+        if match is None or match.parameters != {"lease_id": path.rpartition("/")[2]}:
+            return None
+        return partial(self._answer_known, match.handlers[method])
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         polled = self._polled.get(path)
@@ -108,6 +119,18 @@ class Router:
             response, added = _readable_if_asked(response, added, is_asked="origin" in call.headers)
         if method == "HEAD" or not _write_at_once(response, added, scope):
             await _write(response, added, send, is_head=method == "HEAD", limits=self._limits)
+
+    async def _answer_known(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call for a lease whose head was read and routed before. Its answer needs no headers but its own."""
+        call = Call(scope, receive, self._rules, self._users, self._limits)
+        try:
+            response = await handler(call)
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - as above
+            response = problem_of(error)
+        if not _write_at_once(response, (), scope):
+            await _write(response, (), send, limits=self._limits)
 
     async def _answer_client(self, method: str, matches: list[RouteMatch], call: Call) -> Response:
         try:
@@ -162,32 +185,34 @@ def _write_at_once(response: Response, added: Headers, scope: Scope) -> bool:
     status, body, headers = response
     if exchange is None or headers is not JSON or not isinstance(body, bytes) or len(body) > PIECE_BYTES:
         return False
-    return exchange.answer(status, (*headers, *added, (b"content-length", b"%d" % len(body))), body)
+    return exchange.answer(status, (*headers, *added), body)
 
 
 async def _write(
     response: Response, added: Headers, send: Send, *, is_head: bool = False, limits: TimeLimits | None = None
 ) -> None:
     status, body, headers = response
-    if isinstance(body, bytes):
-        length = () if status == 304 else ((b"content-length", b"%d" % len(body)),)
+    if isinstance(body, bytes | list):
+        parts = [body] if isinstance(body, bytes) else body
+        size = sum(map(len, parts))
+        length = () if status == 304 else ((b"content-length", b"%d" % size),)
         await send({"type": "http.response.start", "status": status, "headers": [*headers, *added, *length]})
-        if len(body) <= PIECE_BYTES or is_head:
-            await send({"type": "http.response.body", "body": body})
+        if size <= PIECE_BYTES or is_head:
+            await send({"type": "http.response.body", "body": b"".join(parts)})
             return
         # Each piece waits until the caller has taken most of those before it. So a caller that reads slowly costs a piece,
         # not a copy of the answer.
         with suppress(TimeoutError):
             async with (limits or TimeLimits()).within(ANSWER_S):
-                share = LoopShare()
-                for start in range(0, len(body), PIECE_BYTES):
+                share, left = LoopShare(), size
+                for piece in _pieces(parts):
                     # A caller on this machine takes megabytes as fast as they are sent, and would hold the event loop.
                     await share.yield_if_due()
-                    end = start + PIECE_BYTES
-                    await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+                    left -= len(piece)
+                    await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
                 return
         # The server closes a connection whose answer is not complete.
-        logger.warning("a caller did not take its answer of %d bytes within %g s; it is cut off", len(body), ANSWER_S)
+        logger.warning("a caller did not take its answer of %d bytes within %g s; it is cut off", size, ANSWER_S)
         return
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *added]})
     async with aclosing(body) as pieces:
@@ -195,6 +220,13 @@ async def _write(
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The parts; a long one in several pieces."""
+    for part in parts:
+        for start in range(0, len(part), PIECE_BYTES):
+            yield part[start : start + PIECE_BYTES]
 
 
 def _readable_if_asked(response: Response, added: Headers, *, is_asked: bool) -> tuple[Response, Headers]:

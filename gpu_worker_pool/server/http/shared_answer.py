@@ -76,6 +76,8 @@ class SharedAnswer:
     Wall time does not count: a server that was stopped for a minute must not be silent for ten. Calls in between share the
     next run. Nothing is made while no call waits. An error goes to the calls that waited for it; the next call tries again.
 
+    A `make` that rests by itself has a `rest_factor` of 0: most of the CPU time of its run is that of other calls.
+
     With `may_be_old`, calls between two runs do not wait: they get the last answer.
     """
 
@@ -86,6 +88,7 @@ class SharedAnswer:
         *,
         may_be_old: bool = False,
         is_compressed: bool = True,
+        rest_factor: int = REST_FACTOR,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -94,6 +97,7 @@ class SharedAnswer:
         self._pace_s = pace_s
         self._may_be_old = may_be_old
         self._is_compressed = is_compressed
+        self._rest_factor = rest_factor
         self._last: Body | None = None
         self._clock = clock
         self._work_clock = work_clock
@@ -155,7 +159,7 @@ class SharedAnswer:
                 self._last = outcome if self._may_be_old and isinstance(outcome, Body) else None
                 self._current.end(outcome, MOST_ANSWERED)
                 self._current = None
-                self._not_before = began + max(self._pace_s, REST_FACTOR * (self._work_clock() - worked_s))
+                self._not_before = began + max(self._pace_s, self._rest_factor * (self._work_clock() - worked_s))
         finally:
             # No call waits here, unless the task was cancelled.
             self._stop_waiting()
@@ -178,12 +182,19 @@ class SharedAnswers:
     """
 
     def __init__(
-        self, pace_s: float = 0.0, most: int = 16, *, may_be_old: bool = False, is_compressed: bool = False
+        self,
+        pace_s: float = 0.0,
+        most: int = 16,
+        *,
+        may_be_old: bool = False,
+        is_compressed: bool = False,
+        rest_factor: int = REST_FACTOR,
     ) -> None:
         self._pace_s = pace_s
         self._most = most
         self._may_be_old = may_be_old
         self._is_compressed = is_compressed
+        self._rest_factor = rest_factor
         self._by_query: dict[Hashable, SharedAnswer] = {}
         self._is_stopped = False
 
@@ -201,7 +212,11 @@ class SharedAnswers:
             if len(self._by_query) >= self._most:
                 return await Body.of(await make(), is_compressed=self._is_compressed)
             answer = self._by_query[query] = SharedAnswer(
-                make, self._pace_s, may_be_old=self._may_be_old, is_compressed=self._is_compressed
+                make,
+                self._pace_s,
+                may_be_old=self._may_be_old,
+                is_compressed=self._is_compressed,
+                rest_factor=self._rest_factor,
             )
         return await answer.get()
 

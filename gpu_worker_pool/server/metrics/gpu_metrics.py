@@ -22,6 +22,8 @@ from gpu_worker_pool.server.http.loop_share import LoopShare
 MB = 1024 * 1024
 # Three for each of ten thousand GPUs.
 MOST_LABELS = 32_768
+# Lines that are encoded together. All lines of one metric are a megabyte: that takes milliseconds, and so does freeing them.
+LINES_OF_PART = 128
 
 
 class Gauge(NamedTuple):
@@ -71,7 +73,7 @@ class GpuMetrics:
         self._gauges = OWN + (DCGM if with_dcgm_names else ())
 
     async def parts(self, loop_share: LoopShare) -> list[bytes]:
-        """The text, a part for each metric."""
+        """The text, in short parts."""
         return [*await self._readings(loop_share), *await self._slots(loop_share)]
 
     async def _readings(self, loop_share: LoopShare) -> list[bytes]:
@@ -87,7 +89,7 @@ class GpuMetrics:
                 if value is not None:
                     family.add(labels, value)
             await loop_share.yield_if_due()
-        return await _joined(families.values(), loop_share)
+        return _parts(families.values())
 
     async def _slots(self, loop_share: LoopShare) -> list[bytes]:
         """The state has a sample for each word, so that a sum counts GPUs, and a state that a GPU has left goes to 0."""
@@ -102,24 +104,33 @@ class GpuMetrics:
             if use is not None and slot.reading is not None:
                 outside.add(f"{place},{uuid}", use.outside_mb * MB)
             await loop_share.yield_if_due()
-        return await _joined((states, outside), loop_share)
+        return _parts((states, outside))
 
 
 class _Family:
+    """The lines of one metric; those before the last few are encoded."""
+
     def __init__(self, name: str, text: str) -> None:
         self._name = name
-        self.lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        self._parts: list[bytes] = []
+        self._lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
 
     def add(self, labels: str, value: float) -> None:
-        self.lines.append(f"{self._name}{{{labels}}} {floatToGoString(value)}")  # type: ignore[no-untyped-call]
+        self._lines.append(f"{self._name}{{{labels}}} {floatToGoString(value)}")  # type: ignore[no-untyped-call]
+        if len(self._lines) >= LINES_OF_PART:
+            self._encode()
+
+    def parts(self) -> list[bytes]:
+        self._encode()
+        return self._parts
+
+    def _encode(self) -> None:
+        self._parts.append("\n".join((*self._lines, "")).encode())
+        self._lines.clear()
 
 
-async def _joined(families: Iterable[_Family], loop_share: LoopShare) -> list[bytes]:
-    texts = []
-    for family in families:
-        texts.append("\n".join((*family.lines, "")).encode())
-        await loop_share.yield_if_due()
-    return texts
+def _parts(families: Iterable[_Family]) -> list[bytes]:
+    return [part for family in families for part in family.parts()]
 
 
 @lru_cache(maxsize=MOST_LABELS)

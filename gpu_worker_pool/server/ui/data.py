@@ -15,10 +15,10 @@ from gpu_worker_pool.server.calls.fleet import box_views
 from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
-from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.http.loop_share import BackgroundShare
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import Scope
-from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
+from gpu_worker_pool.server.http.shared_answer import REST_FACTOR, Body, SharedAnswers
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
@@ -36,9 +36,18 @@ MOST_SCOPES = 64
 class ScopedAnswer:
     """An answer that is shared by all pages with the same scope."""
 
-    def __init__(self, make: Callable[[Scope], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[Scope], Awaitable[bytes]],
+        pace_s: float,
+        *,
+        may_be_old: bool = False,
+        rest_factor: int = REST_FACTOR,
+    ) -> None:
         self._make = make
-        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
+        self._shared = SharedAnswers(
+            pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True, rest_factor=rest_factor
+        )
         self.stop = self._shared.stop
         self.close = self._shared.close
 
@@ -78,7 +87,7 @@ class PageData:
         self.weeks = {
             number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
         }
-        self.pool = ScopedAnswer(self._make_pool, 0.5)
+        self.pool = ScopedAnswer(self._make_pool, 0.5, rest_factor=0)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.peers = ScopedAnswer(lambda _: peers.encoded(), 1.0, may_be_old=True)
@@ -99,7 +108,7 @@ class PageData:
 
     async def _make_pool(self, scope: Scope) -> bytes:
         is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
-        loop_share, make = LoopShare(), encode_brief if is_brief else encode_pool
+        loop_share, make = BackgroundShare(), encode_brief if is_brief else encode_pool
         pool = await make(self._frames, scope, MOST_QUEUED, loop_share=loop_share)
         await loop_share.yield_if_due()
         settings, sampler = self._settings, self._sampler

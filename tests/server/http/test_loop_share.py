@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.http.loop_share import LOOP_SLICE_S, OTHERS_SHARE, LoopShare, TurnQueue, TurnShare, in_turns
+from gpu_worker_pool.server.http.loop_share import (
+    LOOP_SLICE_S,
+    OTHERS_SHARE,
+    BackgroundShare,
+    LoopShare,
+    TurnQueue,
+    TurnShare,
+    in_turns,
+)
 
 
 async def test_work_that_one_turn_has_no_time_for_is_done_in_the_next_ones_in_the_same_order() -> None:
@@ -61,6 +69,20 @@ async def test_others_have_turns_between_the_pieces_of_long_work_and_a_busy_loop
     begun = sorted(set(worked))
     assert {later - earlier for earlier, later in pairwise(begun)} == {turns_between}
     assert len(begun) == pieces
+
+
+async def test_work_in_the_background_rests_after_each_piece_for_as_long_as_others_have() -> None:
+    clock, rests = [0.0], list[float]()
+
+    async def sleep(rest_s: float) -> None:
+        rests.append(rest_s)
+        clock[0] += 100.0  # what others do meanwhile is not work of its own
+
+    share = BackgroundShare(lambda: clock[0], sleep)
+    for piece in (0.4, 0.4, 0.4, 3.0, 0.9):
+        clock[0] += piece * LOOP_SLICE_S
+        await share.yield_if_due()
+    assert rests == pytest.approx([1.2 * LOOP_SLICE_S * OTHERS_SHARE, 3.0 * LOOP_SLICE_S * OTHERS_SHARE])
 
 
 async def test_many_calls_are_made_some_in_each_turn_and_in_order() -> None:

@@ -155,3 +155,25 @@ def test_our_client_closes_an_idle_connection_before_the_server_does() -> None:
     app = create_app(ServerSettings(_env_file=None, simulated_gpus="1"))
 
     assert configuration(app).timeout_keep_alive > IDLE_S
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async def empty(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(empty, http=BoundedProtocol, ws="none", log_config=None, lifespan="off")
+    config.load()
+    config.timeout_keep_alive = 0.05  # type: ignore[assignment]  # uvicorn takes whole seconds
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(
+        lambda: BoundedProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+    )
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        for _ in range(3):
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+    writer.close()
+    listening.close()

@@ -193,6 +193,18 @@ async def test_a_body_in_pieces_is_closed_when_nobody_reads_it() -> None:
     assert closed == [True]  # one that was never begun has nothing to close
 
 
+@pytest.mark.parametrize("sizes", [[], [3, 4], [PIECE_BYTES + 1, 2], [1, 3 * PIECE_BYTES]])
+async def test_a_body_in_parts_is_one_answer_of_known_length(sizes: list[int]) -> None:
+    parts = [bytes([number]) * size for number, size in enumerate(sizes)]
+
+    async def in_parts(_: Call) -> Response:
+        return Response(200, parts)
+
+    answer, head = [await ask(one(in_parts), method, "/one") for method in ("GET", "HEAD")]
+    assert answer.body == b"".join(parts)
+    assert answer.headers["content-length"] == head.headers["content-length"] == str(sum(sizes))
+
+
 def names_of(table: tuple[Resource, ...]) -> Iterator[str]:
     yield from (f"{route.method} {resource.path}" for resource in table for route in resource.routes)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.server.http.problems import Refused
-from gpu_worker_pool.server.http.shared_answer import MOST_ANSWERED, SMALL_BYTES, Body, SharedAnswer
+from gpu_worker_pool.server.http.shared_answer import MOST_ANSWERED, REST_FACTOR, SMALL_BYTES, Body, SharedAnswer
 from tests.server.settling import settled
 
 PACE_S = 2.0
@@ -19,7 +19,7 @@ PACE_S = 2.0
 class Bench:
     """A shared answer whose making ends when it is told to, on a clock that goes when it is told to."""
 
-    def __init__(self, *, may_be_old: bool = False) -> None:
+    def __init__(self, *, may_be_old: bool = False, rest_factor: int = REST_FACTOR) -> None:
         self.now = 100.0
         self.worked_s = 0.0
         self.begun = 0
@@ -29,6 +29,7 @@ class Bench:
             self._make,
             PACE_S,
             may_be_old=may_be_old,
+            rest_factor=rest_factor,
             clock=lambda: self.now,
             work_clock=lambda: self.worked_s,
             sleep=self._sleep,
@@ -139,6 +140,16 @@ async def test_what_takes_long_is_made_less_often() -> None:
     assert bench.begun == 1
     await bench.pass_time(0.1)
     assert bench.begun == 2, "four times as long as the last one took, from its beginning"
+    await bench.end()
+
+
+async def test_what_rests_by_itself_is_made_again_after_the_pace() -> None:
+    bench = Bench(rest_factor=0)
+    await bench.ask()
+    await bench.work(PACE_S)  # by other calls, in its rests
+    await bench.end()
+    await bench.ask()
+    assert bench.begun == 2
     await bench.end()
 
 

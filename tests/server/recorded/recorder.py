@@ -220,8 +220,9 @@ _ENDED = re.compile(
     r'(?:,"draining_gpus":\[[^]]*\])?(?=\}$)',
     re.MULTILINE,
 )
+# The end and the next grant are one commit, or two if the reading is late: then the queue is told in between as well.
 _QUEUE_AFTER_END = re.compile(
-    r'(event: lease_ended\n.*\n\nid: <event>\nevent: queue\ndata: )\{"length":\d+,"first":\[[^]]*\],"parents":\{[^}]*\}\}'
+    r"(event: (?:lease_ended|gpu_drained)\n.*\n\n)id: <event>\nevent: queue\ndata: \{.*\}\n\n"
 )
 _LENGTH = re.compile(r"^content-length: \d+", re.MULTILINE)
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{.*\})?) \S+$", re.MULTILINE)
@@ -284,7 +285,7 @@ class Scene:
         # Whether its GPU has been looked at again by the time that the end of a lease is told depends on the disk, and with
         # that who waits then.
         body = _ENDED.sub(r'\1<ended or draining>","reason":"<why>"\2', body)
-        body = _QUEUE_AFTER_END.sub(r'\1{"length":<whole number>,"first":[<ids>],"parents":{<ids>}}', body)
+        body = _QUEUE_AFTER_END.sub(r"\1", body)
         self._put(stream.request, self._head(stream.head), re.sub(',(?=")', ",\n ", body))
 
     def shown(self, text: str) -> str:
