@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import ssl
 from abc import ABC, abstractmethod
@@ -151,6 +152,10 @@ class BlockingConnection(ServerConnection):
             raise
         except OSError as error:
             raise ConnectFailed(in_words(error)) from None
+        # With a timeout, the socket itself would poll before it sends, and be told the timeout before each call.
+        self._socket.settimeout(0)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def _our_end(self) -> socket.socket:
         return self._socket
@@ -161,26 +166,24 @@ class BlockingConnection(ServerConnection):
         return not self._buffer[0]
 
     def is_idle(self) -> bool:
-        try:
-            self._socket.settimeout(0)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._poll.poll(0)
 
     def limit(self, timeout_s: float) -> None:
         """Set how long the next call may take."""
         self._until = boot_time() + timeout_s
 
     async def send(self, data: bytes) -> None:
-        self._socket.settimeout(self._left_s())
+        left_s = self._left_s()
         self._buffer[0] = 0
-        self._socket.sendall(data)
+        sent = self._socket.send(data)
+        if sent < len(data):  # so much at once is seldom sent
+            self._socket.settimeout(left_s)
+            self._socket.sendall(data[sent:])
+            self._socket.settimeout(0)
 
     async def receive(self) -> bytes | memoryview:
-        self._socket.settimeout(self._left_s())
+        if not self._poll.poll(1000 * self._left_s()):
+            raise TimeoutError
         size = self._socket.recv_into(self._buffer)
         return memoryview(self._buffer)[:size]
 

@@ -44,15 +44,16 @@ class LocalSockets:
         self._is_named = is_named
         # As it was when the client was made: a program may have clients of several environments.
         self._environ = dict(os.environ)
-        self._settled: dict[str, Path | None] = {}
+        # What was decided, by server. A server's port is not taken for its socket when the server is away.
+        self.settled: dict[str, Path | None] = {}
         self._comparisons: set[asyncio.Task[None]] = set()
         self._deciding = asyncio.Lock()
 
     async def choose(self, url: str) -> Path | None:
         """The socket for this call; None for the port."""
         server = server_of(url)
-        if server in self._settled:
-            return self._settled[server]
+        if server in self.settled:
+            return self.settled[server]
         parts = urlsplit(url)
         if not is_local(server):
             return None
@@ -60,9 +61,9 @@ class LocalSockets:
         if path is None or not (self._is_named and is_configured(self._environ)) or is_dead(path):
             return path  # for a socket that is dead, the caller decides about the port
         async with self._deciding:
-            if server not in self._settled:
+            if server not in self.settled:
                 await self._decide(parts, path)
-        return self._settled.get(server)
+        return self.settled.get(server)
 
     async def _decide(self, parts: SplitResult, path: Path) -> None:
         """Use a socket that the user named only for its own server: the endpoint, which they named too, may be another."""
@@ -71,7 +72,7 @@ class LocalSockets:
             return  # it may be one server or two: to be seen when it answers
         known = _server_id(by_socket)
         if known is not None and known == _server_id(by_port):
-            self._settled[server_of(parts.geturl())] = path
+            self.settled[server_of(parts.geturl())] = path
         elif known is not None and parts.netloc not in _compared:
             logger.warning(
                 "%s=%s is the socket of another server than that of %s, which was named and is used; "
@@ -83,16 +84,12 @@ class LocalSockets:
             )
         _compared.add(parts.netloc)
 
-    def is_settled(self, url: str) -> bool:
-        """Whether it was decided before. A server's port is not taken for its socket when the server is away."""
-        return server_of(url) in self._settled
-
     def answered(self, url: str, path: Path | None) -> None:
         """Note where a call was answered; the first time by a socket, compare it with the port."""
         server = server_of(url)
-        if server in self._settled:
+        if server in self.settled:
             return
-        self._settled[server] = path
+        self.settled[server] = path
         parts = urlsplit(url)
         if path is not None and parts.netloc not in _compared:
             _compared.add(parts.netloc)

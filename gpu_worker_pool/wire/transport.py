@@ -7,13 +7,12 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
@@ -24,6 +23,7 @@ from .http1 import AnswerReader, BadAnswer, encode
 from .local_sockets import LocalSockets, is_local, judge_port, server_of, url_of_pool
 from .reader import plain
 
+T = TypeVar("T")
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
 # A connection that was idle for longer is not used again: what is between may have forgotten it.
@@ -79,7 +79,7 @@ class _InThread(threading.local):
 
 
 class Transport:
-    """Calls servers over HTTP, in the event loop that opened it; in `blocking`, also in other threads.
+    """Calls servers over HTTP, in the event loop that opened it; by `run_here`, also in other threads.
 
     `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
     the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
@@ -137,19 +137,22 @@ class Transport:
         await self.close()
 
     def can_block(self, url: str) -> bool:
-        """Whether `blocking` can be used for this server: it is on this machine, speaks without TLS, and has answered."""
-        return self._sockets is not None and self._sockets.is_settled(url) and is_local(server_of(url))
+        """Whether `run_here` can be used for this server: it is on this machine, speaks without TLS, and has answered."""
+        return self._sockets is not None and (server := server_of(url)) in self._sockets.settled and is_local(server)
 
-    @contextmanager
-    def blocking(self, until: float) -> Iterator[None]:
-        """Make the calls of this thread without a loop: a coroutine that only makes calls does not suspend here. What has
-        not been answered until then is a TimeoutError.
+    def run_here(self, work: Coroutine[Any, Any, T], until: float) -> T:
+        """Run a coroutine that only makes calls, without a loop: it does not suspend here. What has not been answered until
+        then is a TimeoutError.
         """
         self._thread.until = until
         try:
-            yield
+            work.send(None)
+        except StopIteration as done:
+            value: T = done.value
+            return value
         finally:
             self._thread.until = None
+        raise AssertionError("it waits for the loop")
 
     def break_off(self) -> None:
         """Have all threads that only wait for news see the end of their connection, now and later."""
@@ -162,24 +165,27 @@ class Transport:
         method: str,
         url: str,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         token: str | None = None,
         timeout_s: float,
         is_parsed: bool = True,
     ) -> Reply:
-        """Make one call; CallFailed if there is no readable answer. Without `is_parsed`, the answer has its body only."""
-        sockets = self._sockets
-        path = None if sockets is None else await sockets.choose(url)
+        """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer. Without `is_parsed`,
+        the answer has its body only.
+        """
+        sockets, server = self._sockets, server_of(url)
+        is_settled = sockets is None or server in sockets.settled
+        path = None if sockets is None else sockets.settled[server] if is_settled else await sockets.choose(url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
         except _NotConnected:
-            if path is None or sockets is None or sockets.is_settled(url):
+            if path is None or sockets is None or server in sockets.settled:
                 raise
             # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
             await self._check_port(url, path)
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
-        if sockets is not None:
+        if sockets is not None and not is_settled:
             sockets.answered(url, path)
         return reply
 
@@ -203,7 +209,7 @@ class Transport:
         method: str,
         url: str,
         path: Path | None,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | bytes | None,
         token: str | None,
         *,
         timeout_s: float,
@@ -217,7 +223,8 @@ class Transport:
             raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
         if token:
             fields += f"Authorization: Bearer {token}\r\n"
-        request = encode(method, target, fields, None if body is None else json.dumps(body).encode())
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = encode(method, target, fields, content)
         call = _Outgoing(method, base + target.partition("?")[0], where, request)
         until, sent_at = self._thread.until, boot_time()
         try:

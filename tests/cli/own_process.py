@@ -18,6 +18,15 @@ from tests.server.running import ROOT
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 # Nothing here takes so long; a command that hangs must not hang the tests.
 MOST_S = 60.0
+# A server that takes its machine for another one than this, as one behind a tunnel: by what it takes for its boot id.
+ON_ANOTHER_MACHINE = (
+    sys.executable,
+    "-c",
+    (
+        "import gpu_worker_pool.host.clock as c; c.boot_id.__wrapped__; c._named_by_linux = lambda: 'elsewhere';"
+        "import runpy; runpy.run_module('gpu_worker_pool.gpu_server', run_name='__main__')"
+    ),
+)
 _started: list[subprocess.Popen[str]] = []
 
 

@@ -5,6 +5,8 @@ The commands may wait for a call far longer than these tests run, so a command t
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
-from tests.cli.own_process import gpu_pool
+from tests.cli.own_process import MOST_S, ON_ANOTHER_MACHINE, gpu_pool, start_gpu_pool
+from tests.server.leasing import eventually, queued, release_all, take, wait_until_free
 
 NEVER = {"GPU_ENDPOINT_TIMEOUT": "3600"}
 
@@ -52,6 +55,45 @@ def test_a_command_runs_on_the_box_that_answers(server: ServerProcess, silent_ur
     assert f"on 127.0.0.1-{server.port}:" in done.out
     quiet = gpu_pool("run", "-q", "--endpoint", both, "--", "true", env=NEVER)
     assert (quiet.code, quiet.err) == (0, "")
+
+
+def test_a_box_that_answers_late_is_asked_all_the_same(server: ServerProcess) -> None:
+    """A command does not wait for it at the start. It has not left it out, either: there it gets the GPU."""
+    release_all(server)
+    wait_until_free(server)
+    for _ in range(2):
+        take(server)
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as late:
+        os.kill(late.pid, signal.SIGSTOP)
+        waiting = start_gpu_pool("run", "--endpoint", f"{late.url},{server.url}", "--", "true", env=NEVER)
+        eventually(lambda: queued(server) or None, "it waits at the other box")
+        os.kill(late.pid, signal.SIGCONT)
+        _, err = waiting.communicate(timeout=MOST_S)
+        assert waiting.returncode == 0, err
+        assert f"127.0.0.1-{late.port}:0" in err
+    release_all(server)
+
+
+def test_a_box_that_answers_late_from_another_machine_is_left_out(server: ServerProcess) -> None:
+    """Its address is of this machine, as that of a tunnel. What it grants is given back, and the command waits here."""
+    release_all(server)
+    wait_until_free(server)
+    held = [take(server) for _ in range(2)]
+    with ServerProcess({"SIMULATED_GPUS": "1"}, command=ON_ANOTHER_MACHINE) as late:
+        os.kill(late.pid, signal.SIGSTOP)
+        both, shown = f"{late.url},{server.url}", "echo on $GPU_POOL_LEASE_GPUS"
+        waiting = start_gpu_pool("run", "--endpoint", both, "--", "sh", "-c", shown, env=NEVER)
+        eventually(lambda: queued(server) or None, "it waits at the other box")
+        os.kill(late.pid, signal.SIGCONT)
+        eventually(lambda: late.json("/usage")["owners"] or None, "the late box has granted its GPU")
+        wait_until_free(late)
+        for lease in held:
+            server.ask(f"/leases/{lease['id']}", "DELETE")
+        out, err = waiting.communicate(timeout=MOST_S)
+        assert waiting.returncode == 0, err
+        assert out.startswith("on 127.0.0.1:"), "of the only one that is left"
+        assert f"127.0.0.1-{late.port} is left out: its GPUs are in another machine" in err
+    release_all(server)
 
 
 def test_a_batch_runs_on_the_box_that_answers(server: ServerProcess, silent_url: str, tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ SETTINGS: Final = {
 }
 
 
+# How long it may take to end its processes, which it kills after 5 s.
+QUIT_S = 15.0
+
+
 class PostgresDidNotStartError(RuntimeError):
     """There is no PostgreSQL here, or it did not start. The message says which, and ends with its log."""
 
@@ -121,7 +125,12 @@ class PostgresProcess:
         """End at once, as after a power cut."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(LIMIT_S)
+            try:
+                self._process.wait(QUIT_S)
+            except subprocess.TimeoutExpired:
+                # It waits for one of its processes, which ends by itself once this one is gone.
+                self._process.kill()
+                self._process.wait(LIMIT_S)
             self._process = None
 
     def remove(self) -> None:

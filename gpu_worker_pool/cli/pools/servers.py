@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Self, TypeVar
@@ -13,6 +13,7 @@ from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
+from gpu_worker_pool.wire.first_answers import wait_for_answers
 from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 from .naming import Naming
@@ -21,9 +22,8 @@ T = TypeVar("T")
 FLEET: Final = "/fleet"
 # Calls that exist for a box and for its whole fleet.
 _OF_POOLS: Final = ("/pool", "/leases", "/usage", "/timeline", "/quotas", "/bookings", "/admin/")
-# How long the others are waited for when one server has answered: so long, or so many times as long as that one took.
+# How long the others are waited for, at least, when one server has answered.
 GRACE_S: Final = 1.0
-_GRACE_RATIO: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,18 @@ class Servers:
         error = reply.detail if reply.status >= 400 else None
         return ServerAnswer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
 
-    async def ask_all(self, path: str, grace_s: float = GRACE_S) -> list[ServerAnswer]:
-        """A GET to every endpoint, in the order they were given."""
-        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late, grace_s)
+    async def ask_all(
+        self, path: str, grace_s: float = GRACE_S, can_miss: Callable[[str], bool] = lambda _: False
+    ) -> list[ServerAnswer]:
+        """A GET to every endpoint, in the order they were given. For those that the caller `can_miss`, see `wait_for_answers`."""
+        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late, grace_s, can_miss)
 
     async def each(
         self,
         ask: Callable[[str], Coroutine[Any, Any, T]],
         when_late: Callable[[ServerAnswer], T],
         grace_s: float = GRACE_S,
+        can_miss: Callable[[str], bool] = lambda _: False,
     ) -> list[T]:
         """What `ask` returns for each endpoint, in the order they were given.
 
@@ -155,9 +158,9 @@ class Servers:
         makes the result from an answer that says so.
         """
         began = monotonic()
-        asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
+        asked = {endpoint: asyncio.create_task(ask(endpoint), name=endpoint) for endpoint in self.ids}
         try:
-            late = await wait_for_answers(asked.values(), _is_answer, grace_s)
+            late = await wait_for_answers(asked.values(), _is_answer, grace_s, lambda task: can_miss(task.get_name()))
         finally:
             await cancel_and_wait(*asked.values())
         error = f"it has not answered within {monotonic() - began:.1f} s, and others have"
@@ -167,19 +170,6 @@ class Servers:
             else task.result()
             for endpoint, task in asked.items()
         ]
-
-
-async def wait_for_answers(
-    asked: Collection[asyncio.Task[T]], is_answer: Callable[[T], bool], grace_s: float = GRACE_S
-) -> set[asyncio.Task[T]]:
-    """Wait for these tasks; once the result of one is an answer, the others have a moment left. Returns the late ones."""
-    began = monotonic()
-    waiting = set(asked)
-    while waiting and not any(task.done() and is_answer(task.result()) for task in asked):
-        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    if waiting:
-        _, waiting = await asyncio.wait(waiting, timeout=max(grace_s, _GRACE_RATIO * (monotonic() - began)))
-    return waiting
 
 
 def _is_answer(found: Any) -> bool:

@@ -28,7 +28,7 @@ from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, wa
 from .lease_loss import wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
-from .sources import Sources, choose_sources
+from .sources import ELSEWHERE, Sources, choose_sources, leave_out_if_elsewhere
 from .waiting_line import WaitingLine
 
 
@@ -72,13 +72,18 @@ class Runner:
                 is_remote=self.is_remote,
                 is_new=self.request.is_new,
                 nodes=self.request.nodes,
+                counts_gpus=False,
                 warn=self.reporter.warn,
                 note=self.reporter.note,
             )
         if self.request.nodes > 1:
             sources = gang_sources(sources)
         with closing(GuardedCommand()) as guarded:
-            return await self._acquire_and_run(guarded, sources, signals)
+            while True:
+                done = await self._acquire_and_run(guarded, sources, signals)
+                if isinstance(done, int):
+                    return done
+                sources = done
 
     @property
     def _left_s(self) -> float | None:
@@ -100,7 +105,8 @@ class Runner:
                 raise
             raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
-    async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int:
+    async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int | Sources:
+        """Return the exit code; or the sources that are left, if the GPUs turn out to be in another machine."""
         async with sources.servers() as servers:
             line = WaitingLine(
                 servers,
@@ -117,6 +123,11 @@ class Runner:
                     await line.close()
                 if isinstance(acquired, int):
                     return acquired
+                left = await leave_out_if_elsewhere(servers, sources, acquired.endpoint_id)
+                if left is not None:
+                    self.reporter.note(f"{acquired.endpoint_id} is left out: {ELSEWHERE}")
+                    await release(client, acquired)
+                    return left
                 self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
                 if self.request.nodes > 1:
                     return await self._run_gang(client, servers, acquired, guarded, sources.ttl_s, signals)

@@ -32,9 +32,10 @@ from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
-# How long the others are waited for when a server has answered, where only servers of this machine matter: those have no network
-# in between.
-HERE_GRACE_S = 0.1
+# How long one command waits for the others when a server has answered, where only servers of this machine matter: those have no
+# network in between.
+HERE_GRACE_S = 0.05
+ELSEWHERE = "its GPUs are in another machine, and the command runs on this one"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Sources:
     is_named: bool = True
     # Of a server that belongs to a fleet: the GPUs of all its boxes, of this box, or by the number of servers.
     scope: Scope | None = "box"
+    # Those that had not answered yet, and were judged by their address only: a tunnel may lead to another machine.
+    unheard: frozenset[str] = frozenset()
 
     def servers(self) -> Servers:
         return Servers(self.urls if self.is_named else None)
@@ -71,10 +74,13 @@ async def choose_sources(
     is_remote: bool,
     is_new: bool,
     nodes: int = 1,
+    counts_gpus: bool = True,
     warn: Callable[[str], None] = complain,
     note: Callable[[str], None] = complain,
 ) -> Sources:
-    """The servers of these endpoints; inside a lease the server of that one, unless the request `is_new`."""
+    """The servers of these endpoints; inside a lease the server of that one, unless the request `is_new`. For `counts_gpus`, see
+    `find_sources`.
+    """
     try:
         lease = inherited_lease(environ)
     except ValueError as error:
@@ -99,7 +105,7 @@ async def choose_sources(
         # The lease around this process set it, and this request is for other GPUs.
         environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
-        return await find_sources(servers, environ, is_remote=is_remote, warn=warn, note=note)
+        return await find_sources(servers, environ, is_remote=is_remote, counts_gpus=counts_gpus, warn=warn, note=note)
 
 
 async def _find_inside(
@@ -150,15 +156,24 @@ async def find_sources(
     environ: Mapping[str, str],
     *,
     is_remote: bool,
+    counts_gpus: bool = True,
     warn: Callable[[str], None] = complain,
     note: Callable[[str], None] = complain,
 ) -> Sources:
     """Ask the servers what GPUs they have.
 
     The command runs on this machine, so servers of other machines are left out: their GPU 2 is not ours. A command that
-    `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out.
+    `is_remote` finds its own way to the GPU, and all servers are used. `note` is told what is left out. A caller that
+    `counts_gpus` waits longer for servers that answer late.
     """
-    answers = await servers.ask_all("/pool?queue=0&leases=0", GRACE_S if is_remote else HERE_GRACE_S)
+
+    def can_miss(endpoint: str) -> bool:
+        """Whether the GPUs of this server may be asked for, and need not be known."""
+        is_used = is_remote or is_own_address(urlsplit(servers.config.endpoints[endpoint].url).hostname or "")
+        return is_used and not counts_gpus and (is_remote or VISIBLE_DEVICES_VARIABLE not in environ)
+
+    grace_s = GRACE_S if is_remote or counts_gpus else HERE_GRACE_S
+    answers = await servers.ask_all("/pool?queue=0&leases=0", grace_s, can_miss)
     found = {answer.endpoint: await _why_wrong(servers, answer) for answer in answers}
     wrong = {endpoint: why for endpoint, why in found.items() if why is not None}
     if all(answer.status is None or answer.endpoint in wrong for answer in answers):
@@ -175,17 +190,38 @@ async def find_sources(
         else:
             note(f"{answer.endpoint} is left out: {_why_left_out(answer, pool)}")
     if not urls:
-        raise Failure(
-            "no GPU server is on this machine, where the command would run. Run gpu-pool on the server's machine; or, "
-            "if the command itself goes there (by ssh, say), add --remote."
-        )
+        raise _none_is_here()
     among = None if is_remote else _visible_uuids(environ, gpus, warn)
     if among is not None:
         await _check_not_of_ancestor(servers, among)
     gpu_count = len(gpus if among is None else among)
     config = servers.config
     scope: Scope | None = None if is_remote else "box"
-    return Sources(tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named, scope)
+    unheard = () if is_remote else (answer.url for answer in answers if read(PoolView, answer.data) is None)
+    return Sources(
+        tuple(urls), config.is_multi, among, gpu_count, config.ttl_s, config.is_named, scope, frozenset(unheard)
+    )
+
+
+async def leave_out_if_elsewhere(servers: Servers, sources: Sources, endpoint: str | None) -> Sources | None:
+    """The sources without this one, which has granted GPUs, if they are in another machine; None if they are in this one."""
+    found = servers.config.endpoints.get(endpoint or "")  # in a fleet it is the name of a box
+    if endpoint is None or found is None or (url := found.url) not in sources.unheard:
+        return None
+    pool = read(PoolView, (await servers.ask(endpoint, "/pool?queue=0&leases=0")).data)
+    if pool is not None and _is_here(url, pool):
+        return None
+    urls = tuple(each for each in sources.urls if each != url)
+    if not urls:
+        raise _none_is_here()
+    return replace(sources, urls=urls)
+
+
+def _none_is_here() -> Failure:
+    return Failure(
+        "no GPU server is on this machine, where the command would run. Run gpu-pool on the server's machine; or, "
+        "if the command itself goes there (by ssh, say), add --remote."
+    )
 
 
 async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
@@ -199,7 +235,7 @@ async def _why_wrong(servers: Servers, answer: ServerAnswer) -> str | None:
 
 def _why_left_out(answer: ServerAnswer, pool: PoolView | None) -> str:
     if pool is not None:
-        return "its GPUs are in another machine, and the command runs on this one"
+        return ELSEWHERE
     return f"its address is not this machine's, where the command runs, and {str(answer.error).rstrip('. ')}"
 
 

@@ -15,15 +15,21 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end
+from tests.preloaded import stand_in
 from tests.server.leasing import eventually, take, wait_until_free
 
-RUN = shlex.join([*GPU_POOL, "run", "-q"])
 SHOW = "sh -c 'echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID'"
 PYTHON = "from gpu_worker_pool import gpu\nwith gpu(20{}) as a: print(a.env['CUDA_VISIBLE_DEVICES'], a.lease_id)"
 
 
+@pytest.fixture(scope="module")
+def run() -> str:
+    """In a script: `gpu-pool run -q`, without the time to load it."""
+    return shlex.join([*stand_in(), "-m", "gpu_worker_pool", "run", "-q"])
+
+
 def python(options: str = "") -> str:
-    return shlex.join([sys.executable, "-c", PYTHON.format(options)])
+    return shlex.join([*stand_in(), "-c", PYTHON.format(options)])
 
 
 def outer(server: ServerProcess, script: str, *options: str) -> list[list[str]]:
@@ -38,34 +44,35 @@ def leases(server: ServerProcess) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_and_a_python_client_inside_a_run_use_its_gpu(server: ServerProcess) -> None:
-    outer_one, *inner = outer(server, f"{RUN} -- {SHOW}\n{python()}\n{RUN} -- {RUN} -- {SHOW}")
+def test_a_run_and_a_python_client_inside_a_run_use_its_gpu(server: ServerProcess, run: str) -> None:
+    outer_one, *inner = outer(server, f"{run} -- {SHOW}\n{python()}\n{run} -- {run} -- {SHOW}")
     assert [gpu for gpu, _ in inner] == [outer_one[0]] * 3
     assert len({lease_id for _, lease_id in (outer_one, *inner)}) == 4
     ended = server.json(f"/leases/{inner[0][1]}")
     assert (ended["parent"], ended["end_reason"]) == (outer_one[1], "released")
 
 
-def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess) -> None:
-    share, whole, smaller = outer(server, f"{RUN} -- {SHOW}\n{RUN} --memory 1GB -- {SHOW}", "--memory", "4GB")
+def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess, run: str) -> None:
+    share, whole, smaller = outer(server, f"{run} -- {SHOW}\n{run} --memory 1GB -- {SHOW}", "--memory", "4GB")
     assert share[0] == whole[0] == smaller[0]
 
 
-def test_new_asks_for_other_gpus(server: ServerProcess) -> None:
-    outer_one, run, client = outer(server, f"{RUN} --new -- {SHOW}\n{python(', new=True')}")
-    assert run[0] == client[0] != outer_one[0]
+def test_new_asks_for_other_gpus(server: ServerProcess, run: str) -> None:
+    outer_one, inner, client = outer(server, f"{run} --new -- {SHOW}\n{python(', new=True')}")
+    assert inner[0] == client[0] != outer_one[0]
 
 
 def test_a_value_that_the_user_set_inside_counts_with_new_and_is_refused_in_one_line_without(
     server: ServerProcess,
+    run: str,
 ) -> None:
     other = "CUDA_VISIBLE_DEVICES=$((1 - CUDA_VISIBLE_DEVICES))"
-    same = f"CUDA_VISIBLE_DEVICES=0$CUDA_VISIBLE_DEVICES {RUN} --new --timeout 0 -- {SHOW} || echo waits"
-    (gpu, _), (new, _), waits = outer(server, f"{other} {RUN} --new -- {SHOW}\n{same}")
+    same = f"CUDA_VISIBLE_DEVICES=0$CUDA_VISIBLE_DEVICES {run} --new --timeout 0 -- {SHOW} || echo waits"
+    (gpu, _), (new, _), waits = outer(server, f"{other} {run} --new -- {SHOW}\n{same}")
     assert int(new) == 1 - int(gpu)
     assert waits == ["waits"], "0 before its number: not as the lease set it"
 
-    refused = gpu_pool("run", "-q", "--", "sh", "-c", f"{other} {RUN} -- true", server=server)
+    refused = gpu_pool("run", "-q", "--", "sh", "-c", f"{other} {run} -- true", server=server)
     assert len(refused.err.splitlines()) == 1
     assert "names no GPU of the lease around this command, which has GPU" in refused.err
 
@@ -85,21 +92,21 @@ def test_a_run_that_would_wait_for_the_program_that_started_it_says_so(server: S
     assert (done.returncode, "would wait for its own parent" in done.stderr) == (125, True)
 
 
-def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerProcess) -> None:
-    done = gpu_pool("run", "-e", server.url, "--", "sh", "-ec", f"{SHOW}\n{RUN} -- {SHOW}\n{python()}")
+def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerProcess, run: str) -> None:
+    done = gpu_pool("run", "-e", server.url, "--", "sh", "-ec", f"{SHOW}\n{run} -- {SHOW}\n{python()}")
     assert done.code == 0, done.err
     gpus = [line.split()[0] for line in done.out.splitlines()]
     assert len(gpus) == 3
     assert len(set(gpus)) == 1
 
 
-def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_path: Path) -> None:
+def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, run: str, tmp_path: Path) -> None:
     begun, go, second = tmp_path / "begun", tmp_path / "go", tmp_path / "second"
     first_job = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done; test ! -e {second}"
     script = f"""
-        {RUN} -- sh -c '{first_job}' & first=$!
+        {run} -- sh -c '{first_job}' & first=$!
         until [ -e {begun} ]; do sleep 0.05; done
-        {RUN} -- touch {second} & second=$!
+        {run} -- touch {second} & second=$!
         wait $first
         wait $second
     """
@@ -119,15 +126,16 @@ def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, tmp_
     assert second.exists()
 
 
-def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProcess) -> None:
-    done = gpu_pool("run", "--", "sh", "-c", f"{RUN} --gpus 2 -- true", server=server)
+def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProcess, run: str) -> None:
+    done = gpu_pool("run", "--", "sh", "-c", f"{run} --gpus 2 -- true", server=server)
     assert done.code != 0
     assert "--new" in done.err
     assert "not 2 GPUs" in done.err
 
 
 def test_killed_with_9_the_outer_run_takes_the_inner_leases_with_it(server: ServerProcess) -> None:
-    process = start_gpu_pool("run", "--", "sh", "-c", f"{RUN} -- sleep 600; true", server=server)
+    run = shlex.join([*GPU_POOL, "run", "-q"])  # the processes are those that a user has
+    process = start_gpu_pool("run", "--", "sh", "-c", f"{run} -- sleep 600; true", server=server)
     inner = eventually(
         lambda: next((x for x in leases(server) if x["parent"] and x["state"] == "active"), None), "a lease inside"
     )
@@ -155,7 +163,7 @@ def test_a_lease_that_is_left_over_is_refused_and_takes_no_gpu(server: ServerPro
 def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerProcess, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     jobs.write_text('echo "on $CUDA_VISIBLE_DEVICES"\n' * 3, encoding="utf-8")
-    batch = shlex.join([*GPU_POOL, "batch", str(jobs)])
+    batch = shlex.join([*stand_in(), "-m", "gpu_worker_pool", "batch", str(jobs)])
     outer_one, *_ = outer(server, f"{batch} >/dev/null")
     logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "jobs.logs").iterdir()]
     assert [f"on {outer_one[0]}\n" in log for log in logs] == [True] * 3

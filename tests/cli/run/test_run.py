@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
+from tests.cli.own_process import GPU_POOL, ON_ANOTHER_MACHINE, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.preloaded import PreloadedPopen
 from tests.server import elsewhere
@@ -121,12 +121,8 @@ def test_bad_input_is_our_failure_and_not_the_commands(
 
 
 def test_gpus_of_another_machine_are_not_taken_for_ours(server: ServerProcess) -> None:
-    """A server that says that it runs elsewhere, as one behind a tunnel does; here by what it takes for its boot id."""
-    pretend = (
-        "import gpu_worker_pool.host.clock as c; c.boot_id.__wrapped__; c._named_by_linux = lambda: 'elsewhere';"
-        "import runpy; runpy.run_module('gpu_worker_pool.gpu_server', run_name='__main__')"
-    )
-    with ServerProcess({"SIMULATED_GPUS": "1"}, command=(sys.executable, "-c", pretend)) as elsewhere:
+    """A server that says that it runs elsewhere, as one behind a tunnel does."""
+    with ServerProcess({"SIMULATED_GPUS": "1"}, command=ON_ANOTHER_MACHINE) as elsewhere:
         refused = gpu_pool("run", "--", "true", server=elsewhere)
         assert refused.code == 125
         assert "--remote" in refused.err
