@@ -17,7 +17,7 @@ what a tenure is, stands in run_history.py.
   one was away, a GPU that a local process still held under its lease;
 - `starved`: many requests of another client cost a remote holder its lease, though the server was well;
 - `lost_by_outage`: a local holder lost its GPU, or gave it up, because the server was away;
-- `left_over`: leases are left when all workers have gone; `answer`: an honest client was refused.
+- `left_over`: leases are left when all workers have gone, or what is left could not be read; `answer`: an honest client was refused.
 """
 
 from __future__ import annotations
@@ -224,7 +224,9 @@ def check_lease_kept(lease: LeaseRecord) -> Iterator[Violation]:
         if reason is not None:
             # A lease inside another may end with that one, for its reason.
             is_own_doing = lease.parent is not None or (reason in BY_THE_HOLDER and at > released_at)
-            if not is_own_doing and (at < safe_until or reason in {*BY_THE_HOLDER, "unknown"}):
+            # An operator or the server releases the lease of a client that was not told of it and does not ask again.
+            is_strange = reason == "unknown" or (reason in BY_THE_HOLDER and line.get("ended_by") is None)
+            if not is_own_doing and (at < safe_until or is_strange):
                 yield Violation("lost", f"{lease} is lost at {at:.3f}, safe until {safe_until:.3f}: {reason}")
             ended_at = min(ended_at, at)
         is_acknowledged = is_acknowledged or what == "took" or state in {"queued", "active"}
@@ -255,6 +257,8 @@ def check_deaths(history: RunHistory) -> Iterator[Violation]:
     for line in history.of_kind("death_unnoticed"):
         yield Violation("death_unnoticed", f"{line['lease']} is {line['state']} {line['after_s']:.2f} s after")
     for line in history.of_kind("final"):
+        if not line.get("is_read", True):
+            yield Violation("left_over", "the pool could not be read, so what is left is not known")
         for lease_is in line["leases"]:
             yield Violation("left_over", f"lease {lease_is}")
         if any(state != "free" for state in line["gpus"]):

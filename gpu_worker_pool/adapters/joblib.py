@@ -71,8 +71,7 @@ class LeasedBackend(ParallelBackendBase):  # type: ignore[misc] # joblib has no 
         """Cancel what waits and end what runs; one of the calls has failed, or Ctrl-C has been pressed."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            # As Ctrl-C ends its block.
-            executor.__exit__(KeyboardInterrupt, None, None)
+            executor.terminate_workers()
         if ensure_ready:
             self.configure(self.parallel.n_jobs, self.parallel)
 

@@ -75,6 +75,9 @@ class GPUWorkerPoolClient:
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
         self._tally, self._numbers = Tally(), itertools.count(1)
+        # Workers whose request or GPU is over. The next request is of one of these: a server that knows a request from
+        # before answers it sooner.
+        self._idle_workers: list[str] = []
         # Two clients may run in processes of the same number, in two containers, say.
         self._name = os.urandom(3).hex()
         self._pid = os.getpid()
@@ -95,6 +98,7 @@ class GPUWorkerPoolClient:
         from .started_client import StartedClient  # noqa: PLC0415 - see above
 
         self._pid = os.getpid()
+        self._idle_workers.clear()  # those of another process, after a fork
         started = self._started_client = StartedClient(
             self._config, self._lease, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
         )
@@ -150,31 +154,21 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
-        from gpu_worker_pool.core.model.gpu_names import as_gpu_names  # noqa: PLC0415 - see above
-        from gpu_worker_pool.core.model.memory import asked_mb  # noqa: PLC0415
-        from gpu_worker_pool.core.model.request import Request, Wishes  # noqa: PLC0415
-        from gpu_worker_pool.core.model.span import parse_span  # noqa: PLC0415
+        from .asking import make_request  # noqa: PLC0415 - see above
 
-        from .backends.server_leases import holder  # noqa: PLC0415
-        from .own_program import with_own_label  # noqa: PLC0415
-
-        worker_id = f"worker-{os.getpid()}-{self._name}-{next(self._numbers)}"
-        wishes = Wishes(
-            gpus,
-            asked_mb(memory_mb, memory),
-            model,
-            self._config.asked_memory_threshold,
-            self._config.asked_utilization_threshold,
-            None if among is None else as_gpu_names(among),
-            nodes,
+        request = make_request(
+            self._config,
+            self._worker_id(),
+            None if new or self._lease is None else self._lease.id,
+            (gpus, memory_mb, memory, model, nodes),
+            among=among,
+            priority=priority,
+            labels=labels,
+            pid=pid,
+            time_limit=time_limit,
+            preemptible=preemptible,
         )
-        parent = None if new or self._lease is None else self._lease.id
-        labelled = tuple(sorted(with_own_label(labels or {}).items()))
-        limit_s = None if time_limit is None else parse_span(time_limit)
-        if not isinstance(preemptible, bool):
-            raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-        who, ttl_s, lease_id = holder(worker_id, pid), self._config.ttl_s, os.urandom(16).hex()
-        request = Request(wishes, who, priority, ttl_s, labelled, parent, limit_s, preemptible)
+        lease_id = os.urandom(16).hex()
         return await started.request(lease_id, request, timeout_s)
 
     async def release_gpu(self, assignment: Assignment) -> None:
@@ -235,6 +229,14 @@ class GPUWorkerPoolClient:
 
         return Reports(self._config, self._started().known, self._tally)
 
+    def _worker_id(self) -> str:
+        try:
+            return self._idle_workers.pop()
+        except IndexError:  # all are busy
+            return f"worker-{self._pid}-{self._name}-{next(self._numbers)}"
+
     def _tell(self, event: ClientEvent) -> None:
+        if event.kind in {"released", "lost", "timed_out", "failed"}:
+            self._idle_workers.append(event.worker_id)
         for hook in self._hooks:
             call_hook("on_event", hook, event)

@@ -22,7 +22,7 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.host.clock import boot_time
 
 from .acquire.acquisition import Acquisition
-from .acquire.here import RequestHere, run_here
+from .acquire.here import RequestHere
 from .acquire.kept import Assignment, Kept, KeptLeases, OnAssignment
 from .acquire.release import RELEASE_S, Releases, warn_of_lease
 from .acquire.tally import Tally
@@ -100,6 +100,8 @@ class StartedClient:
                 self._tell(ClientEvent("requested", worker_id, lease_id))
                 if self._is_elsewhere():
                     here = self._begin_here(lease_id, request, timeout_s)
+                    if here is not None:
+                        self._tally.waiting.add(lease_id)  # its first answer may be held back
                     won = None if here is None else here.run(self.known, self._on_queued(lease_id, worker_id))
                     if won is not None:
                         return self._kept.keep(won, request, self._loop)
@@ -215,8 +217,7 @@ class StartedClient:
             return False
         try:
             won.place.heartbeat.drop_soon(won.lease_id, self._loop)
-            with endpoint.blocking(until):
-                run_here(won.book.release(won.lease_id))
+            endpoint.run_here(won.book.release(won.lease_id), until)
         except (EndpointError, TimeoutError):
             with suppress(TimeoutError):
                 self._release_in_loop(kept).result(max(until - boot_time(), 0.0))

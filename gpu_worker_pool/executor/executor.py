@@ -140,13 +140,21 @@ class GPUExecutor(Executor):
         if wait:
             _wait_for_end([self._manager])
 
+    def terminate_workers(self) -> None:
+        """End the tasks that run and cancel those that wait, and return when every lease is released. ProcessPoolExecutor has
+        a method of this name from Python 3.14 on.
+        """
+        self._manager.interrupt()
+        self.shutdown(wait=True)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         # After Ctrl-C the user wants an end, and not that of all tasks that wait.
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._manager.interrupt()
-        self.shutdown(wait=True)
+            self.terminate_workers()
+        else:
+            self.shutdown(wait=True)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,8 +15,16 @@ from tests.server.leasing import eventually, take
 
 from .work import visible
 
-distributed: Any = pytest.importorskip("distributed", reason="distributed is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore")
+IS_INSTALLED = find_spec("distributed") is not None
+pytestmark = [
+    pytest.mark.skipif(not IS_INSTALLED, reason="distributed is not installed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+def distributed() -> Any:
+    """Loaded by the worker that runs these tests, and not by all that collect them: it takes half a second."""
+    return importlib.import_module("distributed")
 
 
 @pytest.fixture
@@ -25,11 +34,11 @@ def plugin() -> Any:
 
 def local_cluster(*, processes: bool = True) -> Any:
     shape = {"n_workers": 2, "threads_per_worker": 1, "processes": processes}
-    return distributed.LocalCluster(**shape, protocol="tcp", host="127.0.0.1", dashboard_address=None)
+    return distributed().LocalCluster(**shape, protocol="tcp", host="127.0.0.1", dashboard_address=None)
 
 
 def test_every_worker_has_a_gpu_of_its_own_until_it_ends(server: ServerProcess, plugin: Any) -> None:
-    with local_cluster() as cluster, distributed.Client(cluster) as client:
+    with local_cluster() as cluster, distributed().Client(cluster) as client:
         client.register_plugin(plugin(timeout=60.0))
         found = client.gather(client.map(visible, range(8)))
         gpus = {pid: gpu for _, pid, gpu in found}
@@ -50,7 +59,7 @@ def test_every_worker_has_a_gpu_of_its_own_until_it_ends(server: ServerProcess, 
 
 def test_a_worker_without_a_lease_runs_no_task(server: ServerProcess, plugin: Any) -> None:
     taken = {take(server)["id"] for _ in range(3)}
-    with local_cluster() as cluster, distributed.Client(cluster) as client:
+    with local_cluster() as cluster, distributed().Client(cluster) as client:
         with pytest.raises(WorkerTimeoutError):
             client.register_plugin(plugin(timeout=0.5))
         eventually(lambda: len(cluster.scheduler.workers) == 1, "the worker without a lease has closed")
@@ -65,7 +74,7 @@ def test_a_worker_without_a_lease_runs_no_task(server: ServerProcess, plugin: An
 
 
 def test_workers_that_share_a_process_run_no_task(server: ServerProcess, plugin: Any) -> None:
-    with local_cluster(processes=False) as cluster, distributed.Client(cluster) as client:
+    with local_cluster(processes=False) as cluster, distributed().Client(cluster) as client:
         with pytest.raises(RuntimeError, match="has no process of its own"):
             client.register_plugin(plugin(timeout=60.0))
         eventually(lambda: not cluster.scheduler.workers, "they have closed")

@@ -282,7 +282,9 @@ def test_a_preempted_worker_finishes_its_task_and_gets_no_other(
             visitor = gate.wait()
             (lease,) = active(server)
             waiter = queue(server)
-            eventually(lambda: "save your work" in caplog.text, "it is warned")
+            crew = ex._manager._crew
+            eventually(lambda: all(member.is_warned for member in crew.members.values()), "it is warned")
+            assert "save your work" in caplog.text
             visitor.let_go("finished")
             assert first.result() == "finished"
 

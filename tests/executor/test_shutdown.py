@@ -49,6 +49,17 @@ def test_a_shut_down_waits_for_the_tasks_and_releases_all_leases(
     ex.shutdown()  # a second time is harmless
 
 
+def test_a_user_can_end_the_tasks_that_run(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
+    ex = executor()
+    running, waiting = ex.submit(work.report, gate.path), ex.submit(work.report, gate.path)
+    visitor = gate.wait()
+    ex.terminate_workers()
+    assert isinstance(running.exception(), KeyboardInterrupt | WorkerLostError)
+    assert waiting.cancelled()
+    assert active(server) == []
+    assert has_ended(visitor.pid)
+
+
 def test_tasks_that_wait_are_cancelled_if_that_is_asked_for(
     server: ServerProcess, executor: MakeExecutor, gate: Gate
 ) -> None:

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.host.clock import boot_id, boot_time, wall_offset
+from gpu_worker_pool.host.clock import boot_id, boot_time, iso_time, wall_offset
 
 ROOT = Path(__file__).parent.parent.parent
 UPTIME = Path("/proc/uptime")
@@ -60,3 +62,18 @@ def test_another_process_names_the_same_boot() -> None:
 @pytest.mark.skipif(not BOOT_ID.exists(), reason="the kernel does not name its boots")
 def test_linux_names_the_boot_itself() -> None:
     assert boot_id() == BOOT_ID.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    "wall_s",
+    [0, 0.0005, 1.5e9, 1.5e9 + 0.9999994, 1.5e9 + 0.9999996, 1763400000.4999995, -0.0000001, -1.5, -62135596800.0],
+)
+def test_a_time_is_shown_as_python_shows_it(wall_s: float) -> None:
+    shown = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+
+    assert iso_time(wall_s) == shown.replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("wall_s", [None, nan, inf, -inf, 1e300, 253402300800.0, -62135596800.1])
+def test_a_time_that_no_calendar_has_is_not_shown(wall_s: float | None) -> None:
+    assert iso_time(wall_s) is None

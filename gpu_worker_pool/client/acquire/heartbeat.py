@@ -26,8 +26,10 @@ HOLDS_PER_TTL = 6
 LOCAL_HOLD_S = 25.0
 # How long to wait before the first call.
 SETTLE_S = 0.25
-# How long after its grant a lease is added that came from another thread, and against which no TTL runs.
+# How long after its grant a lease is added that came from another thread, and against which no TTL runs. While all
+# leases are shorter, the loop looks for longer ones less and less often: up to so many times as long passes in between.
 LATER_S = 0.1
+MOST_LATER = 16
 # How soon to call again if the server did not hold the answer; each time twice as long.
 FIRST_NAP_S = 0.5
 # Statuses of a server that takes no heartbeat of this caller, however often it is sent.
@@ -47,9 +49,10 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_warned = on_warned
         self._held: dict[str, Lost] = {}
-        # Leases that are still to be added.
-        self._later: dict[str, Lost] = {}
+        # Leases that are still to be added, and from when on.
+        self._later: dict[str, tuple[Lost, float]] = {}
         self._is_later_due = False
+        self._times_later = 1
         self._warned: set[str] = set()
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
@@ -76,21 +79,28 @@ class Heartbeat:
     def add_later(self, lease_id: str, lost: Lost, safe_since: float, loop: asyncio.AbstractEventLoop) -> None:
         """The same as `add`, from any thread, after a while: a short lease is dropped before, and never wakes the loop."""
         _extend(lost, safe_since)
-        self._later[lease_id] = lost
+        wait_s = LATER_S * self._times_later if lost.is_local else 0.0
+        self._later[lease_id] = lost, boot_time() + min(LATER_S, wait_s)
         if not (self._is_later_due and lost.is_local):
             self._is_later_due = True
-            loop.call_soon_threadsafe(loop.call_later, LATER_S if lost.is_local else 0.0, self._add_all)
+            loop.call_soon_threadsafe(loop.call_later, wait_s, self._add_due)
 
     def drop_soon(self, lease_id: str, loop: asyncio.AbstractEventLoop) -> None:
         """The same as `drop`, from any thread."""
         if self._later.pop(lease_id, None) is None:
             loop.call_soon_threadsafe(self.drop, lease_id)
 
-    def _add_all(self) -> None:
+    def _add_due(self) -> None:
         self._is_later_due = False
-        for lease_id in list(self._later):
-            if (lost := self._later.pop(lease_id, None)) is not None:
-                self._add(lease_id, lost)
+        now = boot_time()
+        due = [lease_id for lease_id, (_, at) in self._later.copy().items() if at <= now]
+        for lease_id in due:
+            if (found := self._later.pop(lease_id, None)) is not None:
+                self._add(lease_id, found[0])
+        self._times_later = 1 if due else min(2 * self._times_later, MOST_LATER)
+        if self._later:
+            self._is_later_due = True
+            asyncio.get_running_loop().call_later(LATER_S * self._times_later, self._add_due)
 
     def drop(self, lease_id: str) -> None:
         self._later.pop(lease_id, None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
@@ -25,7 +26,7 @@ from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, LeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 from gpu_worker_pool.wire.transport import Reply
@@ -45,7 +46,7 @@ HOPELESS = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 def holder(worker_id: str, pid: int | None = None) -> Holder:
     """The holder of a lease, with what a server on its machine needs to watch its process: this one, or `pid`."""
     facts = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
-    return replace(facts, worker_id=worker_id)
+    return Holder(worker_id, *_facts(facts))
 
 
 def _facts_of(pid: int) -> Holder:
@@ -82,11 +83,11 @@ class ServerLeases:
         # An entry point knows the leases that others have granted too, as long as it is one of the same fleet.
         self._any_granter = None if fleet_id is None else Granter(fleet_id)
 
-    async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
+    async def ask(self, lease_id: str, request: Request, wait_s: float = 0.0) -> LeaseAnswer:
+        """See `LeaseBook.ask`. The server may hold its answer for `wait_s`, until the GPUs are granted."""
         is_local = is_this_machine(self._endpoint.url.host)
-        reply = await self._endpoint.call(
-            "PUT", f"{self._scope}/leases/{lease_id}", body=_body(request, is_local=is_local)
-        )
+        body = _body(request, is_local=is_local, wait_s=wait_s)
+        reply = await self._endpoint.call("PUT", f"{self._scope}/leases/{lease_id}", body=body, extra_s=wait_s)
         return self._answer(reply, lease_id, request)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
@@ -173,7 +174,7 @@ class ServerLeases:
             return NeverGranted(_too_old(reply, request) or reply.detail)
         if reply.status not in {200, 201, 202}:
             raise self._endpoint.error(reply.detail, status=reply.status)
-        lease = read(GangLeaseView, reply.data, clean=plain)
+        lease = read(HeldLeaseView, reply.data, clean=plain)
         if lease is None:
             raise self._endpoint.error("its answer is not a lease")
         if lease.id != lease_id:
@@ -197,32 +198,42 @@ class ServerLeases:
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
 
 
-def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
-    """What is sent; what is not set is left out, so that the server's own default is used.
+def _body(request: Request, *, is_local: bool, wait_s: float = 0.0) -> bytes:
+    """What is sent, in JSON. What is not set is left out, so that the server's own default is used."""
+    asked = request.wishes, _facts(request.holder), _terms(request), wait_s, is_local
+    try:
+        same = _same_body(*asked)
+    except TypeError:  # a label that is not a text, say: the server refuses it in words
+        same = _same_body.__wrapped__(*asked)
+    worker_id = request.holder.worker_id
+    return same if worker_id is None else b'%s, "worker_id": %s}' % (same[:-1], json.dumps(worker_id).encode())
 
-    A server on this machine knows the user. In a container the same user may have another name.
+
+_FACTS = ("owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
+_TERMS = ("priority", "ttl_s", "labels", "parent", "time_limit_s", "preemptible")
+_facts, _terms = attrgetter(*_FACTS), attrgetter(*_TERMS)
+
+
+# A worker asks again and again for the same.
+@lru_cache(maxsize=64)
+def _same_body(wishes: Wishes, facts: Sequence[Any], terms: Sequence[Any], wait_s: float, is_local: bool) -> bytes:  # noqa: FBT001 - a key of the cache
+    """All of a request but its worker. A server on this machine knows the user: in a container the same user may have
+    another name.
     """
-    facts = {**_values(request.wishes), **_values(request.holder)}
-    del facts["process"], facts["node"]  # for the server to find out
-    form = LeaseForm(
-        **facts,
-        priority=request.priority,
-        ttl_s=request.ttl_s,
-        labels=dict(request.labels),
-        parent=request.parent,
-        time_limit_s=request.time_limit_s,
-        preemptible=request.preemptible,
-    )
-    unsaid = {"owner"} if is_local and sys.platform == "linux" else set()
+    values = _values(wishes) | dict(zip(_FACTS, facts, strict=True)) | dict(zip(_TERMS, terms, strict=True))
+    del values["node"]  # for the server to find out
+    if is_local and sys.platform == "linux":
+        del values["owner"]
+    form = LeaseForm(**{**values, "labels": dict(values["labels"]), "wait_s": wait_s})
     sent = {name: value for name, value in _values(form).items() if value is not None and value != {}}
     if not form.preemptible:
         del sent["preemptible"]  # an older server does not know it
     if form.nodes == 1:
         del sent["nodes"]  # the same
-    return {name: value for name, value in sent.items() if name not in unsaid}
+    return json.dumps(sent).encode()
 
 
-def _values(body: Wishes | Holder | LeaseForm | RenewForm) -> dict[str, Any]:
+def _values(body: Wishes | LeaseForm | RenewForm) -> dict[str, Any]:
     """The fields by name. `asdict` would copy each value."""
     return {name: getattr(body, name) for name in body.__dataclass_fields__}
 
@@ -246,8 +257,10 @@ def _ending(said: EndWarning) -> LeaseEnding:
     return LeaseEnding(str(said.reason), _local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
 
 
-def _ends_at(lease: LeaseView) -> datetime | None:
+def _ends_at(lease: HeldLeaseView) -> datetime | None:
     """When the time limit of a lease that was just granted ends it, by the clock of this machine."""
+    if lease.ends_at is None:
+        return None
     granted_at, ends_at = read_time(lease.granted_at), read_time(lease.ends_at)
     if granted_at is None or ends_at is None:
         return None
@@ -264,7 +277,7 @@ def _renewed_at(reply: Reply, answer: RenewAnswer) -> float:
     return reply.sent_at + (held_s if 0 <= held_s <= reply.took_s else 0.0)
 
 
-def _safe_since(reply: Reply, lease: LeaseView) -> float | None:
+def _safe_since(reply: Reply, lease: HeldLeaseView) -> float | None:
     """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
     because the server answered after the call was sent.
     """

@@ -6,10 +6,9 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.endpoints.backoff import Backoff
@@ -19,6 +18,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
+T = TypeVar("T")
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 # Not the module's own numbers: a program that seeds those gets the same ones with a client in the background.
 JITTER = random.Random()  # noqa: S311 - no secret
@@ -84,7 +84,7 @@ class Endpoint:
         method: str,
         path: str,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         extra_s: float = 0.0,
         attempts: int = 1,
         is_vital: bool = False,
@@ -104,7 +104,7 @@ class Endpoint:
         raise AssertionError("unreachable")
 
     async def _call_once(
-        self, method: str, path: str, body: Mapping[str, Any] | None, extra_s: float, *, is_vital: bool
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, extra_s: float, *, is_vital: bool
     ) -> Reply:
         with self._lock:
             permit = self.breaker.try_acquire(boot_time())
@@ -133,12 +133,12 @@ class Endpoint:
         return reply
 
     def can_block(self) -> bool:
-        """Whether a thread can call it without the loop: see `Transport.blocking`."""
+        """Whether a thread can call it without the loop: see `Transport.can_block`."""
         return self.is_healthy and self.kind == "leases" and self._transport.can_block(self.url.url)
 
-    def blocking(self, until: float) -> AbstractContextManager[None]:
-        """See `Transport.blocking`."""
-        return self._transport.blocking(until)
+    def run_here(self, work: Coroutine[Any, Any, T], until: float) -> T:
+        """See `Transport.run_here`."""
+        return self._transport.run_here(work, until)
 
     def _report(self, permit: Permit | None, *, has_failed: bool) -> None:
         if permit is None:

@@ -19,6 +19,7 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.first_answers import wait_for_answers
 from gpu_worker_pool.wire.transport import Transport
 
 from .endpoint import Endpoint
@@ -31,6 +32,8 @@ logger = logging.getLogger("gpu_worker_pool.client")
 _WARNED: set[str] = set()
 # How long a start waits for the first endpoint to answer; the others are polled beside it.
 FIRST_ANSWER_S = 0.75
+# How long it waits for the others when one has answered, and they keep answering.
+GRACE_S = 0.1
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 # The leases are for the status only; with more of them the answer could be too large to be read.
 POOL_PATH = "/pool?queue=100&leases=1000"
@@ -74,14 +77,11 @@ class KnownEndpoints:
         firsts = [
             asyncio.create_task(self._poll(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
         ]
-        waiting = set(firsts)
         try:
             async with asyncio.timeout(FIRST_ANSWER_S):
-                while waiting and not self.is_up:
-                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                # A moment for those that answer almost as quickly as the first: a request can then choose among them.
-                if waiting:
-                    await asyncio.wait(waiting, timeout=0.1)
+                # A moment for those that answer almost as quickly as the first: a request can then choose among them. Later
+                # ones join when they answer.
+                await wait_for_answers(firsts, lambda _: self.is_up, GRACE_S, lambda _: True)
         except TimeoutError:
             pass
         except BaseException:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.wire.pool import PoolView
+from gpu_worker_pool.wire.pool import PoolGlance
 from gpu_worker_pool.wire.reader import has_all, read
 from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
@@ -84,6 +84,7 @@ class CurrentView:
         return self.seen.with_changes(self._taken.copy(), self._released.copy())
 
     def note_taken(self, uuid: str, worker_id: str) -> None:
+        self._released.pop((uuid, worker_id), None)  # by the same worker, before
         self._taken[uuid, worker_id] = boot_time()
 
     def note_released(self, uuid: str, worker_id: str) -> None:
@@ -101,7 +102,7 @@ class CurrentView:
 
 def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> SeenPool:
     """From /pool of a server with leases; ValueError where it is something else."""
-    pool = _read(PoolView, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
+    pool = _read(PoolGlance, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
     workers: dict[str, list[str]] = {}
     for lease in pool.leases:
         if lease.state == "active" and not lease.gpus:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.client.acquire import heartbeat, here
+from gpu_worker_pool.client.acquire.lost import Lost
 from gpu_worker_pool.client.endpoints.known_endpoints import KnownEndpoints
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
@@ -113,6 +116,63 @@ def test_a_request_that_must_wait_does_so_in_its_own_thread(server: ServerProces
         thread.join()
         assert got[0].lease_id == waiting
     assert active(server) == set(others[1:])
+
+
+def test_a_short_wait_needs_no_second_call(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server holds its first answer, and says why it is late to a request that is."""
+    monkeypatch.setattr(here, "HOLD_S", END_S)
+    others = fill(server)
+    got = []
+    with GPUWorkerPool(server.url, polling_interval=3600) as pool:
+        with pytest.raises(WorkerTimeoutError, match="GPU"):
+            pool.request_gpu(timeout=0.2)
+        eventually(lambda: not queued(server), "it has left the queue")
+        (member,) = known_of(pool).members.values()
+        calls = member.endpoint.calls
+        thread = threading.Thread(target=lambda: got.append(pool.request_gpu()))
+        thread.start()
+        eventually(lambda: len(queued(server)) == 1, "it waits")
+        server.ask(f"/leases/{others[0]}", "DELETE")
+        thread.join()
+        assert got[0].lease_id in active(server)
+        assert member.endpoint.calls == calls + 1
+
+
+def test_the_loop_looks_less_and_less_often_for_leases_that_last(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until one does: then the next one is not kept waiting."""
+    with GPUWorkerPool(server.url, polling_interval=3600) as pool:
+        (member,) = known_of(pool).members.values()
+        beat: Any = member.heartbeat
+        asked = Asked()
+
+        def wake_after(*, is_lasting: bool) -> float:
+            beat.add_later("one", Lost(60.0, is_local=True), 0.0, asked)
+            if not is_lasting:
+                beat.drop_soon("one", asked)
+            asked.wake()
+            beat.drop("one")
+            return asked.after_s / heartbeat.LATER_S
+
+        assert [wake_after(is_lasting=False) for _ in range(6)] == pytest.approx([1, 2, 4, 8, 16, 16])
+        monkeypatch.setattr(heartbeat, "LATER_S", 1e-9)
+        asyncio.run_coroutine_threadsafe(in_loop(wake_after, is_lasting=True), loop_of(pool)).result()
+        assert wake_after(is_lasting=False) == pytest.approx(1)
+
+
+class Asked:
+    """A loop that is woken only when the test says so."""
+
+    def call_later(self, *_: Any) -> None:
+        raise AssertionError("it is called in the loop only")
+
+    def call_soon_threadsafe(self, _: Any, after_s: float, wake: Callable[[], None]) -> None:
+        self.after_s, self.wake = after_s, wake
+
+
+async def in_loop(work: Any, **options: Any) -> Any:
+    return work(**options)
 
 
 def test_a_request_that_a_silent_server_gets_late_leaves_nothing_behind(server: ServerProcess) -> None:

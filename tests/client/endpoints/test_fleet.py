@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
+from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.client.acquire.release import release_lease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
@@ -43,12 +45,26 @@ def boxes(pool: ServerProcess) -> Iterator[tuple[EntryPoint, EntryPoint]]:
         yield a, b
 
 
+@asynccontextmanager
+async def known_boxes(*entries: EntryPoint | ServerProcess, **options: Any) -> AsyncIterator[GPUWorkerPoolClient]:
+    """A client that knows all of them: one that answers late is called by its node until then."""
+    async with client_of(*entries, **options) as client:
+        await soon(lambda: _healthy(client) == len(entries), "all have answered")
+        yield client
+
+
+def _healthy(client: GPUWorkerPoolClient) -> int:
+    status = client.get_pool_status()
+    assert isinstance(status, MultiEndpointPoolStatus)
+    return status.healthy_endpoints
+
+
 @pytest.mark.parametrize("strategy", ["availability", "round_robin", "weighted"])
 async def test_a_request_has_one_place_in_line(
     pool: ServerProcess, boxes: tuple[EntryPoint, EntryPoint], strategy: str
 ) -> None:
     a, b = boxes
-    async with client_of(a, b, load_balancing_strategy=strategy) as client:
+    async with known_boxes(a, b, load_balancing_strategy=strategy) as client:
         held = [await client.request_gpu() for _ in range(4)]
         assert sorted(item.gpu_id for item in held) == sorted(
             f"{id_of(box)}:{index}" for box in boxes for index in NODES[box.node]
@@ -65,7 +81,7 @@ async def test_a_request_has_one_place_in_line(
 
 
 async def test_the_status_shows_the_fleet_once(pool: ServerProcess, boxes: tuple[EntryPoint, EntryPoint]) -> None:
-    async with client_of(*boxes) as client:
+    async with known_boxes(*boxes) as client:
         held = await client.request_gpu()
         status = client.get_pool_status()
         assert isinstance(status, MultiEndpointPoolStatus)
@@ -77,7 +93,7 @@ async def test_the_status_shows_the_fleet_once(pool: ServerProcess, boxes: tuple
 
 async def test_a_box_that_is_no_endpoint_is_called_by_its_node(pool: ServerProcess) -> None:
     with EntryPoint(pool, "a", NODES) as a, EntryPoint(pool, "c", {"a": (0, 1), "b": (2, 3)}) as c:
-        async with client_of(a, c) as client:
+        async with known_boxes(a, c) as client:
             held = [await client.request_gpu() for _ in range(4)]
             assert {item.endpoint_id for item in held} == {id_of(a), "b"}
 
@@ -87,7 +103,7 @@ async def test_what_one_entry_point_does_not_take_is_asked_of_the_next_under_the
     pool: ServerProcess, boxes: tuple[EntryPoint, EntryPoint], how: str
 ) -> None:
     a, b = boxes
-    async with client_of(a, b, load_balancing_strategy="round_robin") as client:
+    async with known_boxes(a, b, load_balancing_strategy="round_robin") as client:
         if how == "leaderless":
             a.is_leaderless = True
         else:
@@ -104,7 +120,7 @@ async def test_a_lease_is_renewed_at_any_entry_point(
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TTL", "3")
     a, b = boxes
-    async with client_of(a, b) as client:
+    async with known_boxes(a, b) as client:
         held = [await client.request_gpu() for _ in range(4)]
         homes = {item.endpoint_id for item in held}
         assert homes == {id_of(a), id_of(b)}
@@ -132,7 +148,7 @@ async def test_an_id_that_is_held_is_not_released_at_another_server_of_the_same_
 ) -> None:
     """Neither where each box is asked for its own GPUs, nor where they are found to be one pool only later."""
     a, b = boxes
-    async with client_of(a, b, scope="box") as client:
+    async with known_boxes(a, b, scope="box") as client:
         held = await client.request_gpu()
         assert held.lease_id is not None
         assert held.lease_id not in {seen.lease_id for box in boxes for seen in box.asked("DELETE")}
@@ -149,7 +165,7 @@ async def test_a_box_that_does_not_know_its_fleet_yet_is_not_asked(
 ) -> None:
     a, b = boxes
     b.is_known = False
-    async with client_of(a, b) as client:
+    async with known_boxes(a, b) as client:
         await client.request_gpu()
         assert not b.asked("PUT")
         b.is_known = True
@@ -170,7 +186,7 @@ async def test_one_endpoint_stands_for_its_own_box(pool: ServerProcess, boxes: t
 
 async def test_a_fleet_and_a_box_of_its_own(pool: ServerProcess, boxes: tuple[EntryPoint, EntryPoint]) -> None:
     with ServerProcess({"SIMULATED_GPUS": "2"}) as single:
-        async with client_of(*boxes, single) as client:
+        async with known_boxes(*boxes, single) as client:
             held = [await client.request_gpu() for _ in range(6)]
             assert sum(item.endpoint_id == id_of(single) for item in held) == 2
             assert client.get_pool_status().total_gpus == 6
