@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.preloaded import PreloadedPopen
+from tests.preloaded import PreloadedPopen, stand_in
+from tests.processes import has_ended
 
 STARTS = pytest.mark.parametrize("popen", [subprocess.Popen, PreloadedPopen])
 SHOW = """
@@ -92,3 +93,60 @@ def test_output_that_cannot_be_written_is_told_at_its_end(popen: type[subprocess
     with popen(command, env=ENV, stderr=subprocess.PIPE, text=True) as it:
         assert "Bad file descriptor" in it.communicate(timeout=60)[1]
     assert it.returncode == 120
+
+
+# --- behind a stand-in -----------------------------------------------------------------------------------------------
+
+IN_SHELL = """
+import os, signal, sys
+print(__name__, sys.argv, os.getcwd(), os.environ["SEEN"], os.getpgid(0), oct(os.umask(0)), flush=True)
+print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, "aiohttp" in sys.modules, flush=True)
+os.write(5, sys.stdin.readline().encode())
+sys.exit(7)
+"""
+
+
+def in_shell(script: str, folder: Path, program: str, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    shell = ["bash", "-c", script, "bash", *command, "-c", program, "one"]
+    return subprocess.run(
+        shell, env=ENV, cwd=folder, input="told\n", capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_behind_a_stand_in_a_program_of_a_shell_has_what_the_shell_gave_it(tmp_path: Path) -> None:
+    script = "trap '' USR1; umask 027; exec 5>five; \"$@\"; echo $?"
+    done = in_shell(script, tmp_path, IN_SHELL, stand_in())
+    head = f"__main__ ['-c', 'one'] {tmp_path} yes {os.getpgid(0)} 0o27\nTrue True\n7\n"
+    assert (done.stdout, done.stderr, done.returncode) == (head, "", 0)
+    assert (tmp_path / "five").read_text(encoding="ascii") == "told\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_is_ended_with_its_stand_in(tmp_path: Path, number: signal.Signals) -> None:
+    program = "import os; print(os.getpid(), flush=True); input()"
+    pipe = subprocess.PIPE
+    command = [*stand_in(), "-c", program]
+    with subprocess.Popen(command, env=ENV, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True) as it:
+        assert it.stdout is not None
+        pid = int(it.stdout.readline())
+        it.send_signal(number)
+        assert has_ended(pid)
+    assert (it.returncode, pid != it.pid) == (-number, True)
+
+
+def test_a_stand_in_for_what_no_fork_can_be_becomes_it(tmp_path: Path) -> None:
+    show = "import os, sys; print(os.getppid(), 'aiohttp' in sys.modules, flush=True)"
+    *python, address = stand_in()
+    unloaded = f"{os.getpid()} False\n"
+    for address_, env in ((address, {**ENV, "PYTHONOPTIMIZE": "1"}), ("nobody listens here", ENV)):
+        done = subprocess.run(
+            [*python, address_, "-c", show],
+            env=env,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.stdout, done.returncode) == (unloaded, 0)

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +23,7 @@ from tests.documents.blocks import ROOT, Block, Chain
 from tests.documents.names import PORT, hosts_in, port_for
 from tests.documents.network import Network
 from tests.documents.schemas import unlike
-from tests.preloaded import NO_CERTIFICATES
+from tests.preloaded import NO_CERTIFICATES, stand_in
 from tests.server.leasing import eventually
 from tests.server.running import ask_over, free_port
 from tests.server.shapes import misfits
@@ -38,11 +39,14 @@ TRAIN = 'import os\n\nprint("training on GPU", os.environ.get("CUDA_VISIBLE_DEVI
 
 # What a server is started with has its place on this machine taken by one that is free.
 _PROGRAMS = {
-    "python": 'case "$*" in *gpu_server*) export HOST=127.0.0.1 PORT="$SERVE_PORT";; esac\nexec "{python}" "$@"',
+    "python": (
+        'case "$*" in *gpu_server*) export HOST=127.0.0.1 PORT="$SERVE_PORT"; exec {preloaded} "$@";; esac\n'
+        'exec "{python}" "$@"'
+    ),
     "uvicorn": 'exec "{python}" -m uvicorn "$@" --host 127.0.0.1 --port "$SERVE_PORT"',
     "gpu-pool": (
         'if [ "${{1-}}" = serve ]; then set -- "$@" --host 127.0.0.1 --port "$SERVE_PORT"; fi\n'
-        'exec "{python}" -m gpu_worker_pool "$@"'
+        'exec {preloaded} -m gpu_worker_pool "$@"'
     ),
     # What a target would do is tested elsewhere, or is this very run; that there is such a target is seen here.
     "make": 'exec "{make}" --dry-run --directory "{root}" "$@" >/dev/null',
@@ -160,7 +164,8 @@ class Shell:
         refusals = {name: f"echo 'not here: mark this block not-run ({name})' >&2; exit 1" for name in _FORBIDDEN}
         for name, script in (_PROGRAMS | refusals).items():
             program = folder / ".bin" / name
-            body = script.format(python=sys.executable, root=ROOT, make=shutil.which("make"))
+            preloaded = shlex.join(stand_in())
+            body = script.format(python=sys.executable, preloaded=preloaded, root=ROOT, make=shutil.which("make"))
             program.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
             program.chmod(0o700)
         python.mkdir()

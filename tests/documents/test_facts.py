@@ -126,7 +126,8 @@ def test_every_call_is_described(app: PoolApp) -> None:
 
 
 def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
-    made = set(re.findall(r"^# TYPE (\S+)", asyncio.run(app.statistics.metrics()).decode(), re.MULTILINE))
+    text = b"".join(asyncio.run(app.statistics.metrics())).decode()
+    made = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     named = set(re.findall(r"`(gpupool_\w+)", section("SERVER.md", "Metrics")))
     assert named == {name for name in made if not name.endswith("_created")}
 
