@@ -101,10 +101,18 @@ def it_left_the_queue(scribe: Scribe) -> None:
     scribe.took("b", 5.0, 1)
 
 
+def told_503_and_did_not_come_back_in_time(scribe: Scribe) -> None:
+    """The server released what it had granted in the meantime."""
+    scribe.asks("a", 0.0)
+    scribe.answer("a", 0.2, "queued")
+    scribe.answer("a", 9.0, "ended", call="PUT", fence=1, end_reason="released", ended_by="the server")
+
+
 @pytest.mark.parametrize(
     "write",
     [
         one_after_another,
+        told_503_and_did_not_come_back_in_time,
         one_inside_another,
         stopped_holder_overstays,
         dead_holder_is_replaced,
@@ -191,6 +199,12 @@ def second_grant(scribe: Scribe) -> None:
     scribe.asks("a", 0.0)
     scribe.granted("a", 0.2, 1, "gpu0")
     scribe.granted("a", 0.4, 2, "gpu1")
+
+
+def released_by_the_server_within_its_time(scribe: Scribe) -> None:
+    scribe.asks("a", 0.0)
+    scribe.answer("a", 0.2, "queued")
+    scribe.answer("a", 2.0, "ended", call="PUT", fence=1, end_reason="released", ended_by="the server")
 
 
 def served_out_of_order(scribe: Scribe) -> None:
@@ -309,6 +323,10 @@ def left_over(scribe: Scribe) -> None:
     scribe.lines.append({"what": "final", "at": 9.0, "who": "nemesis", "leases": ["a"], "gpus": ["leased"]})
 
 
+def end_not_read(scribe: Scribe) -> None:
+    scribe.lines.append({"what": "final", "at": 9.0, "who": "nemesis", "leases": [], "gpus": [], "is_read": False})
+
+
 def refused(scribe: Scribe) -> None:
     scribe.asks("a", 0.0)
     scribe.say("answered", 0.2, "a", call="PUT", sent=0.1, status=409, uuids=[], detail="other wishes")
@@ -345,12 +363,14 @@ def server_error(scribe: Scribe) -> None:
         ("lost", queued_again),
         ("lost", left_the_queue_before_its_time),
         ("lost", released_by_somebody_else),
+        ("lost", released_by_the_server_within_its_time),
         ("resurrected", resurrected),
         ("resurrected", queued_after_its_end),
         ("short", renewed_for_less),
         ("dead_holder", not_reused),
         ("death_unnoticed", death_unnoticed),
         ("left_over", left_over),
+        ("left_over", end_not_read),
         ("answer", refused),
         ("answer", server_error),
     ],

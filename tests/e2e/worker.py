@@ -198,7 +198,8 @@ class Worker:
             return 0, {}, sent
         if status == 503:
             self.ports.append(self.ports.pop(0))
-        facts = {key: answer[key] for key in ("state", "fence", "position", "end_reason", "detail") if answer.get(key)}
+        shown = ("state", "fence", "position", "end_reason", "ended_by", "detail")
+        facts = {key: answer[key] for key in shown if answer.get(key)}
         if answer.get("state") == "active":
             facts["until"] = self.safe_until(answer, sent)
         uuids = [gpu["uuid"] for gpu in answer.get("gpus", ())]

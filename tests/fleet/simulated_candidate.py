@@ -421,7 +421,10 @@ class SimulatedCandidate(SimulatedProcess):
         elif self.leader is not None and batch.told:
             self.leader.written(batch.told)
         for events, lease_id, answer in batch.callers:
-            if self.leader is not None:
+            if (later := self.unwritten.get(lease_id)) is not None:
+                # It was granted meanwhile: its caller is answered when that is written too.
+                later.callers.append((events, lease_id, answer))
+            elif self.leader is not None:
                 self.leader.answer(events, lease_id, answer)
             else:
                 answer(None, None)

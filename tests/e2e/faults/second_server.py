@@ -83,8 +83,10 @@ class SecondServer:
         return is_clear
 
     async def until_read(self) -> None:
-        """From then on it has the GPUs or knows that another server has them."""
-        while not (await self.call("GET", "/pool"))[1]["gpus"]:  # noqa: ASYNC110 - a server tells nobody
+        """From then on it has the GPUs or knows that another server has them. Its pool may know GPUs from an earlier time, before
+        it has looked; these are of the first reading. That takes a second for each GPU of a server that stands still.
+        """
+        while not (await self.call("GET", "/gpu/count"))[1]["gpu_count"]:  # noqa: ASYNC110 - a server tells nobody
             await asyncio.sleep(0.02)
 
     async def ask(self, since: float, *, has_taken_over: bool) -> None:

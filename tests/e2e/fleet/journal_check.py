@@ -8,24 +8,30 @@ It is pure, and comes after history_check.py, which reads the workers' lines alo
 - `obeyed`: a box took orders of an older epoch than it had seen;
 - `twin`: a second box with the name of another one was taken;
 - `acknowledged`: a client was told of a grant that the journal does not have;
-- `expired`: a lease expired within a TTL of a renewal that its box took;
+- `expired`: a lease expired, or was ended by the server, within a TTL of a renewal that its box took;
 - `fence`: along the journal, the fences of a GPU do not grow;
-- `order`: a request was granted while an earlier one of the same owner, for the same, waited.
+- `order`: a request was granted while an earlier one of the same owner, for the same, waited;
+- `unserved`: a request for one GPU waited when all faults were over, and came to no end in the time that it was given.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.history_check import ROUNDED_S, Violation
-from gpu_worker_pool.run_history import RunHistory
+from gpu_worker_pool.run_history import LeaseRecord, Line, RunHistory
+
+# How often each promise, by the kind of its violation, was judged.
+Tally: TypeAlias = "Counter[str]"
 
 
 class JournalRow(NamedTuple):
@@ -38,8 +44,9 @@ class JournalRow(NamedTuple):
 
 @dataclass
 class FleetHistory:
-    """`joined` has, for each process that is a box, by its node, the epochs in which a leader took it, in order. `recorded`
-    are the ended leases of the accounting with their fences: the journal may have been condensed.
+    """`joined` has, for each process that is a box, by its node, the epochs in which a leader took it, in order.
+    `joined_by_twins` has the same of each second box that a leader answered. `recorded` are the ended leases of the accounting
+    with their fences: the journal may have been condensed.
     """
 
     workers: RunHistory
@@ -51,19 +58,30 @@ class FleetHistory:
 
     def __post_init__(self) -> None:
         # All boxes of a test are on one machine, so the boot clock of each leader is that of the workers.
-        self.bases = {row.epoch: row.event.clock_base for row in self.journal if isinstance(row.event, ev.TakenOver)}
+        self.bases: dict[int, float] = {}
+        # The epoch of the leader that made the event, by position. A new leader that writes lost events again writes them
+        # before its own take-over, with its own epoch.
+        self.made_in: dict[int, int] = {}
+        taken: int | None = None
+        for row in self.journal:
+            if isinstance(row.event, ev.TakenOver):
+                taken = row.event.epoch
+                self.bases[taken] = row.event.clock_base
+            self.made_in[row.position] = row.epoch if taken is None else taken
 
     def at(self, row: JournalRow) -> float | None:
         """When it happened on the boot clock; None if that leader's base was condensed away."""
-        base = self.bases.get(row.epoch)
+        base = self.bases.get(self.made_in[row.position])
         return None if base is None else row.event.at - base
 
     def grants(self) -> Iterator[tuple[JournalRow, ev.LeaseGranted]]:
         return ((row, row.event) for row in self.journal if isinstance(row.event, ev.LeaseGranted))
 
 
-def check_fleet(history: FleetHistory) -> list[Violation]:
-    """Return everything that is wrong with this history, beyond what the workers' lines alone show."""
+def check_fleet(history: FleetHistory, tally: Tally | None = None) -> list[Violation]:
+    """Return everything that is wrong with this history, beyond what the workers' lines alone show. The tally gets how often
+    each promise was really judged.
+    """
     checks = (
         check_positions,
         check_epochs,
@@ -73,22 +91,26 @@ def check_fleet(history: FleetHistory) -> list[Violation]:
         check_renewed,
         check_fences,
         check_order,
+        check_served,
     )
-    return [violation for one in checks for violation in one(history)]
+    counted: Tally = Counter() if tally is None else tally
+    return [violation for one in checks for violation in one(history, counted)]
 
 
-def check_positions(history: FleetHistory) -> Iterator[Violation]:
+def check_positions(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     positions = [row.position for row in history.journal]
     for earlier, later in pairwise(positions):
+        tally["gap"] += 1
         if later != earlier + 1:
             yield Violation("gap", f"position {later} follows {earlier}")
     if positions and positions[-1] != history.head:
         yield Violation("gap", f"the last position is {positions[-1]}, and the head is {history.head}")
 
 
-def check_epochs(history: FleetHistory) -> Iterator[Violation]:
+def check_epochs(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     newest, taken = 0, 0
     for row in history.journal:
+        tally["epoch"] += 1
         if row.epoch < newest:
             yield Violation("epoch", f"position {row.position} has epoch {row.epoch}, and {newest} came before")
         newest = max(newest, row.epoch)
@@ -99,25 +121,29 @@ def check_epochs(history: FleetHistory) -> Iterator[Violation]:
             yield Violation("epoch", f"position {row.position} is of epoch {row.epoch}, and {taken} had taken over")
 
 
-def check_announced(history: FleetHistory) -> Iterator[Violation]:
+def check_announced(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     for row, granted in history.grants():
+        epoch = history.made_in[row.position]
         for node in {gpu.node for gpu in granted.gpus}:
-            if row.epoch not in history.joined.get(node, ()):
-                text = f"{granted.lease_id} on {node}, which had not announced itself in epoch {row.epoch}"
+            tally["unannounced"] += 1
+            if epoch not in history.joined.get(node, ()):
+                text = f"{granted.lease_id} on {node}, which had not announced itself in epoch {epoch}"
                 yield Violation("unannounced", text)
 
 
-def check_boxes(history: FleetHistory) -> Iterator[Violation]:
+def check_boxes(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     for node, epochs in history.joined.items():
         for earlier, later in pairwise(epochs):
+            tally["obeyed"] += 1
             if later < earlier:
                 yield Violation("obeyed", f"{node} took a leader of epoch {later} after one of {earlier}")
     for node, epochs in history.joined_by_twins.items():
+        tally["twin"] += 1
         for epoch in epochs:
             yield Violation("twin", f"a second box named {node} was taken in epoch {epoch}")
 
 
-def check_acknowledged(history: FleetHistory) -> Iterator[Violation]:
+def check_acknowledged(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     gpus: dict[tuple[str, int], set[str]] = defaultdict(set)
     fences: dict[str, int] = {}
     for row in history.journal:
@@ -127,7 +153,10 @@ def check_acknowledged(history: FleetHistory) -> Iterator[Violation]:
             key = row.event.lease_id, fences.get(row.event.lease_id, 0)
             gpus[key] |= {gpu.uuid for gpu in row.event.gpus}
     for lease in history.workers.leases.values():
-        if lease.fence is None or (lease.id, lease.fence) in history.recorded:
+        if lease.fence is None:
+            continue
+        tally["acknowledged"] += 1
+        if (lease.id, lease.fence) in history.recorded:
             continue
         found = gpus.get((lease.id, lease.fence))
         if found is None:
@@ -136,32 +165,38 @@ def check_acknowledged(history: FleetHistory) -> Iterator[Violation]:
             yield Violation("acknowledged", f"{lease} was granted {lease.uuids}, and the journal has {sorted(found)}")
 
 
-def check_renewed(history: FleetHistory) -> Iterator[Violation]:
+def check_renewed(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     of_id = {lease.id: lease for lease in history.workers.leases.values()}
     for row in history.journal:
         event, ended_at = row.event, history.at(row)
-        if not isinstance(event, ev.LeaseEnded) or event.reason is not EndReason.EXPIRED or ended_at is None:
+        if not isinstance(event, ev.LeaseEnded) or ended_at is None:
+            continue
+        if event.reason is not EndReason.EXPIRED and event.by is None:
             continue
         lease = of_id.get(event.lease_id)
         for line in lease.lines if lease is not None else ():
+            if lease is None or line["what"] != "renewed":
+                continue
+            tally["expired"] += 1
             # The box took the renewal after it was sent, and has told the leader of the end before that wrote it.
-            if lease is not None and line["what"] == "renewed" and ended_at < line["sent"] + lease.ttl_s - ROUNDED_S:
+            if ended_at < line["sent"] + lease.ttl_s - ROUNDED_S:
                 after_s = ended_at - line["sent"]
                 yield Violation("expired", f"{lease} expired {after_s:.3f} s after a renewal, of {lease.ttl_s} s")
                 break
 
 
-def check_fences(history: FleetHistory) -> Iterator[Violation]:
+def check_fences(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     highest: dict[GpuKey, int] = {}
     for row, granted in history.grants():
         for gpu in granted.gpus:
+            tally["fence"] += gpu in highest
             if granted.fence <= highest.get(gpu, 0):
                 text = f"at {row.position}, {granted.lease_id} has {granted.fence} on {gpu} after {highest[gpu]}"
                 yield Violation("fence", text)
             highest[gpu] = max(granted.fence, highest.get(gpu, 0))
 
 
-def check_order(history: FleetHistory) -> Iterator[Violation]:
+def check_order(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
     waiting: dict[str, ev.LeaseQueued] = {}
     for row in history.journal:
         event = row.event
@@ -172,10 +207,42 @@ def check_order(history: FleetHistory) -> Iterator[Violation]:
         elif isinstance(event, ev.LeaseGranted) and (served := waiting.pop(event.lease_id, None)) is not None:
             for other in waiting.values():
                 # One that a box brought back has no place in line.
-                is_earlier = 0 < other.seq < served.seq and _line(other) == _line(served)
-                if is_earlier and other.request.priority >= served.request.priority:
+                if other.seq <= 0 or _line(other) != _line(served):
+                    continue
+                tally["order"] += 1
+                if other.seq < served.seq and other.request.priority >= served.request.priority:
                     text = f"at {row.position}, {served.lease_id} was granted before {other.lease_id}"
                     yield Violation("order", text)
+
+
+def check_served(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+    """The line `patience` says since when there were no more faults, and until when the workers were left to work. A request
+    for several GPUs is left out: others may take what it cannot use.
+    """
+    for line in history.workers.of_kind("patience"):
+        for lease in outstanding(history.workers, line["since"]):
+            tally["unserved"] += 1
+            if lease in outstanding(history.workers, line["at"]):
+                text = f"{lease} waited {line['at'] - line['since']:.0f} s after the last fault, and came to no end"
+                yield Violation("unserved", text)
+
+
+def outstanding(history: RunHistory, at: float) -> list[LeaseRecord]:
+    """The requests for one GPU that waited at this time. A worker has one at a time: it asks again when the one before was served,
+    refused or ended.
+    """
+    newest: dict[str, LeaseRecord] = {}
+    for lease in sorted(history.leases.values(), key=attrgetter("asked_at")):
+        if lease.asked_at <= at:
+            newest[lease.who] = lease
+    gone = {line["who"] for line in history.of_kind("exits") if line["at"] <= at} | history.killed.keys()
+    waiting = (lease for who, lease in newest.items() if who not in gone and lease.granted_at > at)
+    return [lease for lease in waiting if lease.wishes[0] == 1 and not any(_ends(line, at) for line in lease.lines)]
+
+
+def _ends(line: Line, at: float) -> bool:
+    is_end = line["what"] == "lost" or line.get("end_reason") is not None or line.get("call") == "request_gpu"
+    return bool(line["at"] <= at and is_end)
 
 
 def _line(queued: ev.LeaseQueued) -> tuple[object, ...]:
@@ -184,12 +251,14 @@ def _line(queued: ev.LeaseQueued) -> tuple[object, ...]:
 
 
 def take_overs(history: FleetHistory, broken_at: Sequence[float]) -> list[float]:
-    """How long after each of these times of the boot clock, at which a leader was broken, another one granted a GPU."""
+    """How long after each of these times of the boot clock, at which a leader was broken, another one granted a GPU; infinite
+    if none did. Times before those that the journal still has are left out.
+    """
     found = []
-    for broken in broken_at:
+    first = min((at for row in history.journal if (at := history.at(row)) is not None), default=inf)
+    for broken in (at for at in broken_at if at >= first):
         epoch = max((row.epoch for row in history.journal if (history.at(row) or 0.0) <= broken), default=0)
         times = [history.at(row) for row, _ in history.grants() if row.epoch > epoch]
         later = [at for at in times if at is not None and at > broken]
-        if later:
-            found.append(min(later) - broken)
+        found.append(min(later, default=inf) - broken)
     return found

@@ -21,7 +21,7 @@ from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import Box, until
-from .journal_check import FleetHistory, check_fleet, take_overs
+from .journal_check import FleetHistory, Tally, check_fleet, take_overs
 from .scene import Scene, SceneBox, reboot_prefix, roles_of
 
 HEAD = "SELECT head FROM gpu_pool.leader"
@@ -42,6 +42,8 @@ class FleetPlan:
     kinds: Sequence[str] | None = None
     # Let a leader that is broken while all else is well stay so, and break nothing else, until another one must have granted.
     measured_s: float = 0.0
+    # After the calm, wait for up to so long until each request that waits then has come to an end.
+    served_s: float = 0.0
 
 
 @dataclass
@@ -50,8 +52,11 @@ class Report:
 
     counts: Counter[str]
     violations: list[Violation]
+    # After a leader that was killed, frozen or cut off, and after one that was told to stop.
     take_overs_s: list[float]
+    hand_overs_s: list[float]
     history: FleetHistory
+    tally: Tally
 
 
 class FleetNemesis:
@@ -65,6 +70,7 @@ class FleetNemesis:
         # Nothing more is done to these for now.
         self.broken: set[SceneBox | str] = set()
         self.leader_broken_at: list[float] = []
+        self.leader_stopped_at: list[float] = []
         self.is_measured = False
         self.kinds: dict[str, Callable[[], Undo | None]] = {
             "kill_leader": self.kill_leader,
@@ -109,11 +115,15 @@ class FleetNemesis:
                 if self.is_measured:
                     self.is_measured = False
                     next_at, lasts_s = next_at + self.plan.measured_s, lasts_s + self.plan.measured_s
+                    # The end heals all: a leader that is well again too early needs no other one.
+                    ends_at = max(ends_at, now() + self.plan.measured_s)
                 if done is None:
                     # It cannot be done now: no box leads, say, or another fault is in its way.
                     to_come += [kind] if self.counts[kind] == 0 else []
                 else:
                     self.counts[kind] += 1
+                    if kind != "promote_standby":  # which comes later, in fail_over
+                        self.scene.injected[kind] += 1
                     heapq.heappush(undo, (now() + lasts_s, next(numbers), done))
             else:
                 self.scene.keep_up(but=[box for box in self.scene.boxes if box in self.broken])
@@ -132,12 +142,14 @@ class FleetNemesis:
             self.broken.add(leader)
         return leader
 
-    def note_leader_broken(self, leader: SceneBox) -> None:
-        """A take-over is measured if all else is well."""
+    def note_leader_broken(self, leader: SceneBox, *, is_told: bool = False) -> None:
+        """A take-over is measured if all else is well: a box that was started just now cannot lead yet."""
         self.scene.say("leader_broken", node=leader.node)
-        if self.plan.measured_s and self.broken == {leader}:
+        others = [box for box in self.scene.boxes if box.is_candidate and box is not leader]
+        is_well = self.broken == {leader} and all(box.role() == "follower" for box in others)
+        if self.plan.measured_s and is_well:
             self.is_measured = True
-            self.leader_broken_at.append(now())
+            (self.leader_stopped_at if is_told else self.leader_broken_at).append(now())
 
     def kill_leader(self) -> Undo | None:
         if (leader := self.pick_leader()) is None:
@@ -149,7 +161,7 @@ class FleetNemesis:
     def hand_over(self) -> Undo | None:
         if (leader := self.pick_leader()) is None:
             return None
-        self.note_leader_broken(leader)
+        self.note_leader_broken(leader, is_told=True)
         leader.send(signal.SIGTERM)
         return partial(self.launch, leader)
 
@@ -267,6 +279,7 @@ class FleetNemesis:
         primary, name = self.scene.database, self.scene.name
         head = int(primary.execute(HEAD, name))
         primary.kill()
+        self.scene.injected["fail_over"] += 1
         self.counts["commits_lost"] += head - int(standby.execute(HEAD, name))
         standby.promote()
         self.scene.database, self.scene.standby = standby, None
@@ -303,6 +316,8 @@ def run(plan: FleetPlan, scene: Scene) -> Report:
     scene.await_boxes()
     scene.say("calm")
     time.sleep(plan.calm_s)
+    if plan.served_s:
+        scene.await_served(plan.served_s)
     scene.end_workers()
     scene.say_final()
     history = scene.history()
@@ -313,5 +328,7 @@ def run(plan: FleetPlan, scene: Scene) -> Report:
     counts["leaders"] = len(history.bases)
     counts["renewals"] = sum(line["what"] == "renewed" for line in history.workers.lines)
     counts["given_up"] = sum(line.get("why") in {"gave up", "lost"} for line in history.workers.lines)
-    found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
-    return Report(counts, found, take_overs(history, nemesis.leader_broken_at), history)
+    tally: Tally = Counter()
+    found = [*check(history.workers, is_fleet=True), *check_fleet(history, tally)]
+    broken, stopped = (take_overs(history, at) for at in (nemesis.leader_broken_at, nemesis.leader_stopped_at))
+    return Report(counts, found, broken, stopped, history, tally)

@@ -8,6 +8,8 @@ import secrets
 import shutil
 import signal
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,11 +28,13 @@ from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 
 from .client_worker import ClientOrders
 from .fleet import LIMIT_S, Box, until
-from .journal_check import FleetHistory, JournalRow
+from .journal_check import FleetHistory, JournalRow, outstanding
 from .silent_proxy import SilentProxy
 
 KEY = "a-key-that-is-long-enough"
 JOINED = re.compile(r"has taken this box \(epoch (\d+)\)")
+# What a leader tells a second box of one name.
+REFUSED = "another machine has the node name"
 # A box that is broken must not hold up what is done to the others.
 PATIENCE_S = 0.3
 # One statement, so that the head belongs to the events.
@@ -111,6 +115,8 @@ class Scene:
         self.twins: list[Box] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.roles: dict[str, Orders | ClientOrders] = {}
+        # Faults by their kind, counted when they are injected.
+        self.injected: Counter[str] = Counter()
         self._numbers = count()
         servers = [primary] if standby is None else [primary, standby]
         for number in range(candidates):
@@ -253,15 +259,29 @@ class Scene:
 
     def say_final(self) -> None:
         """Write down what is left, once nothing should be."""
-        left: tuple[list[str], list[str]] = ([], [])
+        left: tuple[list[str], list[str]] | None = None
         gives_up_at = now() + 10.0
-        while now() < gives_up_at and (leader := self.leader()):
-            if (pool := self.pool(leader)) is not None:
+        while now() < gives_up_at:
+            leader = self.leader()
+            if leader is not None and (pool := self.pool(leader)) is not None:
                 leases = [f"{lease['id']} is still {lease['state']}" for lease in pool["leases"] + pool["queue"]]
                 left = leases, [f"{gpu['node']} {gpu['state']}" for gpu in pool["gpus"] if gpu["state"] != "free"]
                 if left == ([], []):
                     break
-        self.say("final", leases=left[0], gpus=left[1])
+            time.sleep(0.05)
+        leases, gpus = left or ([], [])
+        self.say("final", leases=leases, gpus=gpus, is_read=left is not None)
+
+    def await_served(self, limit_s: float) -> None:
+        """Let the workers work until each request that waits now has come to an end, and write down how long that took."""
+        since = now()
+        while now() < since + limit_s:
+            history = histories.read(self.folder)
+            waited = {lease.key for lease in outstanding(history, since)}
+            if not waited & {lease.key for lease in outstanding(history, now())}:
+                break
+            time.sleep(0.5)
+        self.say("patience", since=since)
 
     def history(self) -> FleetHistory:
         """All that happened, from the workers' lines, the journal in PostgreSQL and the logs of the boxes."""
@@ -273,7 +293,8 @@ class Scene:
             rows,
             int(parts[0][0]),
             {box.node: joined(box) for box in self.boxes},
-            {twin.folder.name: joined(twin) for twin in self.twins},
+            # One that was ended before it asked a leader shows nothing.
+            {twin.folder.name: joined(twin) for twin in self.twins if joined(twin) or REFUSED in twin.log()},
             {(lease, fence) for lease, fence in recorded},
         )
 

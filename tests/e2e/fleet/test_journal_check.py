@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
@@ -11,7 +13,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.run_history import RunHistory
-from tests.e2e.fleet.journal_check import FleetHistory, JournalRow, check_fleet, take_overs
+from tests.e2e.fleet.journal_check import FleetHistory, JournalRow, Tally, check_fleet, take_overs
 from tests.e2e.scribe import TTL_S, Scribe
 
 # The pool's clock is ahead of the boot clock by so much.
@@ -44,8 +46,8 @@ class Journal:
     def queued(self, lease: str, at: float, seq: int, priority: int = 0) -> None:
         self.write(ev.LeaseQueued(BASE + at, lease, Request(Wishes(), priority=priority), seq, BASE + at))
 
-    def ended(self, lease: str, at: float, reason: EndReason = EndReason.RELEASED) -> None:
-        self.write(ev.LeaseEnded(BASE + at, lease, reason, (), BASE + at))
+    def ended(self, lease: str, at: float, reason: EndReason = EndReason.RELEASED, by: str | None = None) -> None:
+        self.write(ev.LeaseEnded(BASE + at, lease, reason, (), BASE + at, by))
 
     def history(self) -> FleetHistory:
         head = self.rows[-1].position if self.rows else 0
@@ -103,6 +105,14 @@ def test_an_event_of_a_leader_that_has_been_followed_by_another(journal: Journal
     assert journal.found() == ["epoch"]
 
 
+def test_a_lost_grant_that_the_next_leader_writes_again_is_that_of_the_leader_before(journal: Journal) -> None:
+    journal.epoch = 3
+    journal.granted("third", 6.0, 2, "b", "gpu1")
+    journal.taken_over(3, 6.5, "a")
+
+    assert journal.found() == []
+
+
 def test_a_grant_on_a_node_that_has_not_announced_itself_to_this_leader(journal: Journal) -> None:
     journal.taken_over(3, 6.0, "a")
     journal.granted("third", 6.5, 2, "b", "gpu1")
@@ -151,6 +161,16 @@ def test_a_lease_expired_though_its_box_took_a_renewal(journal: Journal) -> None
     assert journal.found() == ["expired"]
 
 
+def test_the_server_released_a_lease_though_its_box_took_a_renewal(journal: Journal) -> None:
+    journal.workers.asks("held", 0.0)
+    journal.workers.granted("held", 5.6, 2)
+    journal.workers.renewed("held", 7.0)
+    journal.granted("held", 5.5, 2, "b", "gpu0")
+    journal.ended("held", 8.0, by="the server")
+
+    assert journal.found() == ["expired"]
+
+
 def test_a_later_grant_of_a_gpu_has_no_higher_fence(journal: Journal) -> None:
     journal.granted("third", 6.0, 2)
 
@@ -176,5 +196,28 @@ def test_a_later_request_may_be_more_important_or_the_first_one_gone(journal: Jo
     assert journal.found() == []
 
 
+def test_a_request_that_waits_through_all_patience_is_unserved(journal: Journal) -> None:
+    workers = journal.workers
+    workers.asks("served", 6.0)
+    workers.asks("never", 6.1)
+    workers.answer("never", 6.2, "queued", status=202)
+    workers.asks("refused", 6.2)
+    workers.asks("wide", 6.3, gpus=2)
+    workers.asks("killed", 6.4)
+    workers.killed("killed", 6.5)
+    workers.say("failed", 7.5, "refused", call="request_gpu", error="refused")
+    workers.asks("later", 7.6)
+    workers.lines.append({"what": "patience", "who": "nemesis", "at": 9.0, "since": 7.0})
+    workers.answer("served", 8.0, "active")
+    workers.answer("never", 9.5, "ended", end_reason="cancelled")
+    tally: Tally = Counter()
+
+    found = check_fleet(journal.history(), tally)
+
+    assert [violation.kind for violation in found] == ["unserved"]
+    assert "never's turn 1" in found[0].text
+    assert tally["unserved"] == 3
+
+
 def test_a_take_over_lasts_until_another_leader_grants(journal: Journal) -> None:
-    assert take_overs(journal.history(), [3.0, 9.0]) == [pytest.approx(2.5)]
+    assert take_overs(journal.history(), [3.0, 9.0]) == [pytest.approx(2.5), inf]
