@@ -27,7 +27,7 @@ from gpu_worker_pool.testing import ServerProcess
 
 OURS, THEIRS, RAY = "GPUExecutor", "ProcessPoolExecutor (spawn)", "Ray task, max_calls=0"
 WORKERS: Final = 2
-ROUNDS, QUICK_ROUNDS = 7, 1
+ROUNDS, QUICK_ROUNDS = 3, 1
 ONE_BY_ONE, QUICK_ONE_BY_ONE = 500, 20
 AT_ONCE, QUICK_AT_ONCE = 2000, 40
 RAY_DRIVER: Final = """

@@ -1,8 +1,8 @@
 """How costs grow with GPUs, waiters, endpoints and history, in steps of ten, and with which exponent.
 
 A decision is measured in the core. The start is that of a server with a journal of that size. All these servers run side
-by side, and a client leases and releases at one after the other. A poll round is that of a client with that many endpoints. Every other pass over the sizes goes
-backwards. There are two exponents: that of the last step of ten, because most costs are a constant plus a part that
+by side, and a client leases and releases at one after the other. A poll round is that of a client with that many
+endpoints. Every other pass over the sizes goes backwards. There are two exponents: that of the last step of ten, because most costs are a constant plus a part that
 grows, and the slope of the least-squares line through the logarithms of all sizes. 0 is flat, 1 is in proportion.
 """
 
@@ -27,17 +27,21 @@ from benchmarks.leases.locks import PoolLease, cycle_s, who_asks
 from benchmarks.shared.crowded_pool import CrowdedPool
 from benchmarks.shared.fit import exponent, last_exponent
 from benchmarks.shared.fleet import poll_round_s, statistics_servers
+from benchmarks.shared.large_server import LARGE, SPEC
 from benchmarks.shared.past_journal import FEWEST_GPUS, NODE, write_journal
-from benchmarks.shared.processes import Busy
+from benchmarks.shared.processes import Busy, loop_s
 from benchmarks.shared.results import Cell, Results, duration, parser, show
 from benchmarks.shared.rounds import in_turn, spread, spread_s
-from benchmarks.shared.servers import pool_process
+from benchmarks.shared.servers import pool
 from benchmarks.shared.targets import bounded, ratio
+from gpu_worker_pool.testing import ServerProcess
 
 SEED = 1
 FEW = 100
-GPUS, WAITERS = "GPUs", "waiters"
-FLAT_FROM, MOST_EXPONENT = 100, 0.25
+GPUS, WAITERS, ENDED = "GPUs", "waiters", "ended leases"
+# A reading of ten thousand simulated GPUs takes longer than a second, and the simulation most of that.
+GPUS_READ_RARELY, RARELY_S = "GPUs, read once a minute", 60
+MOST_EXPONENT = 0.25
 # How long a pool is in use before a decision is measured, in ended leases for each GPU.
 TURNOVER = 0.1
 # More urgent than all waiters.
@@ -57,6 +61,7 @@ class Effort:
     decision_sizes: tuple[int, ...]
     decisions: int
     server_gpus: tuple[int, ...]
+    many_gpus: tuple[int, ...]
     waiters: tuple[int, ...]
     ended: tuple[int, ...]
     leases: int
@@ -71,6 +76,7 @@ QUICK = Effort(
     decision_sizes=(10, 100),
     decisions=4,
     server_gpus=(100,),
+    many_gpus=(100, 200),
     waiters=(100,),
     ended=(),
     leases=5,
@@ -84,6 +90,7 @@ WHOLE = Effort(
     decision_sizes=(10, 100, 1_000, 10_000),
     decisions=20,
     server_gpus=(100, 1_000),
+    many_gpus=(100, 1_000, 10_000),
     waiters=(100, 1_000, 10_000),
     ended=(1_000, 100_000),
     leases=10,
@@ -91,7 +98,7 @@ WHOLE = Effort(
     short_polls=(0.15, 4),
     long_polls=(1.3, 1),
     passes=3,
-    server_passes=20,
+    server_passes=15,
 )
 
 
@@ -118,19 +125,19 @@ def decisions(effort: Effort) -> list[Curve]:
 
 def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -> Curve:
     pools = {size: make(size) for size in effort.decision_sizes}
-    for pool in pools.values():
-        pool.fill()
-        pool.use(TURNOVER)
-        pool.let_share()
+    for crowded in pools.values():
+        crowded.fill()
+        crowded.use(TURNOVER)
+        crowded.let_share()
     gc.collect()
 
-    def mean_s(pool: CrowdedPool) -> float:
+    def mean_s(crowded: CrowdedPool) -> float:
         taken: dict[str, list[float]] = defaultdict(list)
         for _ in range(effort.decisions):
-            pool.round(taken)
+            crowded.round(taken)
         return statistics.fmean(chain.from_iterable(taken.values()))
 
-    found = in_turn({str(size): partial(mean_s, pool) for size, pool in pools.items()}, effort.passes)
+    found = in_turn({str(size): partial(mean_s, crowded) for size, crowded in pools.items()}, effort.passes)
     return Curve(
         f"a decision, processor time, {FEW} {'waiters' if grows == 'GPUs' else 'GPUs'}", grows, _by_size(found)
     )
@@ -138,32 +145,43 @@ def _decisions(effort: Effort, grows: str, make: Callable[[int], CrowdedPool]) -
 
 def servers(effort: Effort, folder: Path, results: Results) -> list[Curve]:
     """Start a server for each size, and measure that. Then let a client lease and release at all of them in turn."""
-    kinds = {"GPUs": effort.server_gpus, "waiters": effort.waiters, "ended leases": effort.ended}
-    cases = [(GPUS, FEWEST_GPUS), *((grows, size) for grows, sizes in kinds.items() for size in sizes)]
+    # Those with many GPUs come first, so that they have read all before they are measured.
+    kinds = {GPUS_READ_RARELY: effort.many_gpus, GPUS: effort.server_gpus, WAITERS: effort.waiters, ENDED: effort.ended}
+    cases = [*((grows, size) for grows, sizes in kinds.items() for size in sizes), (GPUS, FEWEST_GPUS)]
     starts = {grows: Curve("start of a server", grows) for grows in kinds}
     form = {**who_asks(), "model": "T4", "priority": PRIORITY}
     with ExitStack() as stack:
         ports: dict[str, int] = {}
         busy: dict[str, Busy] = {}
+        loops: dict[str, Busy] = {}
         for grows, size in cases:
             state = folder / f"server-{_name(grows, size)}"
             write_past(state, grows, size)
-            gpus = f"{size if grows == GPUS else FEWEST_GPUS}xT4"
             began = time.perf_counter()
-            process = pool_process(
-                folder / state.name / "log", gpus, "normal", {**ROOMY, "GPU_POOL_STATE_DIR": str(state)}
-            )
-            ports[_name(grows, size)], pid = stack.enter_context(process)
-            busy[_name(grows, size)] = Busy(pid)
+            server = stack.enter_context(server_of(state, grows, size))
             starts[grows].costs_s[size].append(time.perf_counter() - began)
+            name = _name(grows, size)
+            ports[name], busy[name], loops[name] = server.port, Busy(server.pid), Busy(server.pid, loop_s)
 
         def lease(name: str) -> float:
             # A connection of its own: a server ends one that was idle for some seconds.
             with closing(PoolLease(ports[name], form)) as lock:
-                return busy[name].during(partial(cycle_s, lock, effort.leases), effort.leases)
+                cycles = partial(cycle_s, lock, effort.leases)
+                return busy[name].during(lambda: loops[name].during(cycles, effort.leases), effort.leases)
 
         found = in_turn({name: partial(lease, name) for name in ports}, effort.server_passes)
-    report_leases(results, found, {name: used.cycle_s() for name, used in busy.items()}, kinds)
+    cpu_s, of_loop_s = ({name: one.cycle_s() for name, one in used.items()} for used in (busy, loops))
+    report_leases(results, found, cpu_s, kinds)
+    for figure_id, grows, sizes in (
+        ("lease_growth_gpus", GPUS_READ_RARELY, effort.many_gpus),
+        ("lease_growth_waiters", WAITERS, effort.waiters),
+    ):
+        names = {size: _name(grows, size) for size in sizes}
+        times = {
+            what: {size: of_all[name] for size, name in names.items()}
+            for what, of_all in (("of the event loop", of_loop_s), ("of the server", cpu_s))
+        }
+        lease_growth(results, figure_id, grows, {size: found[name] for size, name in names.items()}, times)
     grants = []
     for grows, sizes in kinds.items():
         all_sizes = (FEWEST_GPUS, *sizes) if grows == GPUS else sizes
@@ -178,11 +196,18 @@ def report_leases(
 ) -> None:
     """Compare lease + release at the largest size with a server of few GPUs and no waiters, and judge the growth."""
     none = found[_name(GPUS, FEWEST_GPUS)]
-    for figure_id, grows, most, why in (
-        ("lease_1000_gpus", GPUS, 1.5, "its passes and its readings of all GPUs, once a second, grow with the GPUs"),
+    for figure_id, grows, case, most, why in (
+        (
+            "lease_1000_gpus",
+            GPUS,
+            "",
+            1.5,
+            "its passes and its readings of all GPUs, once a second, grow with the GPUs",
+        ),
         (
             "lease_10000_waiters",
             WAITERS,
+            " that cannot be served, by a more urgent request",
             2.0,
             "a pass goes through the kinds of wishes in the queue; see the decisions",
         ),
@@ -192,7 +217,7 @@ def report_leases(
         ratio(
             results,
             figure_id,
-            f"lease + release over HTTP, normal, with {largest:,} {grows}, relative to {FEWEST_GPUS} GPUs and no waiters",
+            f"lease + release over HTTP, normal, with {largest:,} {grows}{case}, relative to {FEWEST_GPUS} GPUs and no waiters",
             ours,
             none,
             most=most,
@@ -200,25 +225,48 @@ def report_leases(
             f"server: {show(cpu_s[_name(grows, largest)] / cpu_s[_name(GPUS, FEWEST_GPUS)])} x",
             why=why,
         )
-    by_size = {size: found[_name(WAITERS, size)] for size in kinds[WAITERS] if size >= FLAT_FROM}
+
+
+def lease_growth(
+    results: Results,
+    figure_id: str,
+    grows: str,
+    by_size: dict[int, list[float]],
+    processor_s: dict[str, dict[int, float]],
+) -> None:
+    """Judge the growth of a lease + release with the GPUs or the waiters, by the fit or by the last step."""
     has_growth = len(by_size) > 1
-    by_cpu = {size: cpu_s[_name(WAITERS, size)] for size in by_size}
-    of_rounds = zip(*by_size.values(), strict=True) if has_growth else ()
-    by_round = [exponent(dict(zip(by_size, costs, strict=True))) for costs in of_rounds]
+    rounds = (
+        [dict(zip(by_size, costs, strict=True)) for costs in zip(*by_size.values(), strict=True)] if has_growth else []
+    )
+    by_round = [exponent(costs) for costs in rounds]
+    fit, last = (statistics.median(map(of, rounds)) if rounds else 0.0 for of in (exponent, last_exponent))
+    medians = ", ".join(duration(statistics.median(costs)) for costs in by_size.values())
+    by_cpu = [f"{show(exponent(costs))} {what}" for what, costs in processor_s.items() if has_growth]
     bounded(
         results,
-        "lease_growth_waiters",
-        f"growth of a lease + release over HTTP with the waiters, from {min(by_size):,} to {max(by_size):,}: the exponent",
-        statistics.median(by_round) if has_growth else None,
+        figure_id,
+        f"growth of a lease + release over HTTP from {min(by_size):,} to {max(by_size):,} {grows}, by the fit or by the last "
+        "step: the greater exponent",
+        max(fit, last) if has_growth else None,
         "",
         most=MOST_EXPONENT,
-        spread=f"rounds: {spread(by_round)}; by the processor time of the server: {show(exponent(by_cpu))}"
+        spread=f"fit {show(fit)}, rounds: {spread(by_round)}; last step {show(last)}; medians: {medians}; by processor time: {', '.join(by_cpu)}"
         if has_growth
         else "",
         why="a pass goes through the kinds of wishes in the queue; see the decisions"
         if has_growth
         else "one size only",
     )
+
+
+def server_of(state: Path, grows: str, size: int) -> ServerProcess:
+    """Return the server of a case. It starts when it is entered."""
+    env = {**ROOMY, "GPU_POOL_STATE_DIR": str(state)}
+    if grows == GPUS_READ_RARELY:
+        env |= {SPEC: f"{size}xT4", "REFRESH_INTERVAL": str(RARELY_S)}
+        return pool(state / "log", "", "normal", env, LARGE)
+    return pool(state / "log", f"{size if grows == GPUS else FEWEST_GPUS}xT4", "normal", env)
 
 
 def _name(grows: str, size: int) -> str:
@@ -228,7 +276,7 @@ def _name(grows: str, size: int) -> str:
 def write_past(folder: Path, grows: str, size: int) -> None:
     """Write the journal that a server of this case starts with."""
     folder.mkdir()
-    write_journal(folder, size if grows == WAITERS else 0, size if grows == "ended leases" else 0)
+    write_journal(folder, size if grows == WAITERS else 0, size if grows == ENDED else 0)
 
 
 def polls(effort: Effort) -> Curve:
@@ -280,7 +328,8 @@ def report(results: Results, curves: list[Curve]) -> None:
         note="Exponent: 0 is flat, 1 is in proportion. The start of a server includes that of Python and loading the program. "
         "A decision: all kinds together, in a queue where each waiter that shares a GPU asks for its own number of MB. Over "
         f"HTTP, the waiters want all {FEWEST_GPUS} GPUs: half of the GPUs are leased to the first waiter, and the other half "
-        "is held for the next. The measured request is more urgent and takes one of the held GPUs.",
+        "is held for the next. The measured request is more urgent and takes one of the held GPUs. "
+        "A server that reads its GPUs once a minute may have more of them than a box may have. It also reads all of them after a release.",
     )
     results.plot(
         "costs",

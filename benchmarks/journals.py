@@ -183,12 +183,16 @@ def measure_cycles(server: PostgresServer, folder: Path, results: Results, effor
         for name, times in found.items()
     ]
     results.table(
-        "A lease and its release over HTTP", ["", "median", "spread", "times one box", "spread of the ratio"], rows
+        "A lease and its release over HTTP",
+        ["", "median", "spread", "times one box", "spread of the ratio"],
+        rows,
+        note="The fleet is two boxes and a PostgreSQL that syncs each commit, all on this machine: there is no network between them.",
     )
     ratio(
         results,
         "lease_in_fleet",
-        "lease + release through a box of a fleet that does not lead, relative to one box with SQLite at full",
+        "lease + release through a box of a fleet that does not lead (two boxes, PostgreSQL on the same machine), relative to one "
+        "box with SQLite at full",
         found[AT_BOX],
         found[ALONE],
         most=MOST_TIMES,

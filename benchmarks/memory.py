@@ -54,7 +54,7 @@ class Effort:
 
 
 QUICK = Effort(readers=5, leases=50, rounds=1, settle_s=0.0)
-WHOLE = Effort(readers=200, leases=500, rounds=3, settle_s=3.0)
+WHOLE = Effort(readers=200, leases=500, rounds=2, settle_s=3.0)
 
 
 def fill(port: int, leases: int) -> int:
@@ -127,11 +127,11 @@ def main() -> None:
     results = Results("memory", "The memory of a server, of a client, and of a server whose readers do not read.")
     found: dict[str, list[float]] = {name: [] for name in (IDLE, *PROGRAMS, NONE, SLOW)}
     sizes = [weigh(effort, readers, found) for readers in (0, effort.readers) * effort.rounds]
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    means = {name: statistics.fmean(values) for name, values in found.items()}
     results.table(
-        f"Memory (PSS): medians of {effort.rounds} rounds",
+        f"Memory (PSS): means of {effort.rounds} rounds",
         ["", "MB", "rounds"],
-        [[name, medians[name], spread(values)] for name, values in found.items()],
+        [[name, means[name], spread(values)] for name, values in found.items()],
         note=f"{FULL} has {effort.leases:,} leases and waiters, and its answer has {sizes[0] / 1e6:.1f} MB. There are {effort.readers} "
         f"readers, which do not take {effort.readers * sizes[0] / 1e6:.0f} MB. Other programs of Python on the machine make all of "
         "these values smaller, because they share its libraries.",
@@ -140,22 +140,22 @@ def main() -> None:
         results,
         "memory_server",
         f"memory (PSS) of an idle server with {GPUS} GPUs",
-        medians[IDLE],
+        means[IDLE],
         "MB",
         most=MOST_SERVER_MB,
-        spread=f"rounds: {spread(found[IDLE])}; a Python that does nothing: {show(medians[BARE])} MB",
-        why="what it has imported takes most of it",
+        spread=f"rounds: {spread(found[IDLE])}; a Python that does nothing: {show(means[BARE])} MB",
+        why="not known; probably what it has imported",
     )
     bounded(
         results,
         "memory_client",
         "memory (PSS) of a program that holds a GPU by the blocking Python client",
-        medians[CLIENT],
+        means[CLIENT],
         "MB",
         most=MOST_CLIENT_MB,
-        spread=f"rounds: {spread(found[CLIENT])}; a Python that does nothing: {show(medians[BARE])} MB; one that has imported "
-        f"aiohttp: {show(medians[AIOHTTP])} MB",
-        why=f"a Python that has only imported aiohttp takes {show(medians[AIOHTTP])} MB",
+        spread=f"rounds: {spread(found[CLIENT])}; a Python that does nothing: {show(means[BARE])} MB; one that has imported "
+        f"aiohttp: {show(means[AIOHTTP])} MB",
+        why=f"a Python that has only imported aiohttp takes {show(means[AIOHTTP])} MB",
     )
     ratio(
         results,

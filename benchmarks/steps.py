@@ -37,19 +37,19 @@ GPUS = 8
 WAIT_S = 30.0
 CALLS = {"PUT": "request", "DELE": "release"}
 TO_WRITER, FROM_WRITER = "hand over to the writer's thread", "hand over to the event loop's thread"
+SHOWN = "show what happened, after the answer"
 READINGS = "readings of GPUs (part of no call)"
-REST, WHOLE_CALL = "the rest: the event loop, coroutines after the commit", "total, in the server"
+REST, WHOLE_CALL = "the rest: the event loop", "total, in the server"
 OUTSIDE = "outside of the server: the client, the network, both being woken"
 # The functions of each step, where they are looked up when they are called.
 STEPS: dict[str, tuple[str, ...]] = {
-    "read from the socket, and parse the head": ("server.http.protocol:BoundedProtocol.data_received",),
-    "coroutines of the call, until it waits for the commit": ("server.http.protocol:BoundedProtocol._begin",),
-    "find the handler": ("server.http.route_index:RouteIndex.find", "server.http.router:check_head"),
-    "access check": ("server.http.call:Call.caller", "server.http.connection:Connection.headers_of", "server.calls.leases:may_manage"),
-    "body and query": (
-        "server.http.exchange:Exchange.take_body", "server.http.call:parse_form", "server.http.call:Call.query",
-        "server.calls.leases:to_request",
+    "read from the socket": ("server.http.protocol:BoundedProtocol.data_received",),
+    "find the head, which is known": ("server.http.known_heads:KnownHeads.find",),
+    "coroutines of the call": (
+        "server.http.protocol:BoundedProtocol._begin_known", "server.http.protocol:BoundedProtocol._go_on",
     ),
+    "access check": ("server.http.call:Call.caller", "server.calls.leases:may_manage"),
+    "body and query": ("server.http.call:Call.query", "server.calls.leases:_lease_form", "server.calls.leases:_request_of"),
     "the holder's process": ("server.authority.pool:Pool.local_process", "server.authority.own_box:OwnBox.is_alive"),
     "decision": ("ledger.driver:step",),
     "driver around it: turn, alarm, batch": ("ledger.driver:Driver._carry_out", "ledger.outbox:Outbox.flush"),
@@ -61,11 +61,12 @@ STEPS: dict[str, tuple[str, ...]] = {
     "make the answer": (
         "server.calls.lease_answers:LeaseAnswers.active", "server.calls.lease_answers:LeaseAnswers.ended",
     ),
-    "encode the answer": ("server.calls.lease_answers:JsonFrame.fill",),
+    "encode the answer": ("server.calls.lease_answers:JsonFrame.join",),
     "write to the socket": ("server.http.exchange:Exchange.answer",),
+    SHOWN: ("ledger.driver:Driver._tell_late",),
     READINGS: ("server.authority.authority:Authority._observe",),
 }  # fmt: skip
-ALL = (*(step for step in STEPS if step != READINGS), TO_WRITER, FROM_WRITER, WHOLE_CALL)
+ALL = (*(step for step in STEPS if step not in {SHOWN, READINGS}), TO_WRITER, FROM_WRITER, WHOLE_CALL)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Effort:
     cycles: int
 
 
-QUICK, WHOLE = Effort(rounds=2, cycles=20), Effort(rounds=150, cycles=20)
+QUICK, WHOLE = Effort(rounds=2, cycles=20), Effort(rounds=80, cycles=20)
 
 
 class Stopwatch:

@@ -29,7 +29,7 @@ MODEL = "Simulated A100"
 EVERY_S = 1.0
 # The leader takes so many connections at a time that have not proven their key.
 AT_ONCE = 32
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 def readings_of(node: str) -> tuple[Reading, ...]:

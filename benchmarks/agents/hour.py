@@ -53,7 +53,7 @@ class Effort:
 
 
 QUICK = Effort(gpus=80, waiters=40, seconds=120)
-WHOLE = Effort(gpus=10_000, waiters=10_000, seconds=600)
+WHOLE = Effort(gpus=10_000, waiters=10_000, seconds=300)
 
 
 class VirtualBox:

@@ -43,6 +43,7 @@ def versions() -> str:
     found = []
     packages = {
         "redis": "redis",
+        "hiredis": "hiredis",
         "filelock": "filelock",
         "psycopg": "psycopg",
         "ray": "ray",
@@ -70,7 +71,9 @@ def main() -> None:
         "contenders", "Taking one of several GPUs and releasing it, compared with what people would use instead."
     )
     contenders = chosen(arguments.only, results, is_quick=arguments.quick)
-    results.note(f"Peers: {versions() or 'none'}. All on one machine with {os.cpu_count()} processors.")
+    results.note(
+        f"Peers: {versions() or 'none'}. All run at once on one machine with {os.cpu_count()} processors, also while another is measured, except for Dask."
+    )
     # SIGTERM ends this program with an exception, so that it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     effort = QUICK if arguments.quick else WHOLE

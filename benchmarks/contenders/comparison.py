@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.contenders import measures, restarts
-from benchmarks.contenders.field import HOW, SHORT_TTL_S, Contender, Pace
+from benchmarks.contenders.field import COMMAND, HOW, SHORT_TTL_S, Contender, Pace
 from benchmarks.contenders.figures import CROWD, OURS, crowd_figures, hand_over_figures, reclaim_figures
 from benchmarks.contenders.measures import Clients, Failed, Patience, Running, awake, running, taking_turns
-from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict
+from benchmarks.contenders.order import BEGINNING_S, MARGIN_S, Verdict, crowd_row
 from benchmarks.contenders.processes import memory_mb
 from benchmarks.contenders.promises import promises
 from benchmarks.contenders.servers import REDIS_TTL_S
 from benchmarks.contenders.takers import FILELOCK_SLEEP_S, LOOK_S, REDIS_SLEEP_S
 from benchmarks.shared.processes import cpu_s
-from benchmarks.shared.results import Cell, Results, duration, ecdf, show
-from benchmarks.shared.rounds import percentile, spread, spread_s
+from benchmarks.shared.results import Cell, Results, duration, ecdf
+from benchmarks.shared.rounds import ENOUGH_FOR_P99, percentile, spread, spread_s
 
 GPUS = 8
 
@@ -46,17 +46,17 @@ class Effort:
 
 WHOLE = Effort(
     start_rounds=2,
-    rounds=5,
+    rounds=4,
     alone_s=0.3,
-    round_s=0.7,
-    many=(8, CROWD),
-    hand_over_rounds=5,
-    hand_overs={"fast": 20, "looks": 3, "slow": 1},
-    kill_rounds=4,
-    kills={"fast": 5, "looks": 2, "slow": 1},
+    round_s=0.5,
+    many=(CROWD,),
+    hand_over_rounds=4,
+    hand_overs={"fast": 15, "looks": 4, "slow": 1},
+    kill_rounds=5,
+    kills={"fast": 4, "looks": 2, "slow": 1},
     never_s=3.0,
     crowd=64,
-    crowd_s=10.0,
+    crowd_s=5.0,
 )
 QUICK = Effort(
     start_rounds=1,
@@ -74,8 +74,7 @@ QUICK = Effort(
 )
 # A server that fails or hangs must not take the time of the others.
 PATIENCE_S = 45.0
-# Among fewer, a single value would decide the p99.
-ENOUGH_FOR_P99 = 100
+STARTS = f"Schedulers of jobs start a process for each grant, while ours starts none. `{COMMAND}` is that start without a queue."
 
 
 class Comparison:
@@ -141,11 +140,11 @@ class Comparison:
                 self._results.skip(f"{each.name} ({', '.join(missing)})", each.left_out)
         looks, slow = effort.hand_overs["looks"], effort.hand_overs["slow"]
         self._results.note(
-            "Some contenders are measured less often, so that the run ends in time. There are "
+            "Some contenders are measured less often, so that the run ends in time. There are at most "
             f"{effort.hand_over_rounds * looks} hand-overs for a contender that polls, {effort.hand_over_rounds * slow} for one "
             "that starts a process for each grant or shows it late, and "
             f"{effort.hand_over_rounds * effort.hand_overs['fast']} for any other. For the slow ones, "
-            f"{effort.kill_rounds * effort.kills['slow']} holders are killed, for the others {effort.kill_rounds * effort.kills['fast']}. "
+            f"at most {effort.kill_rounds * effort.kills['slow']} holders are killed, for the others at most {effort.kill_rounds * effort.kills['fast']}. "
             "The crowd is shorter for a contender that claims nothing."
         )
 
@@ -157,7 +156,7 @@ class Comparison:
             self._effort.hand_over_rounds,
             self._failed("hand-over", clients),
         )
-        note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s."
+        note = f"A waiter tries the Redis lock every {REDIS_SLEEP_S:g} s and filelock every {FILELOCK_SLEEP_S:g} s, their defaults. It reads the statistics every {LOOK_S:g} s. {STARTS}"
         self._distribution("From a release to the next waiter, in another process, with 1 GPU", found, note)
         self._plot("hand-over", "From a release to the next waiter, in another process", found)
         hand_over_figures(self._results, found)
@@ -184,7 +183,7 @@ class Comparison:
             self._reclaimed[name] = (
                 f"after {duration(statistics.median(time_s for times in rounds for time_s in times))}"
             )
-        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and the schedulers of jobs, the killed process is the one that uses the GPU; with all others, it is the one that took it."
+        note = f"A Redis lock ends with its timeout. People set it to {REDIS_TTL_S:g} s or more; here it is {SHORT_TTL_S:g} s, so that the benchmark can wait for it. With Ray and the schedulers of jobs, the killed process is the one that uses the GPU; with all others, it is the one that took it. {STARTS}"
         self._distribution(
             "From kill -9 of the holder to the next waiter, in another process, with 1 GPU", found, note, lost
         )
@@ -204,7 +203,10 @@ class Comparison:
             self._alone = {name: [len(times) / sum(times) for times in rounds] for name, rounds in found.items()}
             for server, serving in run.servers.items():
                 self._weight_mb[server] = memory_mb(serving.pids)
-        note = "For the tasks of Ray and Dask, this is a task that does nothing, from its submission to its answer; for srun, a job that does nothing, to its end. For simple-gpu-scheduler, HyperQueue and sbatch, it is the time from the submission to the start of a command, which is a Python without its site packages."
+        note = (
+            "For the tasks of Ray and Dask, this is a task that does nothing, from its submission to its answer; for srun, a job that does nothing, to its end. For simple-gpu-scheduler, HyperQueue and sbatch, it is the time from the submission to the start of a command, which is a Python without its site packages. "
+            + STARTS
+        )
         self._distribution(f"Request + release, one client, {GPUS} GPUs", found, note)
 
     def rates(self, run: Running) -> None:
@@ -247,11 +249,12 @@ class Comparison:
             f"Requests + releases a second, {GPUS} GPUs",
             ["", *columns, "a client is"],
             [[*row, natures[name]] for name, row in table.items()],
-            note=f"Medians of {effort.rounds} alternating rounds of {effort.round_s:g} s, or {effort.alone_s:g} s for one client, each counted from when the rate no longer grew; fewer rounds for some, and one long round for Slurm, which serves its queue only every few seconds. Statistics only: the client reads them and claims nothing. With more clients than GPUs, the other clients wait meanwhile.",
+            note=f"Medians of {effort.rounds} alternating rounds of {effort.round_s:g} s, each counted from when the rate no longer grew, or of {effort.alone_s:g} s for one client, counted from its second grant on; fewer rounds for some, and one long round for Slurm, which starts a waiting job seconds later with its default settings. The cycle of Ray and Dask is an empty task. Statistics only: the client reads them and claims nothing. With more clients than GPUs, the other clients wait meanwhile.",
+            is_headline=True,
         )
         self._results.plot(
-            "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points
-        )
+            "rate", "Request + release", kind="line", x="clients", y="1/s", log_x=True, log_y=True, series=points, is_headline=True
+        )  # fmt: skip
 
     def crowd(self, run: Running) -> None:
         """Let many clients loose at once, with a lock file for each GPU as a witness."""
@@ -271,7 +274,7 @@ class Comparison:
             self._crowded_mb[contender.server] = max(weight_mb, self._crowded_mb.get(contender.server, 0.0))
             self._verdicts[contender.name] = verdict
             claim = contender.order if contender.claims_exclusion else "claims nothing"
-            rows.append(_crowd_row(contender.name, verdict, seconds, claim))
+            rows.append(crowd_row(contender.name, verdict, seconds, claim))
         low_s, high_s = measures.WORKLOAD_HOLD_S
         self._results.table(
             f"{effort.crowd} clients on {GPUS} GPUs, each holds for {low_s * 1000:g} to {high_s * 1000:g} ms, and one is killed halfway",
@@ -281,6 +284,7 @@ class Comparison:
             ],
             rows,
             note=f"Held twice: a holder locks a file of its GPU, whatever the contender says, and finds it locked. Overtaken: another client asked more than {MARGIN_S * 1000:g} ms later and ran more than {MARGIN_S * 1000:g} ms earlier. A client that still waits at the end is not counted, nor is one that asks in the first {duration(min(BEGINNING_S, effort.crowd_s / 4))}, while all begin at once. Lateness: how long after its wake-up time a process runs again. Where it exceeds the margin, some clients that seem overtaken were only late. The Redis list serves in order of arrival, so what it shows is only lateness.{measures.own_order_told(run)} Statistics are about as old here as a GPU is held for. Clients that hold for hours collide only with clients that read at the same moment.",
+            is_headline=True,
         )  # fmt: skip
 
     def start_and_memory(self, run: Running) -> None:
@@ -316,6 +320,7 @@ class Comparison:
             ],
             rows,
             note="Memory is PSS: memory that processes share is divided among them. A client is a Python process that holds a GPU. With Ray and Dask, it is a driver and the process of its task or actor; with the schedulers of jobs, it includes the command. Creating the files of a new PostgreSQL is not counted. Contenders that share a server show the same values for it.",
+            is_headline=True,
         )  # fmt: skip
 
     def _note_starts(self, run: Running) -> None:
@@ -346,7 +351,9 @@ class Comparison:
                 duration(percentile(times_s, 99)) if number >= ENOUGH_FOR_P99 else f"longest: {duration(max(times_s))}"
             )
             rows.append([name, duration(statistics.median(times_s)), tail, spread_s(medians), number])
-        self._results.table(title, ["", "p50", "p99", "medians of rounds", "number"], [*rows, *more], note)
+        self._results.table(
+            title, ["", "p50", "p99", "medians of rounds", "number"], [*rows, *more], note, is_headline=True
+        )
 
     def _plot(self, plot_id: str, title: str, found: dict[str, list[list[float]]]) -> None:
         series = {
@@ -372,24 +379,3 @@ def _rate_and_share(
     found = rate(contender, seconds)
     shares.append((cpu_s(pid) - used_s) / (time.monotonic() - began))
     return [found]
-
-
-def _crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:
-    reused = "no client was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
-    if verdict.reused_s is not None:
-        reused = duration(verdict.reused_s)
-    share = f"{show(verdict.overtaken_percent)} %"
-    late = None if verdict.late_p99_s is None else duration(verdict.late_p99_s)
-    wait = duration(verdict.longest_wait_s)
-    return [
-        name,
-        f"{seconds:g} s",
-        verdict.grants,
-        verdict.twice,
-        share,
-        verdict.most_places,
-        late,
-        wait,
-        reused,
-        claim,
-    ]

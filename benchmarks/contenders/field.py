@@ -24,6 +24,7 @@ SERVERS: dict[str, Serve] = {
     "files": servers.files,
     "postgres": servers.postgres,
     "ray": servers.ray,
+    "command": servers.command,
     "scheduler": servers.scheduler,
     "dask": dask.serve,
     "hyperqueue": hyperqueue.serve,
@@ -52,9 +53,11 @@ class Contender:
     crowd_share: float = 1.0
     claims_exclusion: bool = True
     shows_s: float = 0.0
+    # Without a queue nothing is handed over: what is measured instead is how soon the holder runs.
+    has_queue: bool = True
     # How long many clients run at least before they are counted, where it first starts processes for them.
     warm_up_s: float = 0.0
-    # Fewer rounds where it is slow, and one long round of many clients where it serves its queue only every few seconds.
+    # Fewer rounds where it is slow, and one long round of many clients where it starts a waiting job seconds later.
     most_rounds: int = 100
     round_s: float | None = None
     # Why some of its parts are not measured.
@@ -62,6 +65,7 @@ class Contender:
 
 
 PROCESS = "a process each"
+COMMAND = "the command alone, without a scheduler"
 A_PROCESS_EACH = "each grant starts a process, so many clients would measure this machine's processors"
 FIELD = (
     Contender("ours, full", "pool", "ours, full", PROCESS, order="first come, first served"),
@@ -80,19 +84,23 @@ FIELD = (
     ),
     Contender(
         f"Redis lock, timeout={SHORT_TTL_S:g} s", "redis-lock", "redis", PROCESS, REDIS_SLEEP_S,
-        settings={"ttl_s": SHORT_TTL_S}, rates=(), has_hand_over=False, crowd_share=0, pace="slow",
+        settings={"ttl_s": SHORT_TTL_S}, rates=(), has_hand_over=False, crowd_share=0, pace="slow", most_rounds=3,
         left_out="it differs from the other Redis lock only when a holder dies",
     ),
     Contender("Redis list", "redis-list", "redis", PROCESS, order="the longest waiter is next"),
     Contender("filelock", "filelock", "files", PROCESS, FILELOCK_SLEEP_S, "looks"),
     Contender("PostgreSQL", "postgres", "postgres", PROCESS),
     Contender(
-        "Ray task", "ray-task", "ray", "a thread of one driver each", pace="slow", rates=(1,), crowd_share=0,
+        "Ray task", "ray-task", "ray", "a thread of one driver each", pace="slow", rates=(1,), crowd_share=0, most_rounds=3,
         left_out=f"{A_PROCESS_EACH}; it is measured with max_calls=0",
     ),
     Contender("Ray task, max_calls=0", "ray-task-reused", "ray", "a thread of one driver each", warm_up_s=6.0),
     Contender(
-        "Ray actor", "ray-actor", "ray", "one driver", pace="slow", rates=(1,), crowd_share=0, left_out=A_PROCESS_EACH
+        "Ray actor", "ray-actor", "ray", "one driver", pace="slow", rates=(1,), crowd_share=0, most_rounds=3, left_out=A_PROCESS_EACH
+    ),
+    Contender(
+        COMMAND, "command", "command", PROCESS, pace="looks", rates=(1,), crowd_share=0, has_queue=False, most_rounds=3,
+        left_out="it shows how long the command of the schedulers of jobs takes to start, and has no queue",
     ),
     Contender(
         "simple-gpu-scheduler", "scheduler", "scheduler", PROCESS, pace="slow", rates=(1, 8),
@@ -105,7 +113,7 @@ FIELD = (
     Contender("HyperQueue", "hyperqueue", "hyperqueue", PROCESS, pace="slow", most_rounds=3, order="by priority"),
     Contender(
         "Slurm, srun", "slurm-srun", "slurm", PROCESS, pace="slow", rates=(1, 64), most_rounds=3, round_s=5.0,
-        order="first come, first served, by priority", left_out="it serves its queue only every few seconds",
+        order="first come, first served, by priority", left_out="with its default settings, it starts a waiting job seconds later",
     ),
     Contender(
         "Slurm, sbatch", "slurm-sbatch", "slurm", PROCESS, pace="slow", rates=(1,), has_hand_over=False, has_reclaim=False,
@@ -121,7 +129,8 @@ IN_TURN = "The client tries each GPU's lock in turn, from a random one on"
 HOW = {
     "ours": (
         "This project's blocking Python client, over HTTP to a server in a process of its own with simulated GPUs. At full, a grant "
-        "is on the disk before it is answered; at normal, it may reach the disk soon after."
+        "is on the disk before it is answered; at normal, it may reach the disk soon after. Its access log, which is on by default, is off; "
+        "`leases` shows what it costs."
     ),
     "Ray": (
         "One node, without its dashboard, in a network namespace of its own because it listens on all addresses. A task or "
@@ -130,7 +139,8 @@ HOW = {
     "Redis lock": (
         f"redis-py's lock, with timeout={REDIS_TTL_S:g} s. {IN_TURN}; if all are taken, it tries again after "
         f"{REDIS_SLEEP_S:g} s, the library's default. Redis with its default settings takes a snapshot now and then; with fsync "
-        "(appendfsync always), each change is on the disk before it is answered."
+        "(appendfsync always), each change is on the disk before it is answered. (In `leases`, the Redis without fsync takes no "
+        "snapshots either.) redis-py uses hiredis if the list of the peers has it."
     ),
     "Redis list": "A list of the free GPUs. The client takes one with BLPOP and returns it with RPUSH. The same Redis, with its default settings.",
     "filelock": f"A file for each GPU. {IN_TURN}; if all are taken, it tries again after {FILELOCK_SLEEP_S:g} s, the library's default.",
@@ -138,13 +148,17 @@ HOW = {
         f"A session's advisory locks, which are in memory. {IN_TURN} (pg_try_advisory_lock); if all are taken, it waits for "
         "a random one (pg_advisory_lock). Its default settings, except for the number of connections."
     ),
+    COMMAND: (
+        "The client itself starts the command of simple-gpu-scheduler, HyperQueue and Slurm, a small Python program without its site "
+        "packages. What they take beyond that is theirs."
+    ),
     "simple-gpu-scheduler": (
         "It reads commands from its standard input. Here that is a named pipe, so that several processes can ask it. A "
         "command is a small Python program that reports when it runs, and ends when it is told to."
     ),
     "Dask": (
         "A `LocalCluster` with a scheduler, and a worker process for each GPU with one unit of the resource GPU. A task asks for one "
-        "unit. Dask starts a worker again when it dies. While others are measured it is stopped, because its idle workers use the processor."
+        "unit. Dask starts a worker again when it dies. While others are measured it is stopped, because its idle workers use the processor. After each pause it first runs a task that is not timed."
     ),
     "HyperQueue": (
         "A `LocalCluster` of its wheel, which is a server and a worker in one process, in a network namespace of its own because it "
@@ -155,7 +169,7 @@ HOW = {
     "Slurm": (
         "munged, slurmctld and slurmd of Debian's slurm-wlm, in a network namespace of their own because they listen on all addresses. "
         "Generic resources of the name gpu, with device files that behave like /dev/null. Its default settings, except for "
-        "what one machine without cgroups needs: it may delay batch jobs by 3 s (batch_sched_delay). A client calls srun or sbatch with --gres=gpu:1. The job is the same small Python program."
+        "what one machine without cgroups needs. Other settings, such as a batch_sched_delay below 3 s, may start waiting jobs sooner. A client calls srun or sbatch with --gres=gpu:1. The job is the same small Python program."
     ),
     "statistics only": (
         f"The client takes the GPU that /gpu/summary shows as the least used, if its use is below {FREE_PERCENT:g} %; otherwise "

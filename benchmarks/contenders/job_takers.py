@@ -1,4 +1,7 @@
-"""Jobs of HyperQueue and Slurm that have one GPU each, in the same two calls. The process that holds the GPU is the job's."""
+"""Jobs of HyperQueue and Slurm that have one GPU each, in the same two calls. The process that holds the GPU is the job's.
+
+The command of such a job is started without a scheduler as well, to show what its start takes.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,20 @@ class HyperQueueTaker(JobTaker):
         self._client.submit(job)
 
 
+class CommandTaker(JobTaker):
+    """Starts the command at once, without a scheduler."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def submit(self) -> None:
+        # Those that have ended are waited for.
+        self._started = [command for command in self._started if command.poll() is None]
+        env = {**os.environ, self.variable: "0"}
+        self._started.append(subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=env))
+
+
 class SrunTaker(JobTaker):
     """A `srun` for each use of a GPU. It stays while the job runs."""
 
@@ -88,6 +105,7 @@ def _start(program: str, *more: str) -> subprocess.Popen[bytes]:
 
 
 TAKERS: dict[str, Callable[[Settings], Taker]] = {
+    "command": CommandTaker,
     "hyperqueue": HyperQueueTaker,
     "slurm-srun": SrunTaker,
     "slurm-sbatch": SbatchTaker,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from benchmarks.shared.results import Cell, duration, show
 from benchmarks.shared.rounds import percentile
 
 # Two requests within this time may reach the server in another order, and so may two answers reach the clients, because a
@@ -106,3 +107,25 @@ def out_of_order(journal: Path) -> tuple[int, int]:
             wrong += place < latest
             latest = max(latest, place)
     return grants, wrong
+
+
+def crowd_row(name: str, verdict: Verdict, seconds: float, claim: str) -> list[Cell]:
+    """Return the row of a table that shows the verdict."""
+    reused = "no client was killed" if not verdict.has_victim else f"not within {duration(verdict.watched_s)}"
+    if verdict.reused_s is not None:
+        reused = duration(verdict.reused_s)
+    share = f"{show(verdict.overtaken_percent)} %"
+    late = None if verdict.late_p99_s is None else duration(verdict.late_p99_s)
+    wait = duration(verdict.longest_wait_s)
+    return [
+        name,
+        f"{seconds:g} s",
+        verdict.grants,
+        verdict.twice,
+        share,
+        verdict.most_places,
+        late,
+        wait,
+        reused,
+        claim,
+    ]

@@ -105,9 +105,9 @@ def running(
         end(process)
 
 
-def wait_until(is_ready: Callable[[], bool], log: Path) -> None:
+def wait_until(is_ready: Callable[[], bool], log: Path, limit_s: float = READY_S) -> None:
     """Wait until a server is ready. If that takes too long, raise RuntimeError with the end of its log."""
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + limit_s
     while not is_ready():
         if time.monotonic() > deadline:
             raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
@@ -173,13 +173,14 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 def memory_mb(pids: Iterable[int]) -> float:
     """Return the memory of these processes and their children. Memory that several share is counted once (PSS)."""
     found = 0.0
-    for pid in _with_children(set(pids)):
+    for pid in with_children(set(pids)):
         with suppress(OSError, IndexError):  # it has ended
             found += pss_mb(pid)
     return found
 
 
-def _with_children(pids: set[int]) -> set[int]:
+def with_children(pids: set[int]) -> set[int]:
+    """Return these processes, and all that they or their children have started."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

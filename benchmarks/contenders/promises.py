@@ -85,7 +85,7 @@ def promises(
     `verdicts` are those of the crowds.
     """
     rows: list[list[Cell]] = []
-    for family in families:
+    for family in (each for each in families if each in DOCUMENTED):
         survives, dies, order, boxes = DOCUMENTED[family]
         after, kept = (_told(family, seen) for seen in (reclaimed, restarted))
         crowds = [verdict for name, verdict in verdicts.items() if name.startswith(family)]

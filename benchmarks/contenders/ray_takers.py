@@ -56,7 +56,7 @@ class RayTaskTaker:
     def __init__(self, settings: Settings) -> None:
         connect(settings)
         # By default a task asks for a CPU as well; here it must wait only for a GPU.
-        options = {"num_gpus": 1, "num_cpus": 0, "max_retries": 0, **self.options}
+        options = {"num_gpus": 1, "num_cpus": 0, "max_retries": 0, **self.options, **settings.get("wishes", {})}
         self._nothing = ray.remote(**options)(nothing)
         self._report = ray.remote(**options)(report)
         self._desk = Desk(f"{settings['folder']}/{os.getpid()}-{next(_desks)}", WAIT_S)

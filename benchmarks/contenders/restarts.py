@@ -51,17 +51,17 @@ def restart(run: Running, clients: Clients, contender: Contender) -> Restart:
     began = time.monotonic()
     again()
     ready_s = time.monotonic() - began
-    granted, why = _answer(waiter, WATCH_S)
-    lives = _lives(pid)
+    granted, why = answer_of(waiter, WATCH_S)
+    runs_on = lives(pid)
     if granted is not None:
-        return Restart(ready_s, lives, lives, "it already runs")
+        return Restart(ready_s, runs_on, runs_on, "it already runs")
     try:
         released = holder.ask("release")["began"]
     except Trouble:
-        return Restart(ready_s, lives, is_granted_twice=False, served="the holder could not release")
+        return Restart(ready_s, runs_on, is_granted_twice=False, served="the holder could not release")
     if not why:
-        granted, why = _answer(waiter, SERVED_S)
-    return Restart(ready_s, lives, is_granted_twice=False, served=why if granted is None else granted - released)
+        granted, why = answer_of(waiter, SERVED_S)
+    return Restart(ready_s, runs_on, is_granted_twice=False, served=why if granted is None else granted - released)
 
 
 def table(
@@ -93,11 +93,12 @@ def table(
         ["", "ready again after", "the holder runs on", "its GPU is granted meanwhile", "the waiter is served after the release"],
         rows,
         note=f"The server is killed {SETTLE_S['fast']:g} s after the waiter has asked, and started with what it has kept. Redis has its default settings. With Slurm, it is slurmctld, which is killed after {SETTLE_S['slow']:g} s, because it saves its state now and then.",
+        is_headline=True,
     )  # fmt: skip
     return told
 
 
-def _answer(client: Client, timeout_s: float) -> tuple[float | None, str]:
+def answer_of(client: Client, timeout_s: float) -> tuple[float | None, str]:
     """Return when a waiter was granted its GPU, or None and why it was not; the reason is empty if it still waits."""
     try:
         return float(client.answer(timeout_s)["at"]), ""
@@ -107,7 +108,8 @@ def _answer(client: Client, timeout_s: float) -> tuple[float | None, str]:
         return None, "its client has failed"
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether this process runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

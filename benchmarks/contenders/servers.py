@@ -178,6 +178,13 @@ def scheduler(folder: Path, gpus: int) -> Iterator[Serving]:
 
 
 @contextmanager
+def command(folder: Path, gpus: int) -> Iterator[Serving]:  # noqa: ARG001 - as all others
+    """Make a folder for a client that starts a command itself, without a server."""
+    folder.mkdir()
+    yield Serving({"folder": str(folder), "python": sys.executable})
+
+
+@contextmanager
 def ray(folder: Path, gpus: int) -> Iterator[Serving]:
     """Run a node of Ray without its dashboard, in a network namespace of its own."""
     python = peers.python_with("ray")

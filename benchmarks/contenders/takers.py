@@ -52,14 +52,21 @@ class Taker(Protocol):
 
 
 class PoolTaker:
-    """This project's blocking client. The clients of the others block too."""
+    """This project's blocking client. The clients of the others block too.
+
+    With `ports` it asks one of the boxes of a fleet for any GPU of the fleet, and the next process asks the next box.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(f"http://127.0.0.1:{settings['port']}")
+        ports: list[int] = settings.get("ports") or [settings["port"]]
+        scope = {"scope": "fleet"} if "ports" in settings else {}
+        url = f"http://127.0.0.1:{ports[os.getpid() % len(ports)]}"
+        self._pool = importlib.import_module("gpu_worker_pool").GPUWorkerPool(url, **scope)
+        self._wishes: Settings = settings.get("wishes", {})
         self._pool.start()
 
     def take(self) -> Handle:
-        assignment = self._pool.request_gpu(timeout=WAIT_S)
+        assignment = self._pool.request_gpu(timeout=WAIT_S, **self._wishes)
         return Handle(assignment.gpu_id, time.monotonic(), os.getpid(), assignment)
 
     def release(self, handle: Handle) -> None:

@@ -30,7 +30,7 @@ APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 MORE_TAKERS = {
     "ray": "benchmarks.contenders.ray_takers",
     "dask": "benchmarks.contenders.dask_takers",
-    **dict.fromkeys(("hyperqueue", "slurm"), "benchmarks.contenders.job_takers"),
+    **dict.fromkeys(("command", "hyperqueue", "slurm"), "benchmarks.contenders.job_takers"),
 }
 # How long clients that still wait at the end may go on.
 GRACE_S = 3.0

@@ -2,20 +2,11 @@
 
 A waiter holds the free GPUs it could use, up to its number, on the node where it can use the most. If only leases that
 share a GPU keep the first waiter from it, the waiter holds that GPU too. No later waiter takes what is held.
-
-The waiters stand in a line outside the core. The core places each: what the rule finds for a waiter is asked for by the
-names of the GPUs. So the placement is ours, and the speed is not that of the pool as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from benchmarks.replay.fragmentation import Kind
-from benchmarks.replay.openb import Node, Task
-from benchmarks.replay.policies import Policy
-from benchmarks.replay.pool import SimulatedPool
+from benchmarks.replay.line import LinePool
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import memory_use
@@ -23,51 +14,15 @@ from gpu_worker_pool.core.queue.placement import Survey
 from gpu_worker_pool.core.queue.verdicts import Leased, NoRoom
 
 
-class HoldingPool(SimulatedPool):
+class HoldingPool(LinePool):
     """The core behind a line in which every waiter holds GPUs."""
 
-    def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
-        super().__init__(nodes, kinds, policy, seed)
-        self._line: dict[str, Task] = {}
-
-    @property
-    def waiting(self) -> int:
-        return len(self._line)
-
-    def ask(self, lease_id: str, task: Task, now: float) -> list[str]:
-        if not self.state.capacity.could_ever_serve(task.wishes, self.state.settings.thresholds):
-            self.refused.add(lease_id)
-            return []
-        self._line[lease_id] = task
-        return self._serve(now)
-
-    def leave(self, lease_id: str, now: float) -> list[str]:
-        if self._line.pop(lease_id, None) is None:
-            super().leave(lease_id, now)
-        return self._serve(now)
-
-    def pass_time(self, now: float) -> list[str]:
-        super().pass_time(now)
-        return self._serve(now)
-
-    def _serve(self, now: float) -> list[str]:
-        granted: list[str] = []
-        while (found := self._next(now)) is not None:
-            lease_id, gpus = found
-            task = self._line.pop(lease_id)
-            names = tuple(key.uuid for key in gpus)
-            began = super().ask(lease_id, replace(task, wishes=replace(task.wishes, among=names)), now)
-            assert began == [lease_id], (lease_id, gpus)
-            granted += began
-        return granted
-
-    def _next(self, now: float) -> tuple[str, tuple[GpuKey, ...]] | None:
-        """The first waiter that can be served, and its GPUs; None if there is none."""
+    def next_of(self, now: float) -> tuple[str, tuple[GpuKey, ...]] | None:
         survey = Survey(self.state, max(now, self.state.clock))
         held: set[GpuKey] = set()
         failed: set[Wishes] = set()
         has_reserver = False
-        for lease_id, task in self._line.items():
+        for lease_id, task in self.line.items():
             wishes = task.wishes
             if wishes in failed:
                 continue

@@ -30,11 +30,12 @@ class Declared:
 
 
 NOBODY = Declared("nobody declares", 0.0)
+ALL_EXACT = Declared("all declare, exact", 1.0)
 VARIANTS = (
     NOBODY,
     Declared("half declare, exact", 0.5),
     Declared("half declare, rounded up", 0.5, is_rounded=True),
-    Declared("all declare, exact", 1.0),
+    ALL_EXACT,
     Declared("all declare, rounded up", 1.0, is_rounded=True),
 )
 DECLARED = {variant.name: variant for variant in VARIANTS}

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from zlib import crc32
 
@@ -99,6 +100,11 @@ class Trace:
         return sum(node.gpus for node in self.nodes)
 
     @property
+    def asked_milli_s(self) -> float:
+        """All that its tasks ask for, in thousandths of a GPU times seconds."""
+        return sum(task.milli * task.duration_s for task in self.tasks)
+
+    @property
     def capacity_milli(self) -> int:
         return self.gpus * GPU_MILLI
 
@@ -125,8 +131,12 @@ def read_trace(nodes_csv: Path, pods_csv: Path) -> Trace:
             tasks.append(task)
     if not tasks:
         raise NoTraceError(f"{pods_csv.name} has no task that asks for GPUs")
-    in_order = tuple(sorted(tasks, key=lambda task: (task.created_at, task.name)))
-    return Trace(nodes, in_order, without_gpu, not_askable, without_times, lacks)
+    return Trace(nodes, in_order(tasks), without_gpu, not_askable, without_times, lacks)
+
+
+def in_order(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Return the tasks in the order of their arrival."""
+    return tuple(sorted(tasks, key=lambda task: (task.created_at, task.name)))
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
@@ -180,6 +190,15 @@ def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
     chosen = set(random.Random(seed).sample(range(len(trace.nodes)), count))
     nodes = tuple(node for number, node in enumerate(trace.nodes) if number in chosen)
     return replace(trace, nodes=nodes)
+
+
+def few_nodes(trace: Trace, gpus: int, seed: int) -> Trace:
+    """Return the trace on nodes that have so many GPUs, chosen at random."""
+    nodes = list(trace.nodes)
+    random.Random(seed).shuffle(nodes)
+    sums = accumulate(node.gpus for node in nodes)
+    count = 1 + sum(so_far < gpus for so_far in sums)
+    return replace(trace, nodes=tuple(sorted(nodes[:count], key=lambda node: node.name)))
 
 
 def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:

@@ -18,6 +18,7 @@ class Rule(Enum):
     OURS = "the queue's rule of the core"
     UNRESERVED = "the same, and no waiter ever waits long enough for a reservation"
     STRICT = "no task asks the pool while an earlier one waits (see pool.py)"
+    EASY = "EASY backfilling with exact time limits (see easy.py)"
     HOLDS = "every waiter holds what is free and what it could use (see earlier_rule.py)"
 
 
@@ -51,6 +52,11 @@ POLICIES = (
     ),
     Policy("no reservations", "each request that fits is served, in order; our placement", rule=Rule.UNRESERVED),
     Policy("strict FIFO", "no request overtakes a waiter; our placement", rule=Rule.STRICT),
+    Policy(
+        "EASY, exact limits",
+        "the first waiter has a reservation, and others start if they do not delay it, with every run time known; our placement",
+        rule=Rule.EASY,
+    ),
     Policy(
         "the earlier rule",
         "every waiter holds what is free and what it could use, as the pool did before; our placement",

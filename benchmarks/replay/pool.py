@@ -63,21 +63,27 @@ class SimulatedPool:
         self.backfilled = 0
         self.refused: set[str] = set()
         self.decisions_s: list[float] = []
-        self._gpus: dict[GpuKey, Gpu] = {}
+        self.gpus: dict[GpuKey, Gpu] = {}
+        self.gpus_on: dict[str, list[GpuKey]] = {node.name: [] for node in nodes}
         self._held: dict[str, tuple[tuple[GpuKey, ...], int]] = {}
         self._asked: dict[str, Task] = {}
         for node in nodes:
             for index in range(node.gpus):
                 key = GpuKey(node.name, f"GPU-{node.name}-{index}")
-                self._gpus[key] = Gpu(key, index, node.model)
+                self.gpus[key] = Gpu(key, index, node.model)
+                self.gpus_on[node.name].append(key)
         step(self.state, cmd.TakeOver(0, "boot"), 0.0)
         for node in nodes:
             step(self.state, cmd.AnnounceNode(node.name, "boot"), 0.0)
-        step(self.state, self._look(self._gpus, 0.0), 0.0)
+        step(self.state, self._look(self.gpus, 0.0), 0.0)
 
     @property
     def waiting(self) -> int:
         return len(self.state.queue)
+
+    def gpus_of(self, lease_id: str) -> tuple[GpuKey, ...]:
+        """Return the GPUs that a task has."""
+        return self._held.get(lease_id, ((), 0))[0]
 
     def ask(self, lease_id: str, task: Task, now: float) -> list[str]:
         """Ask for a task's GPUs. Returns the leases that began, which may be none. Notes a request that is refused."""
@@ -152,15 +158,15 @@ class SimulatedPool:
 
     def _change_free(self, key: GpuKey, milli: int) -> None:
         free = self.free_milli[key.node]
-        free[self._gpus[key].index] += milli
+        free[self.gpus[key].index] += milli
         self.allocated_milli -= milli
-        assert 0 <= free[self._gpus[key].index] <= GPU_MILLI, f"{key} is held twice"
+        assert 0 <= free[self.gpus[key].index] <= GPU_MILLI, f"{key} is held twice"
 
     def _look(self, keys: Iterable[GpuKey], now: float) -> cmd.Observe:
         return cmd.Observe(tuple(self._reading(key, now) for key in keys))
 
     def _reading(self, key: GpuKey, now: float) -> Reading:
-        gpu = self._gpus[key]
+        gpu = self.gpus[key]
         used_milli = GPU_MILLI - self.free_milli[key.node][gpu.index]
         return Reading(gpu, now, GPU_MB, used_milli * MB_PER_MILLI, used_milli / GPU_MILLI * BUSY_PERCENT)
 

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from benchmarks.replay.earlier_rule import HoldingPool
+from benchmarks.replay.easy import EasyPool
 from benchmarks.replay.fragmentation import kinds_of
 from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from benchmarks.replay.policies import Policy, Rule
@@ -55,16 +56,16 @@ def quantile(in_order: Sequence[float], part: float) -> float:
     return in_order[min(len(in_order) - 1, int(len(in_order) * part))]
 
 
-def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int, *, is_queued: bool) -> dict[str, Any]:
+def run_sampled(trace: Trace, policy: Policy, demand: float, seed: int) -> dict[str, Any]:
     """Draw tasks until they ask for `demand` times the capacity, and `fill` the pool with them."""
-    return fill(trace, sample_tasks(trace, demand, seed), policy, seed, is_queued=is_queued)
+    return fill(trace, sample_tasks(trace, demand, seed), policy, seed)
 
 
-def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_queued: bool) -> dict[str, Any]:
+def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int) -> dict[str, Any]:
     """Let these tasks come one after the other, and none end.
 
     A task that cannot be served at once goes away again, like a request with a wait of 0 s. So no queue forms, and the
-    placement alone decides. With `is_queued` such tasks wait instead, and the queue's rule decides too.
+    placement alone decides.
     """
     pool = pool_of(policy)(trace.nodes, kinds_of(trace.tasks), policy, seed)
     demand = sum(task.milli for task in tasks) / pool.capacity_milli
@@ -78,7 +79,7 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
         served += len(granted)
         if not granted and first_miss is None:
             first_miss = pool.allocated_milli / pool.capacity_milli
-        if lease_id not in granted and lease_id not in pool.refused and not is_queued:
+        if lease_id not in granted and lease_id not in pool.refused:
             pool.leave(lease_id, now)
             gone += 1
         if asked_milli / pool.capacity_milli >= (len(series) + 1) * demand / POINTS:
@@ -87,14 +88,12 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
     allocated, fragmented = pool.allocated_milli / pool.capacity_milli, pool.fragmented()
     return {
         "policy": policy.name,
-        "unserved": "queued" if is_queued else "skipped",
         "seed": seed,
         "demand": demand,
         "tasks": len(tasks),
         "served": served,
         "gone": gone,
         "refused": len(pool.refused),
-        "waiting": len(tasks) - served - gone - len(pool.refused),
         "allocated": allocated,
         "allocated_at_first_miss": first_miss,
         "fragmented_of_capacity": fragmented,
@@ -106,16 +105,16 @@ def fill(trace: Trace, tasks: Sequence[Task], policy: Policy, seed: int, *, is_q
 
 
 class TimedRun:
-    """A trace in its own time, or with arrivals `speedup` times as fast; every task runs for as long as it did there.
+    """A trace in its own time; every task runs for as long as it did there.
 
     With `asks_when` every waiter also asks when it will start, until it is told.
     """
 
-    def __init__(self, trace: Trace, policy: Policy, speedup: float, seed: int, *, asks_when: bool = False) -> None:
+    def __init__(self, trace: Trace, policy: Policy, seed: int, *, asks_when: bool = False) -> None:
         self.tasks = trace.tasks
         self.trace = trace
         self.policy = policy
-        self.arrives_at = [task.created_at / speedup for task in trace.tasks]
+        self.arrives_at = [task.created_at for task in trace.tasks]
         self.pool = pool_of(policy)(trace.nodes, kinds_of(trace.tasks), policy, seed)
         self.began_at: dict[int, float] = {}
         self.told: dict[int, FreeTime] = {}
@@ -180,18 +179,16 @@ class TimedRun:
 
 
 def pool_of(policy: Policy) -> type[SimulatedPool]:
-    return {Rule.STRICT: StrictPool, Rule.HOLDS: HoldingPool}.get(policy.rule, SimulatedPool)
+    return {Rule.STRICT: StrictPool, Rule.HOLDS: HoldingPool, Rule.EASY: EasyPool}.get(policy.rule, SimulatedPool)
 
 
 def number_of(lease_id: str) -> int:
     return int(lease_id.removeprefix("task-"))
 
 
-def run_timed(
-    trace: Trace, policy: Policy, fraction: float, speedup: float, seed: int, *, asks_when: bool = False
-) -> dict[str, Any]:
-    """Replay a trace that was cut to a fraction of its nodes before, and sum up what happened."""
-    run = TimedRun(trace, policy, speedup, seed, asks_when=asks_when)
+def run_timed(trace: Trace, policy: Policy, seed: int, *, asks_when: bool = False) -> dict[str, Any]:
+    """Replay a trace that was cut to a few of its nodes before, and sum up what happened."""
+    run = TimedRun(trace, policy, seed, asks_when=asks_when)
     run.run()
     capacity = run.pool.capacity_milli
     spans = [
@@ -206,8 +203,6 @@ def run_timed(
         "rule": policy.rule.name,
         "nodes": len(trace.nodes),
         "gpus": trace.gpus,
-        "node_fraction": fraction,
-        "speedup": speedup,
         "seed": seed,
         "tasks": len(run.tasks),
         "served": len(run.began_at),

@@ -34,7 +34,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("leases", 240),
     Benchmark("steps", 90),
-    Benchmark("contenders", 1000),
+    Benchmark("contenders", 600),
     Benchmark("serving", 150),
     Benchmark("pages", 150),
     Benchmark("memory", 90),
@@ -46,9 +46,10 @@ BENCHMARKS = (
     Benchmark("growth", 180),
     Benchmark("journals", 120),
     Benchmark("take_over", 240),
-    Benchmark("agents", 700),
+    Benchmark("agents", 420),
+    Benchmark("fleet", 300),
     Benchmark("balancing", 60),
-    Benchmark("replay", 900),
+    Benchmark("replay", 500),
 )
 
 
@@ -80,10 +81,20 @@ def measure(benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]
     return {"name": benchmark.name, "command": shown, "took_s": took_s, "failure": failure, "results": results}
 
 
-def with_added(known: dict[str, Any], measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return stored data with these benchmarks in them, in the order of the list. Those of the same name are replaced."""
-    by_name = {one["name"]: one for one in (*known["benchmarks"], *measured)}
-    return {**known, "benchmarks": [by_name[one.name] for one in BENCHMARKS if one.name in by_name]}
+def with_added(known: dict[str, Any], measured: list[dict[str, Any]], of_run: dict[str, str]) -> dict[str, Any]:
+    """Return stored data with these benchmarks in them, in the order of the list. Those of the same name are replaced. Each keeps
+    the date and the commit of its run, which `of_run` has for the new ones.
+    """
+    old = [{**run_of(known["machine"]), **one} for one in known["benchmarks"]]
+    by_name = {one["name"]: one for one in (*old, *({**one, **run_of(of_run)} for one in measured))}
+    benchmarks = [by_name[one.name] for one in BENCHMARKS if one.name in by_name]
+    took = f"{sum(one['took_s'] for one in benchmarks) / 60:.1f} minutes, in several runs"
+    return {**known, "machine": {**known["machine"], "all of it took": took}, "benchmarks": benchmarks}
+
+
+def run_of(machine: dict[str, str]) -> dict[str, str]:
+    """Return the date and the commit of a run."""
+    return {name: machine[name] for name in ("date", "commit") if name in machine}
 
 
 def read(data: Path) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def trace(folder: Path | None) -> list[str]:
     missing = [name for name in (NODES, PODS) if not (folder / name).is_file()]
     if missing:
         raise NotMeasuredError(f"the folder named by OPENB has no {' and no '.join(missing)}")
-    return ["--nodes", str(folder.resolve() / NODES), "--pods", str(folder.resolve() / PODS)]
+    return ["--nodes", str(folder.resolve() / NODES), "--pods", str(folder.resolve() / PODS), "--variants"]
 
 
 def run(command: list[str], limit_s: float) -> None:

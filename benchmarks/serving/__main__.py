@@ -84,7 +84,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=2, seconds=0.05, connections=(64,), readings=2, reading_s=0.3, has_all=False)
-WHOLE = Effort(rounds=15, seconds=0.2, connections=CONNECTIONS, readings=10)
+WHOLE = Effort(rounds=11, seconds=0.2, connections=CONNECTIONS, readings=8)
 
 
 @dataclass
@@ -147,7 +147,7 @@ def compare(results: Results, effort: Effort, folder: Path) -> None:
             with_log = WITH_ACCESS_LOG + bare
             start(BARE_LOGGED, lambda: stack.enter_context(asgi_process(folder / "bare-logged", with_log)))
         compare_rates(results, effort, servers)
-        results.table("Start to the first answer, and memory while idle", ["", "start", "memory, MB"], sizes)
+        results.table("Start to the first answer, and memory while idle", ["", "start", "memory (RSS), MB"], sizes)
         for name in ("ours-logged", "bare-logged")[: 2 if effort.has_all else 1]:
             lines = (folder / name / "log").read_bytes().count(b"GET /gpu/summary")
             assert lines > 0, f"{name} has no access log"
@@ -327,7 +327,7 @@ def _show_hang(results: Results, effort: Effort, found: dict[str, list[Answered]
     ratio(
         results,
         "statistics_while_probe_hangs",
-        f"any GET ({len(HANG_PATHS)} paths in turn) while `nvidia-smi` takes {effort.reading_s:g} s, relative to while "
+        f"any GET ({len(HANG_PATHS)} paths in turn, 1 GPU) while `nvidia-smi` takes {effort.reading_s:g} s, relative to while "
         f"it is quick: the p99, median of {effort.readings} readings",
         slow,
         quick,

@@ -1,4 +1,4 @@
-"""The results of a benchmark, in one shape for all: printed for people as they come, and data for docs/BENCHMARKS.md.
+"""The results of a benchmark, in one shape for all: printed for people as they come, and data for the documents.
 
 A script makes one `Results`, adds to it as it measures, and ends with `finish`:
 
@@ -10,6 +10,9 @@ A script makes one `Results`, adds to it as it measures, and ends with `finish`:
     results.plot("hand-over", "From a release to the next holder", kind="ecdf", x="ms", y="share", series={"ours": ecdf(times)})
     results.figure("lease_vs_redis", "lease + release", value=3.1, unit="x", target="<= 2.5", is_met=False, why="...")
     results.finish(options)
+
+A table or plot with `is_headline=True` is one that people ask for first. docs/BENCHMARKS.md has those, and
+docs/BENCHMARK_DETAILS.md has all others.
 
 No text may hold a number that was not measured in this run, except for parameters (64 clients).
 """
@@ -39,6 +42,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+    is_headline: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,15 @@ class Plot:
     log_x: bool = False
     log_y: bool = False
     note: str = ""
+    is_headline: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that has a target. A value that could not be measured is None, and `why` says the reason."""
+    """A number that has a target. A value that could not be measured is None, and `why` says the reason.
+
+    `shown` is the text of the value. Without it, three digits and the unit are shown.
+    """
 
     id: str
     what: str
@@ -76,6 +84,7 @@ class Figure:
     is_met: bool | None
     spread: str = ""
     why: str = ""
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,10 +119,18 @@ class Results:
         self.skipped.append(Skipped(what, reason))
         _say(f"{what} is not measured: {reason}")
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], note: str = "") -> None:
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        note: str = "",
+        *,
+        is_headline: bool = False,
+    ) -> None:
         """Add and print a table. Every row has as many cells as there are columns; an unknown cell is None."""
         assert all(len(row) == len(columns) for row in rows), (title, columns, rows)
-        self.tables.append(Table(title, columns, rows, note))
+        self.tables.append(Table(title, columns, rows, note, is_headline))
         texts = [list(columns), *([show(cell) for cell in row] for row in rows)]
         widths = [max(len(row[column]) for row in texts) for column in range(len(columns))]
         lines = ("  ".join([row[0].ljust(widths[0]), *(map(str.rjust, row[1:], widths[1:]))]).rstrip() for row in texts)
@@ -131,13 +148,14 @@ class Results:
         log_x: bool = False,
         log_y: bool = False,
         note: str = "",
+        is_headline: bool = False,
     ) -> None:
         """Add a plot for the document. It is not printed."""
         lines: dict[str, Series] = {}
         for name, points in series.items():
             pairs = list(points)
             lines[name] = Series([first for first, _ in pairs], [second for _, second in pairs])
-        self.plots.append(Plot(plot_id, title, kind, x, y, lines, log_x, log_y, note))
+        self.plots.append(Plot(plot_id, title, kind, x, y, lines, log_x, log_y, note, is_headline))
 
     def figure(
         self,
@@ -150,10 +168,11 @@ class Results:
         is_met: bool | None,
         spread: str = "",
         why: str = "",
+        shown: str = "",
     ) -> None:
         """Add a number with a target. `why` is the known reason for a miss, and is kept only if the target is missed."""
         why = "" if is_met else why
-        self.figures.append(Figure(figure_id, what, value, unit, target, is_met, spread, why))
+        self.figures.append(Figure(figure_id, what, value, unit, target, is_met, spread, why, shown))
 
     def finish(self, options: argparse.Namespace) -> None:
         """Print the figures, and write all results to the file that --json names."""
@@ -161,7 +180,7 @@ class Results:
         if self.figures:
             verdicts = {True: "reached", False: "MISSED", None: "not measured"}
             lines = (
-                f"  {verdicts[figure.is_met]:<12}  {figure.what}: {quantity(figure.value, figure.unit)}"
+                f"  {verdicts[figure.is_met]:<12}  {figure.what}: {shown(asdict(figure))}"
                 f"{f' ({figure.spread})' if figure.spread else ''}, target: {figure.target}"
                 f"{f'; {figure.why}' if figure.why else ''}"
                 for figure in self.figures
@@ -184,21 +203,26 @@ def to_json(data: Any) -> str:
     return "\n".join(_lines(data)) + "\n"
 
 
-def show(cell: Cell) -> str:
-    """Format a number to three significant digits, and leave a text as it is. All numbers in tables go through this."""
+def show(cell: Cell, digits: int = 3) -> str:
+    """Format a number to three significant digits, or to so many, and leave a text as it is. All numbers in tables go through this."""
     if cell is None:
         return NOT_KNOWN
     if isinstance(cell, str):
         return cell
     if isinstance(cell, int) or cell == int(cell):
         return f"{int(cell):,}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(cell))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(cell))))
     return f"{cell:,.{decimals}f}"
 
 
 def quantity(value: float | None, unit: str) -> str:
     """Format a number with its unit."""
     return f"{show(value)} {unit}".rstrip() if value is not None else NOT_KNOWN
+
+
+def shown(figure: Mapping[str, Any]) -> str:
+    """Format the value of a figure. Those of an older run have no text of their own."""
+    return figure.get("shown") or quantity(figure["value"], figure["unit"])
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.shared.results import duration, show
 
+# Of 100 values, `percentile` takes the largest for the p99.
+ENOUGH_FOR_P99 = 200
+
 
 def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Return each contender's value of each round. Every other round goes backwards, so that no position gains."""

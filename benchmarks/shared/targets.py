@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from benchmarks.shared.results import Results, show
 from benchmarks.shared.rounds import percentile, ratios
 
+MOST_DIGITS = 6
+
 
 def bounded(
     results: Results,
@@ -35,7 +37,14 @@ def bounded(
         is_met=is_met,
         spread=spread if value is not None else "",
         why=why,
+        shown="" if value is None else f"{apart(value, bound)} {unit}".rstrip(),
     )
+
+
+def apart(value: float, bound: float) -> str:
+    """Format a value, with more digits than usual if it would else look the same as its bound."""
+    texts = [show(value, digits) for digits in range(3, MOST_DIGITS + 1)]
+    return next((text for text in texts if value == bound or float(text.replace(",", "")) != bound), texts[-1])
 
 
 def ratio(
@@ -78,11 +87,11 @@ def ratio_when_quiet_too(
     why: str,
     missing: str,
 ) -> None:
-    """Add the median ratio of the rounds, which the quietest tenth of the rounds must reach as well.
+    """Add the median ratio of the rounds. The quietest tenth of ours, relative to that of the other, must reach it too.
 
     On a busy disk both contenders wait, which hides what one of them adds.
     """
-    target = f"at most {most:g} x, also in the quietest tenth of the rounds"
+    target = f"at most {most:g} x, also for the quietest tenth of each"
     if not ours or not theirs:
         results.figure(figure_id, what, value=None, unit="x", target=target, is_met=None, why=missing)
         return
@@ -95,8 +104,11 @@ def ratio_when_quiet_too(
         unit="x",
         target=target,
         is_met=max(value, quiet) <= most,
-        spread="; ".join(filter(None, (middle_half(found), f"the quietest tenth of each: {show(quiet)} x", spread))),
+        spread="; ".join(
+            filter(None, (middle_half(found), f"the quietest tenth of each: {apart(quiet, most)} x", spread))
+        ),
         why=why,
+        shown=f"{apart(value, most)} x",
     )
 
 

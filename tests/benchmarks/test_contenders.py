@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.contenders import figures, order, promises, takers
-from benchmarks.contenders.field import FIELD, Contender
+from benchmarks.contenders.field import COMMAND, FIELD, Contender
 from benchmarks.contenders.measures import Patience, taking_turns
 from benchmarks.contenders.order import judge, out_of_order
 from benchmarks.contenders.worker import Worker, is_locked
@@ -77,6 +77,15 @@ def test_a_figure_compares_us_with_the_contender_that_its_target_names() -> None
         "crowd_vs_redis": (0.25, False),
         "crowd_vs_ray": (None, None),
     }
+
+
+@pytest.mark.parametrize(("ray_s", "is_met"), [(3.1, True), (3.0, False)])
+def test_a_tie_with_ray_is_not_ahead_of_it(ray_s: float, *, is_met: bool) -> None:
+    results = Results("contenders", "About this.")
+
+    figures.hand_over_figures(results, {"ours, full": [[3.0]], "Ray task, max_calls=0": [[ray_s]]})
+
+    assert {figure.id: figure.is_met for figure in results.figures}["hand_over_vs_ray"] == is_met
 
 
 def test_a_contender_that_fails_is_left_out_of_the_rounds_that_follow() -> None:
@@ -224,7 +233,11 @@ def test_what_is_marked_as_measured_was_measured() -> None:
     unfair = judge([row(1.0, 9.0), row(3.0, 5.0, twice=True)])
 
     promises.promises(
-        results, ["ours", "Redis list"], {"ours, full": "after 7 ms"}, {"ours, full": unfair}, {"ours, full": "kept"}
+        results,
+        ["ours", COMMAND, "Redis list"],
+        {"ours, full": "after 7 ms"},
+        {"ours, full": unfair},
+        {"ours, full": "kept"},
     )
 
     ours, other = results.tables[0].rows

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contenders.field import FIELD, Contender
-from benchmarks.contenders.measures import Running, running
+from benchmarks.contenders.field import COMMAND, FIELD, Contender
+from benchmarks.contenders.measures import Clients, Running, hand_overs, running
 
 JOBS = [each for each in FIELD if each.name in ("HyperQueue", "Slurm, srun")]
 
@@ -57,3 +57,13 @@ def test_a_scheduler_of_jobs_grants_what_a_killed_job_held_and_leaves_no_process
         check_two_gpus(run, contender)
 
     assert processes_in(namespace) == []
+
+
+def test_the_command_of_a_job_is_timed_without_a_scheduler(tmp_path: Path) -> None:
+    (alone,) = (each for each in FIELD if each.name == COMMAND)
+
+    with running([alone], 1, tmp_path, lambda _, why: pytest.fail(why)) as run, Clients(run) as clients:
+        times_s = hand_overs(clients, alone, 2)
+
+    assert len(times_s) == 2
+    assert min(times_s) > 0

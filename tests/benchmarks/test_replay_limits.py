@@ -46,7 +46,7 @@ def line(tmp_path: Path) -> Trace:
 
 
 def waits_of(trace: Trace, policy: str, declared: str) -> tuple[float, ...]:
-    run = TimedRun(declare(trace, DECLARED[declared], seed=1), BY_NAME[policy], 1.0, 1)
+    run = TimedRun(declare(trace, DECLARED[declared], seed=1), BY_NAME[policy], 1)
     run.run()
     return tuple(run.waits_s()[number] for number in range(len(trace.tasks)))
 
@@ -72,7 +72,7 @@ def test_where_nobody_declares_the_first_lease_that_ends_tells_a_date(line: Trac
 def test_a_declared_date_is_told_as_it_comes_true_and_a_backfill_is_counted(line: Trace) -> None:
     declaring = declare(line, DECLARED["all declare, exact"], seed=1)
 
-    run = run_timed(declaring, BY_NAME["ours"], 1.0, 1.0, 1, asks_when=True)
+    run = run_timed(declaring, BY_NAME["ours"], 1, asks_when=True)
 
     assert run["backfilled"] == 1
     assert run["told"] == {"waited": 2, "told_later_s": {"declared": [0.0, 0.0]}}
