@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
+
+from tests.listener import Listener
 
 START_S = 30.0
 # More than a client of ours reads.
@@ -51,15 +54,13 @@ Answering = Callable[[Seen], Awaitable[tuple[int, Any]]]
 class ForeignServer:
     """Listens from entering to leaving; `behaviour` may be changed at any time, and `seen` is all that was asked."""
 
-    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+    def __init__(self, behaviour: Behaviour, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
-        self.port = port
         self.seen: list[Seen] = []
         self._loop = asyncio.new_event_loop()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="foreign-server", daemon=True)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._serve, port, tls)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -71,6 +72,10 @@ class ForeignServer:
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     @property
     def url(self) -> str:
@@ -89,25 +94,12 @@ class ForeignServer:
         else:
             self._started.set_result(None)
             self._loop.run_forever()
-            self._loop.run_until_complete(self._end())
+            self._loop.run_until_complete(self._listener.stop())
         finally:
             self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, backlog=512)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _end(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._listener.start()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

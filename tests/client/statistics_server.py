@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from tests.listener import Listener
+
 SOON_S = 20.0
 
 
@@ -37,10 +39,12 @@ class StatisticsServer:
     def __init__(self, gpus: int | list[dict[str, Any]] = 0, *, hangs: bool = False, port: int = 0) -> None:
         self.gpus = idle(gpus) if isinstance(gpus, int) else gpus
         self.hangs = hangs
-        self.port = port
         self.calls: list[str] = []
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._listener = Listener(self._serve, port)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     @property
     def url(self) -> str:
@@ -58,17 +62,11 @@ class StatisticsServer:
 
     async def start(self) -> None:
         """Start, or start again on the same port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener.start()
 
     async def stop(self) -> None:
         """As if it had died: connections are cut, and new ones are refused."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            await server.wait_closed()
+        await self._listener.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -80,25 +78,16 @@ class StatisticsServer:
         await self.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                method, path, _ = head.split(" ", 2)
-                self.calls.append(f"{method} {path}")
-                length = next(
-                    (int(line[15:]) for line in head.splitlines() if line.lower()[:15] == "content-length:"), 0
-                )
-                await reader.readexactly(length)
-                if self.hangs:
-                    await reader.read()
-                    return
-                writer.write(self._answer(path))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client hung up
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, path, _ = head.split(" ", 2)
+            self.calls.append(f"{method} {path}")
+            length = next((int(line[15:]) for line in head.splitlines() if line.lower()[:15] == "content-length:"), 0)
+            await reader.readexactly(length)
+            if self.hangs:
+                await reader.read()
+                return
+            writer.write(self._answer(path))
 
     def _answer(self, path: str) -> bytes:
         status, found = 200, {}

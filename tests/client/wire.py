@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
+from tests.listener import Listener
+
 _REQUEST = re.compile(rb"(GET|PUT|POST|DELETE) (/[^ ?]*)[^ ]* HTTP/1\.1\r\n")
 START_S = 30.0
 
@@ -23,7 +25,6 @@ class Wire:
 
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
-        self.port = 0
         self.is_frozen = False
         self.delay_s = 0.0
         self.delayed_methods: tuple[bytes, ...] = (b"GET", b"PUT", b"POST", b"DELETE")
@@ -32,9 +33,8 @@ class Wire:
         self._loop = asyncio.new_event_loop()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._serve)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -46,6 +46,10 @@ class Wire:
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     @property
     def url(self) -> str:
@@ -72,25 +76,15 @@ class Wire:
             self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=512)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener.start()
 
     async def _end(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.stop()
         self._break_off()
 
     def _break_off(self) -> None:
         for writer in self._open:
             writer.transport.abort()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_cut:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from tests.listener import Listener
+
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 LONGEST_DELAY_S = 0.5
@@ -23,12 +25,11 @@ class Proxy:
 
     def __init__(self, server_port: int, seed: object) -> None:
         self.server_port = server_port
-        self.port = 0
         self.badness = 0.0
         self.is_cut = False
         self.counts: Counter[str] = Counter()
         self._random = random.Random(f"proxy/{seed}")
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._serve)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Writer] = set()
         self._faults: dict[str, Callable[[bytes, Reader, Writer], Awaitable[None]]] = {
@@ -42,13 +43,15 @@ class Proxy:
             "hung": self._hang,
         }
 
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=512)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener.start()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        await self._listener.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -59,9 +62,6 @@ class Proxy:
         self.counts["connections_cut"] += len(self._open)
         for writer in self._open:
             writer.transport.abort()
-
-    def _accept(self, reader: Reader, writer: Writer) -> None:
-        self._begin(self._serve(reader, writer))
 
     def _begin(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

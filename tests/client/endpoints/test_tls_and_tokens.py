@@ -41,12 +41,7 @@ class SecureServer(ForeignServer):
     """The same over TLS."""
 
     def __init__(self, behaviour: Behaviour, tls: ssl.SSLContext) -> None:
-        super().__init__(behaviour)
-        self._tls = tls
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        super().__init__(behaviour, tls=tls)
 
     @property
     def url(self) -> str:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
+from tests.listener import Listener
+
 
 class LossyProxy:
     """Forwards both ways. `requests` and `answers` can be held back; `cuts_at_answer` ends the next connection that the
@@ -15,8 +17,7 @@ class LossyProxy:
 
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
-        self._server: asyncio.Server | None = None
-        self._pipes: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._serve)
         self.requests, self.answers = asyncio.Event(), asyncio.Event()
         self.requests.set()
         self.answers.set()
@@ -27,33 +28,18 @@ class LossyProxy:
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        port = self._server.sockets[0].getsockname()[1]
-        return self._parts._replace(netloc=f"{self._parts.username}@127.0.0.1:{port}").geturl()
+        return self._parts._replace(netloc=f"{self._parts.username}@127.0.0.1:{self._listener.port}").geturl()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener.start()
 
     async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for pipe in self._pipes:
-            pipe.cancel()
-        await asyncio.gather(*self._pipes, return_exceptions=True)
-
-    def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        # Not a coroutine: asyncio reports those that are cancelled.
-        task = asyncio.ensure_future(self._serve(client, to_client))
-        self._pipes.add(task)
-        self.accepted += 1
-        task.add_done_callback(self._pipes.discard)
+        await self._listener.stop()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        try:
-            server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
-        except OSError:
-            to_client.close()  # the database is away, and so is this connection
-            return
+        self.accepted += 1
+        # An OSError here means that the database is away; then this connection is too.
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
         both = [
             asyncio.ensure_future(self._forward_requests(client, to_server)),
             asyncio.ensure_future(self._forward_answers(server, to_client)),
@@ -64,7 +50,6 @@ class LossyProxy:
             for pipe in both:
                 pipe.cancel()
             to_server.close()
-            to_client.close()
             with suppress(asyncio.CancelledError, OSError):
                 await asyncio.gather(*both, return_exceptions=True)
 

@@ -17,6 +17,7 @@ from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace
 from gpu_worker_pool.server.http.access import Caller
 from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
+from tests.listener import Listener
 from tests.server.fleet.two_boxes import KEY, LEADER, OTHER, TwoBoxes, two_boxes, until
 
 ADMIN, ADA = ({"Authorization": f"Bearer secret-of-{name}"} for name in ("admin", "ada"))
@@ -202,13 +203,13 @@ async def leader_that_falls_silent(said: bytes) -> AsyncIterator[tuple[str, asyn
         fell_silent.put_nowait(None)
         while await reader.read(65536):
             pass
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    listener = Listener(answer)
+    listener.start()
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", fell_silent
+        yield f"http://127.0.0.1:{listener.port}", fell_silent
     finally:
-        server.close()
+        await listener.stop()
 
 
 async def test_a_call_ends_if_its_leader_falls_silent_in_the_midst_of_the_answer(tmp_path: Path) -> None:
