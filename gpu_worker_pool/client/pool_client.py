@@ -74,6 +74,8 @@ class GPUWorkerPoolClient:
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
+        # False: the start is for one request, which gets along without endpoints that are a little later than the first.
+        self.waits_for_late = True
         self._tally, self._numbers = Tally(), itertools.count(1)
         # Workers whose request or GPU is over. The next request is of one of these: a server that knows a request from
         # before answers it sooner.
@@ -91,6 +93,11 @@ class GPUWorkerPoolClient:
         """Whether the user has an `on_event`, which is called in the event loop only."""
         return len(self._hooks) > 1
 
+    @property
+    def first_answers(self) -> Awaitable[None]:
+        """Awaited, it lets endpoints that are later than the first answer too, so that a report shows them."""
+        return self._started().known.wait_for_first_answers()
+
     async def start(self) -> None:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
         if self._started_client is not None:
@@ -103,7 +110,7 @@ class GPUWorkerPoolClient:
             self._config, self._lease, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
         )
         try:
-            await started.start()
+            await started.start(waits_for_late=self.waits_for_late)
         except BaseException:
             self._started_client = None
             raise

@@ -66,10 +66,10 @@ class StartedClient:
         """How many GPUs are assigned."""
         return len(self._kept)
 
-    async def start(self) -> None:
+    async def start(self, *, waits_for_late: bool) -> None:
         """See `GPUWorkerPoolClient.start`, as all of these."""
         try:
-            await self.known.start()
+            await self.known.start(waits_for_late=waits_for_late)
         except BaseException:
             await self.known.stop()
             raise

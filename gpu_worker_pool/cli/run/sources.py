@@ -62,9 +62,11 @@ class Sources:
         if self.is_named:
             endpoints = {"service_endpoints": self.urls} if self.is_multi else {"service_endpoint": self.urls[0]}
         try:
-            return GPUWorkerPoolClient(**endpoints, scope=self.scope, on_event=on_event)
+            client = GPUWorkerPoolClient(**endpoints, scope=self.scope, on_event=on_event)
         except ValueError as error:
             raise Failure(str(error), USAGE) from None
+        client.waits_for_late = False
+        return client
 
 
 async def choose_sources(

@@ -32,7 +32,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 _WARNED: set[str] = set()
 # How long a start waits for the first endpoint to answer; the others are polled beside it.
 FIRST_ANSWER_S = 0.75
-# How long it waits for the others when one has answered, and they keep answering.
+# How long it waits for the others when one has answered; less if it can do without them, and none of them answers.
 GRACE_S = 0.1
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 # The leases are for the status only; with more of them the answer could be too large to be read.
@@ -63,6 +63,8 @@ class KnownEndpoints:
         self._entries: dict[str, list[Entry]] = {}
         self.balancer = Balancer(config.strategy)
         self._tasks: list[asyncio.Task[None]] = []
+        self._firsts: list[asyncio.Task[None]] = []
+        self._asked_at = 0.0
         self._change: asyncio.Future[None] | None = None
         self.is_stopping = False
 
@@ -71,17 +73,18 @@ class KnownEndpoints:
         """Whether one endpoint at least can be used."""
         return any(member.endpoint.is_healthy for member in self.members.values())
 
-    async def start(self) -> None:
+    async def start(self, *, waits_for_late: bool = True) -> None:
         """Poll all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
         await self._transport.open()
-        firsts = [
+        self._asked_at = boot_time()
+        self._firsts = firsts = [
             asyncio.create_task(self._poll(member), name=f"gpu-look-{id_}") for id_, member in self.members.items()
         ]
         try:
             async with asyncio.timeout(FIRST_ANSWER_S):
-                # A moment for those that answer almost as quickly as the first: a request can then choose among them. Later
-                # ones join when they answer.
-                await wait_for_answers(firsts, lambda _: self.is_up, GRACE_S, lambda _: True)
+                # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
+                # status shows them. Later ones join when they answer.
+                await wait_for_answers(firsts, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
         except TimeoutError:
             pass
         except BaseException:
@@ -94,6 +97,13 @@ class KnownEndpoints:
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
             logger.warning("no endpoint answers yet: %s", down)
+
+    async def wait_for_first_answers(self) -> None:
+        """Wait for endpoints that have not answered since the start, for as long as the start would have waited for the first."""
+        late = [first for first in self._firsts if not first.done()]
+        left_s = self._asked_at + FIRST_ANSWER_S - boot_time()
+        if late and left_s > 0:
+            await asyncio.wait(late, timeout=left_s)
 
     def say_that_it_stops(self) -> None:
         """Wake the requests that wait, so that they end."""

@@ -22,6 +22,7 @@ from gpu_worker_pool import (
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
+from tests.client.foreign_servers import ForeignServer, hanging, slowed, statistics
 from tests.server.leasing import eventually, queued
 
 # --- the same methods ------------------------------------------------------------------------------------------------
@@ -53,6 +54,18 @@ def test_a_gpu_is_requested_and_given_back(server: ServerProcess) -> None:
         assert active(server) == set()
         with pytest.raises(ValueError, match="released before"):
             pool.release_gpu(assignment)
+
+
+def test_a_report_waits_for_endpoints_that_answer_later_than_the_first(server: ServerProcess) -> None:
+    with (
+        ForeignServer(slowed(statistics(), by_s=0.06)) as late,
+        ForeignServer(hanging) as silent,
+        GPUWorkerPool(service_endpoints=[server.url, late.url, silent.url]) as pool,
+    ):
+        recovery = pool.get_error_recovery_status()
+        assert recovery["endpoint_health_summary"]["healthy_count"] == 2
+        assert recovery["errors"] == {f"127.0.0.1-{silent.port}": "it has not answered yet"}
+        assert pool.get_pool_status().total_gpus == 6
 
 
 def test_several_endpoints(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.testing import ServerProcess
-from tests.client.statistics_server import StatisticsServer
+from tests.client.statistics_server import StatisticsServer, until
 from tests.server.leasing import wait_until_free
 
 REQUESTS = 1000
@@ -33,7 +33,13 @@ async def a_client(
             polling_interval=NEVER_S,
         )
         async with client:
+            await all_are_up(client)
             yield client, {f"127.0.0.1-{server.port}": len(server.gpus) for server in servers}
+
+
+async def all_are_up(client: GPUWorkerPoolClient) -> None:
+    """A starved machine may answer later than a start waits for."""
+    await until(lambda: client.get_error_recovery_status()["degraded_endpoints"] == [], "all are up")
 
 
 async def spread(client: GPUWorkerPoolClient, held_at_once: int, requests: int = REQUESTS) -> Counter[str]:
@@ -152,6 +158,7 @@ async def test_with_lease_servers(lease_servers: list[ServerProcess], strategy: 
         polling_interval=NEVER_S,
     )
     async with client:
+        await all_are_up(client)
         served = await spread(client, 0, requests=120)
     for server, number in zip(lease_servers, expected, strict=True):
         assert abs(served[f"127.0.0.1-{server.port}"] - number) <= 1, served
