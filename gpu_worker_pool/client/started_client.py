@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -57,7 +57,7 @@ class StartedClient:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._releases = Releases(config)
         self._kept = KeptLeases(self._releases, tally, tell, on_lost, on_ending, is_multi=config.is_multi)
-        self.known = KnownEndpoints(config, self._kept.lose, self._kept.warn)
+        self.known = KnownEndpoints(config, self._kept.lose, self._kept.warn, self._see)
         # What a stop waits for, and what tells it that one is over.
         self._under_way: set[object] = set()
         self._one_is_over: asyncio.Event | None = None
@@ -164,6 +164,9 @@ class StartedClient:
                 raise  # its own
             raise NoEndpointAnsweredError(self.known.reasons(), waited_s=self._config.worker_timeout) from None
 
+    def _see(self, active: Iterable[str]) -> None:
+        self._releases.see(lease_id for lease_id in active if self._kept.get(lease_id) is None)
+
     def _is_elsewhere(self) -> bool:
         return threading.get_ident() != self._loop_thread
 
@@ -218,6 +221,7 @@ class StartedClient:
         try:
             won.place.heartbeat.drop_soon(won.lease_id, self._loop)
             endpoint.run_here(won.book.release(won.lease_id), until)
+            self._releases.note(won.book, won.lease_id)
         except (EndpointError, TimeoutError):
             with suppress(TimeoutError):
                 self._release_in_loop(kept).result(max(until - boot_time(), 0.0))

@@ -108,6 +108,8 @@ class Acquisition:
         # The same id everywhere, except where that lease has ended and another one takes its place.
         self._ids: dict[str, str] = {}
         self._numbers = count(1)
+        # Ids under which it is asked for no more. A box of a fleet may bring such a lease back.
+        self._given_up: list[tuple[LeaseBook, str]] = []
         self._waiting_at: dict[str, Queued] = {}
         self._refused: dict[str, str] = {}
         # How often each endpoint has failed in a row, and why at last.
@@ -268,7 +270,7 @@ class Acquisition:
             case NotBelieved():
                 self._disbelieve(place, answer.reason)
             case Over():
-                self._ask_under_new_id(place, answer)
+                self._ask_under_new_id(place, book, answer)
         return None
 
     def _disbelieve(self, place: Place, reason: str) -> None:
@@ -280,7 +282,7 @@ class Acquisition:
         level = logging.INFO if self._is_refused() else logging.WARNING
         logger.log(level, "endpoint %s: %s", place.id, self._refused[place.key], extra=fields)
 
-    def _ask_under_new_id(self, place: Place, over: Over) -> None:
+    def _ask_under_new_id(self, place: Place, book: LeaseBook, over: Over) -> None:
         """Ask under another id after the lease ended under this one, unless a person ended it."""
         if over.is_final:
             self._refused[place.key] = over.words
@@ -289,6 +291,8 @@ class Acquisition:
         ended_id = self._id_at(place)
         fields = {"lease_id": ended_id, "endpoint": place.id}
         logger.info("lease %s ended at %s (%s); asking under another id", ended_id, place.id, over.reason, extra=fields)
+        if book.needs_heartbeat:
+            self._given_up.append((book, ended_id))
         self._ids[place.key] = f"{self._lease_id}-{next(self._numbers)}"
         self._ask_again_at[place.key] = boot_time() + ASK_AGAIN_S
 
@@ -304,7 +308,7 @@ class Acquisition:
             return None
         if lease_id in renewal.renewed:
             return self._won(place, book, lease_id, grant, renewal.renewed_at)
-        self._ask_under_new_id(place, renewal.lost.get(lease_id, Over("unknown")))
+        self._ask_under_new_id(place, book, renewal.lost.get(lease_id, Over("unknown")))
         return None
 
     @staticmethod
@@ -344,6 +348,9 @@ class Acquisition:
             for place, book in self._asked.values()
             if not (self._has_nothing_of_ours(place) or (won is not None and self._is_won_at(won, place)))
         }
+        for book, lease_id in self._given_up:
+            if won is None or lease_id != won.lease_id:  # which may be the same server by another name
+                self._leave(book, lease_id, None)
         return [task for id_, task in leaving.items() if won is None or id_ in self._granted_at]
 
     def _has_nothing_of_ours(self, place: Place) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
@@ -21,6 +22,8 @@ logger = logging.getLogger("gpu_worker_pool.client")
 
 # How long a release waits for the server; after that it goes on in the background.
 RELEASE_S = 1.0
+# Of how many released leases it is known which they were.
+MOST_REMEMBERED = 4096
 
 
 class Releases:
@@ -29,6 +32,8 @@ class Releases:
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
         self._under_way: dict[asyncio.Task[None], tuple[LeaseBook | None, str]] = {}
+        # The leases that were released last, and where.
+        self._released: OrderedDict[str, LeaseBook] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -47,8 +52,30 @@ class Releases:
         """
         task = asyncio.create_task(release_lease(book, lease_id, under_way, kept_in), name="gpu-lease-release")
         self._under_way[task] = (book if is_local and book.endpoint_id is not None else None, lease_id)
-        task.add_done_callback(self._under_way.pop)
+
+        def end(task: asyncio.Task[None]) -> None:
+            del self._under_way[task]
+            if kept_in is None:
+                self.note(book, lease_id)
+
+        task.add_done_callback(end)
         return task
+
+    def note(self, book: LeaseBook, lease_id: str) -> None:
+        """Remember a lease that was released. This may be called in any thread."""
+        self._released[lease_id] = book
+        if len(self._released) > MOST_REMEMBERED:
+            self._released.popitem(last=False)
+
+    def see(self, active: Iterable[str]) -> None:
+        """Release what was released before, and is active again: a database that fails over may lose an end, or a box may
+        bring back a grant that the client gave up. As long as this process lives, nothing else would end it.
+        """
+        for lease_id in active:
+            book = self._released.pop(lease_id, None)
+            if book is not None:
+                logger.info("lease %s is there again, and is released again", lease_id, extra={"lease_id": lease_id})
+                self.start(book, lease_id)
 
     async def finish(self, wait_s: float) -> None:
         """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on

@@ -47,9 +47,11 @@ class KnownEndpoints:
         config: ClientConfig,
         on_lost: Callable[[str, str, str | None], None],
         on_warned: Callable[[str, LeaseEnding | None], None],
+        on_seen: Callable[[Iterable[str]], None],
     ) -> None:
+        """`on_seen` is called with the ids of the active leases that a poll showed."""
         self._config = config
-        self._on_lost, self._on_warned = on_lost, on_warned
+        self._on_lost, self._on_warned, self._on_seen = on_lost, on_warned, on_seen
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         # Those of all endpoints: any entry point of a fleet may release what another one granted.
         self._marks = HolderMarks()
@@ -228,6 +230,7 @@ class KnownEndpoints:
                 reply = await endpoint.call("GET", POOL_PATH, attempts=attempts, is_vital=is_vital)
                 if reply.status == 200:
                     member.view.show(parse_pool(reply.data, reply.sent_at))
+                    self._on_seen(member.view.seen.active)
                     endpoint.kind = "leases"
                     await self._follow_fleet(member)
                     return
@@ -261,6 +264,7 @@ class KnownEndpoints:
             reply = await member.endpoint.call("GET", f"/fleet{POOL_PATH}")
             if reply.status == 200:
                 fleet.view.show(parse_pool(reply.data, reply.sent_at, MOST_GPUS_OF_A_FLEET))
+                self._on_seen(fleet.view.seen.active)
 
     def _change_fleet(self, member: Member, fleet_id: str | None) -> None:
         if member.entry is not None:

@@ -38,7 +38,7 @@ class SeenGpu:
 @dataclass(frozen=True, slots=True)
 class SeenPool:
     """All GPUs of an endpoint, or of a fleet, and the requests that wait there: the first by the ids of their leases, and
-    how many in all. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by,
+    how many in all. `active` are the ids of leases that have GPUs. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by,
     and `pool_id` one journal from another. A server `is_in_fleet` whose `fleet_id` is None does not know its fleet yet.
     """
 
@@ -51,6 +51,7 @@ class SeenPool:
     node: str | None = None
     is_in_fleet: bool = False
     fleet_id: str | None = None
+    active: tuple[str, ...] = ()
 
     @property
     def available(self) -> int:
@@ -135,6 +136,7 @@ def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> Seen
         pool.node,
         is_in_fleet=fleet is not None,
         fleet_id=None if fleet is None else fleet.id,
+        active=tuple(lease.id for lease in pool.leases if lease.state == "active"),
     )
 
 
