@@ -6,6 +6,12 @@ from tests.core.mutant import Mutant
 
 QUEUE_MUTANTS = (
     Mutant(
+        "a released GPU is read at once if a waiter may have it",
+        "eligibility",
+        "or occupants.draining or occupants.sharing:",
+        "or occupants.sharing:",
+    ),
+    Mutant(
         "nothing is reserved before a waiter has waited long",
         "reserving",
         "return due_at <= self._now",

@@ -77,6 +77,8 @@ AT_MOST: dict[str, dict[str, int]] = {
     "DELETE alone": {**BOTH, **RELEASED, "decisions: Release": 1},
     # A request with the bytes of one before.
     "GET summary": {},
+    # A waiter wants more GPUs than leases leave: no reading serves it, so none is taken at once.
+    "DELETE beside": {**BOTH, **RELEASED, "decisions: Release": 1},
     # Until the next holder, which waits, has its answer: a reading shows that the GPUs are free, and the end and the grant
     # are written in one commit.
     "DELETE after": {
@@ -149,6 +151,19 @@ def one_after_the_other(server: ServerProcess) -> None:
             assert client.call("DELETE", f"alone-{number}")["state"] == "ended"
 
 
+def beside_a_waiter_for_more_than_is_left(server: ServerProcess) -> None:
+    with closing(Client(server)) as client, closing(Client(server)) as waiter:
+        assert client.call("PUT", "half", gpus=CYCLES // 2)["state"] == "active"
+        waiter.send("PUT", "all", gpus=CYCLES)
+        eventually(lambda: server.ask("/leases/all").json.get("state") == "queued", "it waits")
+        for number in range(CYCLES // 2):
+            assert client.call("PUT", f"beside-{number}", priority=1)["state"] == "active"
+            assert client.call("DELETE", f"beside-{number}")["state"] == "ended"
+        assert client.call("DELETE", "half")["state"] == "ended"
+        assert waiter.answer()["state"] == "active"
+        assert client.call("DELETE", "all")["state"] == "ended"
+
+
 def a_poll_after_the_other(server: ServerProcess) -> None:
     with closing(Client(server)) as client:
         for _ in range(CYCLES):
@@ -183,6 +198,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
     with ServerProcess(settings, command=command) as server:
         one_after_the_other(server)
         a_poll_after_the_other(server)
+        beside_a_waiter_for_more_than_is_left(server)
         each_waits_for_the_one_before(server)
         calls = json.loads(what_is_written(server, file))
     least: dict[str, Counter[str]] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
@@ -32,6 +35,9 @@ from .verdicts import (
     Verdict,
     WrongModel,
 )
+
+# To look at more kinds of wishes than this takes as long as a reading.
+_MOST_FAMILIES = 50
 
 
 def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdict:
@@ -95,6 +101,23 @@ def has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return slot.is_open_for(
         shared=wishes.is_shared, workers_per_gpu=settings.workers_per_gpu, max_sharers=settings.max_sharers
     )
+
+
+def may_serve_when_read(state: PoolState) -> bool:
+    """Whether a waiter may be served once all GPUs are read. That cannot be if each asks for more of them than leases leave."""
+    families = state.queue.families
+    if len(families) > _MOST_FAMILIES:
+        return True
+    least = min((family.lines[0].wishes.gpus for family in families), default=0)
+    return least == 1 or (least > 1 and next(islice(_left_by_leases(state), least - 1, None), None) is not None)
+
+
+def _left_by_leases(state: PoolState) -> Iterator[GpuSlot]:
+    """GPUs that a reading may show to be open: not those with as many active leases as they can have."""
+    for slot in state.slots.values():
+        occupants = slot.occupants
+        if len(occupants) < state.settings.workers_per_gpu or occupants.draining or occupants.sharing:
+            yield slot
 
 
 def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:

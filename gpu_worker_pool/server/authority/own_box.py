@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.eligibility import may_serve_when_read
 from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_record import HolderRecord
@@ -25,7 +26,7 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# How soon a released GPU is read if no request waits.
+# How soon a released GPU is read if no waiter can have it.
 LATE_SAMPLE_S = 0.1
 # While samples take no longer than this, a commit with a released GPU waits for the next one, so that the grant to the
 # next request shares the commit. It waits no longer than HOLD_S.
@@ -132,8 +133,8 @@ class OwnBox:
             self._sample_after_release()
 
     def _sample_after_release(self) -> None:
-        """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
-        if len(self._driver.state.queue):
+        """Sample at once if that may serve a waiter; otherwise soon, so that many releases share one sample."""
+        if may_serve_when_read(self._driver.state):
             if self._late_sample is not None:
                 self._late_sample.cancel()
                 self._late_sample = None
