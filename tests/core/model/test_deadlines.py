@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpu_worker_pool.core.model.deadlines import Deadlines
 
 
@@ -81,3 +86,37 @@ def test_agendas_are_equal_by_what_is_due_when() -> None:
 
 def test_an_agenda_says_how_much_is_noted_and_what_comes_next() -> None:
     assert repr(deadlines(a=30, b=10)) == "<Deadlines: 2 noted, next at 10>"
+
+
+IDS = st.sampled_from("abcdef")
+TIMES = st.integers(0, 9).map(float)
+
+
+@given(st.lists(st.one_of(st.tuples(st.just("set"), IDS, TIMES), st.tuples(st.just("drop"), IDS), TIMES), max_size=40))
+def test_it_says_what_a_plain_dict_would(steps: list[Any]) -> None:
+    """Also after many were put off, brought forward or dropped, and whatever was asked in between."""
+    noted, plain = Deadlines(), dict[str, float]()
+    for step in steps:
+        match step:
+            case ("set", id_, at):
+                noted.set(id_, at)
+                plain[id_] = at
+            case ("drop", id_):
+                noted.drop(id_)
+                plain.pop(id_, None)
+            case now:
+                due = sorted((at, id_) for id_, at in plain.items() if at <= now)
+                assert list(noted.due(now)) == [id_ for _, id_ in due]
+        assert noted.next_due_at() == min(plain.values(), default=None)
+        assert {id_: noted.due_at(id_) for id_ in "abcdef"} == {id_: plain.get(id_) for id_ in "abcdef"}
+
+
+def test_what_is_put_off_many_times_moves_once() -> None:
+    """A heartbeat puts a deadline off. With ten thousand leases, moving each one at each heartbeat would be the most of its cost."""
+    noted = deadlines(a=10, b=20)
+    before = list(noted._sorted)
+    for at in range(11, 1000):
+        noted.set("a", at)
+    assert noted._sorted == before
+    assert noted.next_due_at() == 20
+    assert noted._sorted == [(20, "b"), (999, "a")]
