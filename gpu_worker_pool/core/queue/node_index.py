@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -167,7 +167,8 @@ class NodeIndex:
         after = {} if found is None else found.entries(key)
         moves = moves_between(self.entries.get(key, {}), after)
         move_entries(self.lists, moves)
-        self._reopen(key, known, found)
+        self._count(key, known, OpenGpus.remove)
+        self._count(key, found, OpenGpus.add)
         if found is None:
             self.facts.pop(key, None)
             self.entries.pop(key, None)
@@ -182,20 +183,20 @@ class NodeIndex:
             self._has_old_makeup = True
         return moves
 
-    def _reopen(self, key: GpuKey, known: SlotFacts | None, found: SlotFacts | None) -> None:
-        """Count a GPU among those that are open as it is now, and no longer as it was."""
-        if known is not None and known.gpu_class is not None:
-            place, name = (known.gpu_index, key), known.gpu_class.name
-            if known.is_open_to_exclusive:
-                self.open_to_exclusive.remove(place, (name, known.is_clear_to_exclusive))
-            if known.is_open_to_shared:
-                self.open_to_shared.remove(place, (name, known.is_clear_to_shared))
-        if found is not None and found.gpu_class is not None:
-            place, name = (found.gpu_index, key), found.gpu_class.name
-            if found.is_open_to_exclusive:
-                self.open_to_exclusive.add(place, (name, found.is_clear_to_exclusive))
-            if found.is_open_to_shared:
-                self.open_to_shared.add(place, (name, found.is_clear_to_shared))
+    def _count(
+        self,
+        key: GpuKey,
+        facts: SlotFacts | None,
+        change: Callable[[OpenGpus, tuple[float, GpuKey], tuple[str, bool]], None],
+    ) -> None:
+        """Add a GPU with these facts to those that are open, or remove it."""
+        if facts is None or facts.gpu_class is None:
+            return
+        place, name = (facts.gpu_index, key), facts.gpu_class.name
+        if facts.is_open_to_exclusive:
+            change(self.open_to_exclusive, place, (name, facts.is_clear_to_exclusive))
+        if facts.is_open_to_shared:
+            change(self.open_to_shared, place, (name, facts.is_clear_to_shared))
 
     def count_again(self) -> None:
         """Derive the makeup, if that of a GPU has changed."""
