@@ -114,10 +114,6 @@ class SimulatedProbe:
             occupied = sum(bool(gpu.wanted) for gpu in self._gpus.values())
             return f"<SimulatedProbe: {len(self._gpus)} GPUs, {occupied} occupied>"
 
-    @property
-    def uuids(self) -> tuple[str, ...]:
-        return tuple(self._gpus)
-
     def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
         """Set all processes on this GPU; an empty sequence vacates it."""
         with self._lock:

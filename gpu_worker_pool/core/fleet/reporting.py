@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
+from operator import attrgetter
 
 from gpu_worker_pool.core.model.gpu import Reading
 
@@ -24,6 +25,8 @@ POWER_STEP_W = 10.0
 MEMORY_STEP_MB = 64.0
 UTILIZATION_STEP_PERCENT = 5.0
 SMALL_CHANGES_EVERY_S = 1.0
+_MEASURED = ("at", "temperature_c", "power_draw_w", "memory_used_mb", "utilization_percent")
+_facts = attrgetter(*(field.name for field in fields(Reading) if field.name not in _MEASURED))
 
 
 class Reporting:
@@ -75,16 +78,8 @@ def _is_same(told: Reading, reading: Reading) -> bool:
     """Whether a reading says nothing that must be told now. Temperature and power change all the time and decide nothing."""
     if told is reading:
         return True
-    alike = replace(
-        reading,
-        at=told.at,
-        temperature_c=told.temperature_c,
-        power_draw_w=told.power_draw_w,
-        memory_used_mb=told.memory_used_mb,
-        utilization_percent=told.utilization_percent,
-    )
     if (
-        alike != told
+        _facts(reading) != _facts(told)
         or not _is_near(told.temperature_c, reading.temperature_c, TEMPERATURE_STEP_C)
         or not _is_near(told.power_draw_w, reading.power_draw_w, POWER_STEP_W)
     ):

@@ -36,6 +36,8 @@ class BoxHolders:
         self._deaths = DeathWatch(on_death, asyncio.get_running_loop())
         self._records = records
         self._simulated = simulated
+        # The holders on each simulated GPU that has some.
+        self._occupied: dict[str, list[SimulatedHolder]] = {}
         self._record: HolderRecord | None = None
         self._pool_id: str | None = None
         self.watch = self._deaths.watch
@@ -92,15 +94,17 @@ class BoxHolders:
 
     def _occupy(self, leases: Mapping[str, KeptLease]) -> None:
         assert self._simulated is not None  # noqa: S101 - the caller has asked
-        by_gpu: dict[str, list[SimulatedHolder]] = {uuid: [] for uuid in self._simulated.uuids}
+        by_gpu: dict[str, list[SimulatedHolder]] = {}
         for lease in leases.values():
             if lease.request.parent is None:
                 process = lease.request.holder.process_on(self._node)
                 pid, started = process or ProcessId(FIRST_SIMULATED_PID + lease.fence, None)
                 for uuid in lease.gpus:
                     by_gpu.setdefault(uuid, []).append(SimulatedHolder(pid, started, lease.request.wishes.memory_mb))
-        for uuid, holders in by_gpu.items():
-            try:
-                self._simulated.occupy(uuid, holders)
-            except ValueError:
-                logger.debug("there is no simulated GPU %s any more", uuid)
+        before, self._occupied = self._occupied, by_gpu
+        for uuid in before.keys() | by_gpu.keys():
+            if before.get(uuid) != (holders := by_gpu.get(uuid, [])):
+                try:
+                    self._simulated.occupy(uuid, holders)
+                except ValueError:
+                    logger.debug("there is no simulated GPU %s any more", uuid)

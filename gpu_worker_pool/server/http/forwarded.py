@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker_pool.core.model.access_token import Role
@@ -39,10 +39,25 @@ class Forwarded:
     host: str | None = None
 
     def header(self) -> str:
-        said = {**asdict(self), "why_denied": self.denied}
-        if self.caller is not None:
-            said["caller"]["is_admin"] = self.caller.is_admin  # for a leader of the version before
-        del said["denied"]
+        caller = self.caller
+        said = {
+            "key": self.key,
+            "node": self.node,
+            "caller": None
+            if caller is None
+            else {
+                "name": caller.name,
+                "is_local": caller.is_local,
+                "role": caller.role,
+                "is_admin": caller.is_admin,  # for a leader of the version before
+            },
+            "why_denied": self.denied,
+            "uid": self.uid,
+            "is_loopback": self.is_loopback,
+            "process": self.process,
+            "no_process": self.no_process,
+            "host": self.host,
+        }
         return json.dumps(said, separators=(",", ":"))
 
     @classmethod

@@ -68,24 +68,24 @@ class Forwarding:
         process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
         gone = asyncio.ensure_future(until_gone(call.receive))
         try:
-            answer, url = await self._ask(call, body, process, gone)
-            length = int(answer.headers.get("content-length", -1))
-            if method != "HEAD" and 0 <= length <= SHORT_BYTES:
-                whole = await self._whole(answer, gone, url)
+            answer, whole, url = await self._ask(call, body, process, gone)
+            if whole is not None:
                 self._learn(call, answer.status, whole)
                 gone.cancel()
                 return Response(answer.status, whole, _headers(answer, with_length=False))
         except BaseException:
             gone.cancel()
             raise
-        return Response(answer.status, self._stream(answer, gone, url), _headers(answer, with_length=length >= 0))
+        return Response(answer.status, self._stream(answer, gone, url), _headers(answer, with_length=True))
 
     async def renew(self, call: Call, body: bytes) -> BoxAnswer:
         """Pass a renewal on to the leader, with another body than the caller's."""
         gone = asyncio.ensure_future(until_gone(call.receive))
         try:
-            answer, url = await self._ask(call, body, {}, gone)
-            return BoxAnswer(answer.status, json.loads(await self._whole(answer, gone, url)))
+            answer, whole, url = await self._ask(call, body, {}, gone)
+            return BoxAnswer(
+                answer.status, json.loads(await self._whole(answer, gone, url) if whole is None else whole)
+            )
         finally:
             gone.cancel()
 
@@ -115,8 +115,8 @@ class Forwarding:
 
     async def _ask(
         self, call: Call, body: bytes, process: dict[str, Any], gone: asyncio.Future[None]
-    ) -> tuple[aiohttp.ClientResponse, str]:
-        """The beginning of the leader's answer, and the URL of that leader."""
+    ) -> tuple[aiohttp.ClientResponse, bytes | None, str]:
+        """The beginning of the leader's answer, all of it if it is short, and the URL of that leader."""
         import aiohttp  # noqa: PLC0415 - it loads slowly, and servers without a fleet do not need it
         from yarl import URL  # noqa: PLC0415 - it comes with it
 
@@ -135,9 +135,7 @@ class Forwarding:
         for is_last in (False, True):
             sent = self._opened().request(call.scope["method"], target, data=body or None, headers=headers)
             try:
-                answer = cast(
-                    "aiohttp.ClientResponse", await self._race(asyncio.ensure_future(_begun(sent)), gone, url)
-                )
+                answer, whole = await self._race(asyncio.ensure_future(_begun(sent)), gone, url)
             except aiohttp.ServerDisconnectedError:
                 # The leader closed a connection that it had kept open. All calls may be made twice.
                 if is_last:
@@ -152,7 +150,7 @@ class Forwarding:
                 raise _broken(url) from None
             else:
                 if HEADER not in answer.headers:
-                    return answer, url
+                    return answer, whole, url
                 answer.release()
                 raise Refused(
                     503,
@@ -256,8 +254,15 @@ class Forwarding:
             self._learned.popitem(last=False)
 
 
-async def _begun(sent: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
-    return await sent
+async def _begun(sent: Awaitable[aiohttp.ClientResponse]) -> tuple[aiohttp.ClientResponse, bytes | None]:
+    """An answer, and all of it if it is short. The connection is closed if the rest does not come."""
+    answer = await sent
+    if answer.method == "HEAD" or not 0 <= int(answer.headers.get("content-length", -1)) <= SHORT_BYTES:
+        return answer, None
+    try:
+        return answer, await answer.read()
+    finally:
+        answer.close()
 
 
 def _broken(url: str) -> Refused:
