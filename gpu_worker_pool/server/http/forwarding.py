@@ -21,10 +21,10 @@ from gpu_worker_pool.wire.forms import LeaseForm
 from gpu_worker_pool.wire.strict import FormError, parse_form
 
 from .bodies import ClientGone
-from .call import Call, until_gone
+from .call import Call
 from .forwarded import HEADER
 from .problems import RETRY_AFTER, Refused
-from .response import Headers, Response
+from .response import JSON, Headers, Response
 
 if TYPE_CHECKING:
     import aiohttp
@@ -66,7 +66,7 @@ class Forwarding:
         method = call.scope["method"]
         body = b"" if method in {"GET", "HEAD"} else await call.body()
         process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
-        gone = asyncio.ensure_future(until_gone(call.receive))
+        gone = call.gone()
         try:
             answer, whole, url = await self._ask(call, body, process, gone)
             if whole is not None:
@@ -80,7 +80,7 @@ class Forwarding:
 
     async def renew(self, call: Call, body: bytes) -> BoxAnswer:
         """Pass a renewal on to the leader, with another body than the caller's."""
-        gone = asyncio.ensure_future(until_gone(call.receive))
+        gone = call.gone()
         try:
             answer, whole, url = await self._ask(call, body, {}, gone)
             return BoxAnswer(
@@ -283,4 +283,5 @@ def _target(call: Call, prefix: str) -> str:
 def _headers(answer: aiohttp.ClientResponse, *, with_length: bool) -> Headers:
     names = (*ANSWERED, "content-length") if with_length else ANSWERED
     found = ((name, answer.headers[name]) for name in names if name in answer.headers)
-    return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in found)
+    headers = tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in found)
+    return JSON if headers == JSON else headers  # the router knows it, and writes such an answer at once
