@@ -37,7 +37,7 @@ def server(running: ServerProcess) -> Iterator[ServerProcess]:
 def test_terms_a_warning_and_an_expected_start_are_shown(page: Page, server: ServerProcess) -> None:
     carol = take(server, owner="carol", model="T4", time_limit_s=7200, labels={"command": "train.py"})
     idle = take(server, owner="dave", model="A100", gpus=2, preemptible=True)
-    expect(card(page, carol)).to_contain_text(re.compile(r"ends (\w+, )?\d\d:\d\d"))
+    expect(card(page, carol)).to_contain_text(re.compile(r"ends (\w+,? \d+ \w+, )?\d\d:\d\d"))
     expect(card(page, idle)).to_contain_text("preemptible")
 
     queue(server, owner="erin", model="T4", time_limit_s=600)
