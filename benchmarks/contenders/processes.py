@@ -106,11 +106,15 @@ def running(
 
 
 def wait_until(is_ready: Callable[[], bool], log: Path, limit_s: float = READY_S) -> None:
-    """Wait until a server is ready. If that takes too long, raise RuntimeError with the end of its log."""
+    """Wait until a server is ready. If that takes too long, show its log, and raise RuntimeError with the last line of it: a
+    document gets that, and the rest names folders of this machine.
+    """
     deadline = time.monotonic() + limit_s
     while not is_ready():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"it did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+            text = log.read_text(encoding="utf-8", errors="replace").strip()
+            print(text[-2000:], file=sys.stderr)
+            raise RuntimeError(f"it did not start: {text.rpartition(chr(10))[2][-300:]}")
         time.sleep(POLL_S)
 
 

@@ -52,13 +52,16 @@ def running(folder: Path, nodes: int, limit_s: float) -> Iterator[RayNodes]:
     log = folder / "ray-log"
     # Its sockets have long names, and the path of a socket must not be longer than 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        # It writes its address into this folder, which it does not make.
+        (Path(name) / "ray").mkdir()
+        env = {**ENV, "RAY_TMPDIR": name}
         program = [str(python), "-m", "benchmarks.fleet.ray_nodes", json.dumps([nodes, limit_s, name])]
-        with namespaces.running_alone(program, log, ENV) as (pid, joined):
+        with namespaces.running_alone(program, log, env) as (pid, joined):
             wait_until(lambda: SAYS in _text(log), log, limit_s + BEGINS_S)
             told = json.loads(_text(log).partition(SAYS)[2].splitlines()[0])
             settings = {"address": told["address"], "folder": name}
             pids = sorted(with_children({pid}) - {pid})
-            serving = Serving(settings, told["ready_s"], pids, [*joined, str(python)], ENV)
+            serving = Serving(settings, told["ready_s"], pids, [*joined, str(python)], env)
             yield RayNodes(serving, told["nodes"], frozenset(told["head"]))
 
 
