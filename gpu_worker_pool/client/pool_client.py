@@ -74,7 +74,7 @@ class GPUWorkerPoolClient:
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
-        # False: the start is for one request, which gets along without endpoints that are a little later than the first.
+        # False: the start does not wait for endpoints that are a little later than the first.
         self.waits_for_late = True
         self._tally, self._numbers = Tally(), itertools.count(1)
         # Workers whose request or GPU is over. The next request is of one of these: a server that knows a request from

@@ -65,7 +65,7 @@ class Sources:
             client = GPUWorkerPoolClient(**endpoints, scope=self.scope, on_event=on_event)
         except ValueError as error:
             raise Failure(str(error), USAGE) from None
-        client.waits_for_late = False
+        client.waits_for_late = False  # all of them were asked a moment ago
         return client
 
 

@@ -38,8 +38,9 @@ class SeenGpu:
 @dataclass(frozen=True, slots=True)
 class SeenPool:
     """All GPUs of an endpoint, or of a fleet, and the requests that wait there: the first by the ids of their leases, and
-    how many in all. `active` are the ids of leases that have GPUs. `seen_at` is when it was asked; `server_id` tells one server from another, whatever names it goes by,
-    and `pool_id` one journal from another. A server `is_in_fleet` whose `fleet_id` is None does not know its fleet yet.
+    how many in all. `active` are the ids of leases that have GPUs. `seen_at` is when it was asked; `server_id` tells one
+    server from another, whatever names it goes by, and `pool_id` one journal from another. A server `is_in_fleet` whose
+    `fleet_id` is None does not know its fleet yet.
     """
 
     gpus: tuple[SeenGpu, ...] = ()

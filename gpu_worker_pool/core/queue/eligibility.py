@@ -36,7 +36,7 @@ from .verdicts import (
     WrongModel,
 )
 
-# To look at more kinds of wishes than this takes as long as a reading.
+# More kinds of wishes than this are not looked at; then a waiter may be served.
 _MOST_FAMILIES = 50
 
 
