@@ -11,7 +11,7 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -141,7 +141,7 @@ class Box:
         return self.do(cmd.Revoke(lease_id))
 
     def ignore(self, name: str) -> list[ev.Event]:
-        return self.do(cmd.IgnoreProcess(name))
+        return self.do(cmd.Configure("ignored_processes", (name,), "an operator"))
 
     def pass_time(self, seconds: float) -> list[ev.Event]:
         self.now += seconds
@@ -177,10 +177,8 @@ class Box:
                 return "queued"
             case ActiveLease():
                 return "active"
-            case DrainingLease():
-                return "draining"
             case EndedLease():
-                return str(lease.reason)
+                return "draining" if lease.draining else str(lease.reason)
 
     def gpus_of(self, lease_id: str) -> tuple[GpuKey, ...]:
         """What an active lease has; nothing where it is not active."""
@@ -193,8 +191,8 @@ class Box:
         return lease.fence
 
     def expires_in_s(self, lease_id: str) -> float | None:
-        due_at = self.state.deadlines.due_at(lease_id)
-        return None if due_at is None else due_at - self.now
+        due_at = self.state.ttl_due.due_at(lease_id)
+        return None if due_at is None else due_at - self.state.live(self.now)
 
     def verdict(self, index: int = 0, node: str = "box", **wishes: Any) -> Verdict:
         """What a request would be told of a GPU now."""

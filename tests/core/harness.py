@@ -19,8 +19,8 @@ class Core:
     """The modules of a core under one name, so that a mutant can take the real one's place."""
 
     MODULES = (
-        "model.booking",
         "model.commands",
+        "model.configured",
         "decider.condense",
         "decider.decide",
         "model.events",
@@ -29,9 +29,8 @@ class Core:
         "queue.explain",
         "model.gpu",
         "decider.step",
-        "model.quota",
         "model.request",
-        "queue.order",
+        "queue.owners",
         "model.settings",
         "model.state",
     )
@@ -87,7 +86,7 @@ class CheckedPool(QueueChecks):
         self.log += events
         self.step_ends.append(len(self.log))
         self.new_booking, self.observed = None, ()
-        self.is_opening = isinstance(command, self.core.commands.TakeOver)
+        self.is_opening = isinstance(command, self.core.commands.TakeOver | self.core.commands.LoseTime)
         self._read_use()
         for event in events:
             self._check(event, command)
@@ -111,49 +110,22 @@ class CheckedPool(QueueChecks):
         model, state = self.model, self.state
         self._check_queue()
         assert set(model.leases) == set(state.leases)
-        self._check_inside()
-        self._check_kept()
+        self._check_facts()
         for lease in model.leases.values():
-            assert lease.due > model.now, "a lease has outlived its time"
-            assert state.deadlines.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
+            assert lease.due > model.live, "a lease has outlived its time"
+            assert state.ttl_due.due_at(lease.id) == (None if lease.due == FOREVER else lease.due)
         for lease_id in state.queue:
             explanation = self.core.explain.explain(state, lease_id, model.now)
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == [lease.id for lease in model.queue()].index(lease_id) + 1
 
-    def _check_kept(self) -> None:
-        """The indexes and the sums that are kept are those that the slots give when all is derived again."""
+    def _check_facts(self) -> None:
+        """The facts that are kept are those that the slots give when all is derived again."""
         state = self.state
-        slots = {key: replace(slot, memory_sums=None) for key, slot in state.slots.items()}
-        derived = type(state.capacity)()
-        derived.refresh(slots.keys(), slots, state.settings, state.excluded, state.ignored_processes)
-        assert state.capacity == derived, "the kept indexes are not those that the slots give"
-
-    def _check_inside(self) -> None:
-        """A lease inside another uses its parent's GPUs, alone or within its share, and does not outlive it."""
-        model, state = self.model, self.state
-        inner = [lease for lease in model.leases.values() if lease.request.parent is not None]
-        assert sorted(x.id for x in inner if x.state == "queued") == sorted(state.inside)
-        for lease in inner:
-            parent = model.leases.get(lease.request.parent)
-            assert parent is not None, "a lease has outlived the one it is in"
-            assert parent.state == "active", "a lease has outlived the one it is in"
-            assert set(lease.gpus) <= set(parent.gpus), "a lease has GPUs that are not its parent's"
-            for slot in state.slots.values():
-                assert lease.id not in slot.occupants, "a lease inside another takes a place of its own"
-            assert model.next_inside(parent.id) is None, "somebody who could be served inside a lease is left waiting"
-            for key in lease.gpus:
-                beside = [x for x in inner if x.request.parent == parent.id and key in x.gpus]
-                shares = [x.request.wishes.memory_mb for x in beside]
-                assert len(beside) == 1 or None not in shares, "two have one GPU inside a lease"
-                if None not in shares and key in model.readings:
-                    assert sum(shares) <= model.limit_inside(key, parent), "more than the parent may use"
-            if lease.state == "queued":
-                explanation = self.core.explain.explain(state, lease.id, model.now)
-                assert explanation is not None
-                assert f"inside lease {parent.id}" in str(explanation)
-                assert explanation.position == model.waiting_in(parent.id).index(lease) + 1
+        derived = type(state.facts)()
+        derived.refresh(state.slots.keys(), state.slots, state.settings, state.excluded, state.ignored_processes)
+        assert state.facts == derived, "the kept facts are not those that the slots give"
 
     def check_replay(self) -> None:
         """From the start at once, in two parts, and from what the journal keeps. The parts are of whole steps: between
@@ -172,20 +144,19 @@ class CheckedPool(QueueChecks):
             "leases",
             "ended",
             "queue",
-            "inside",
             "fences",
             "next_seq",
             "excluded",
             "ignored_processes",
             "boot_id",
             "nodes",
-            "owners",
-            "recent",
+            "usage",
+            "last_durations_s",
             "quotas",
             "bookings",
             "preemptible",
-            "making_room",
-            "timetable",
+            "preempt_warned",
+            "limit_due",
         ):
             assert getattr(restored, what) == getattr(self.state, what), what
         self._check_condensed(restored)
@@ -215,7 +186,7 @@ class CheckedPool(QueueChecks):
         getattr(self, f"_{type(event).__name__}", self._nothing)(event, command)
 
     def _nothing(self, event: Any, command: Any) -> None:
-        assert isinstance(event, self.core.events.Refusal)
+        assert isinstance(event, self.core.events.Refused)
 
     def _TakenOver(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
@@ -223,10 +194,10 @@ class CheckedPool(QueueChecks):
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()
-        model.reservation, model.claims, model.undated = None, {}, {}
+        model.reservation, model.claims, model.no_date_until = None, {}, {}
         for lease in model.leases.values():
             is_draining, lease.began = lease.state == "draining", -FOREVER
-            lease.due = event.at + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
+            lease.due = model.live + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
     def _NodeJoined(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.boot_ids.setdefault(event.node, event.boot_id)
@@ -244,7 +215,7 @@ class CheckedPool(QueueChecks):
             model.busy.pop(key, None)
         for lease in model.leases.values():
             if lease.state == "active" and any(key.node == event.node for key in lease.gpus):
-                lease.due = event.at + model.lasts_s(lease)
+                lease.due = model.live + model.lasts_s(lease)
 
     def _NodeAnnounced(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.announced.add(event.node)
@@ -263,15 +234,12 @@ class CheckedPool(QueueChecks):
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
         assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
-        due = event.at + event.request.ttl_s
+        due = self.model.live + event.request.ttl_s
         assert event.requested_at == event.at + self.model.wall
         self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, event.requested_at)
 
     def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
-        if model.leases[event.lease_id].request.parent is not None:
-            self._granted_inside(event)
-            return
         self.outcomes.append(model.look())
         # What the last look reserved stays reserved while nothing happens but that one waiter comes.
         expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]
@@ -280,7 +248,6 @@ class CheckedPool(QueueChecks):
         assert fitting, "the wrong waiter is served"
         lease, options = max(fitting, key=lambda each: set(event.gpus) <= set().union(*each[1]))
         self._check_parts(event, lease.request.wishes)
-        # Inside a lease they are in the order of that lease; its GPUs may have got other indices since.
         places = [(key.node, model.readings[key].gpu.index) for key in event.gpus]
         assert places == sorted(places)
         assert set(event.gpus) <= set().union(*options), "GPUs that it may not take"
@@ -300,20 +267,11 @@ class CheckedPool(QueueChecks):
             assert event.fence > model.fences.get(node, 0), "a fence that does not grow"
             model.fences[node] = event.fence
 
-    def _granted_inside(self, event: Any) -> None:
-        model, lease = self.model, self.model.leases[event.lease_id]
-        expected = model.next_inside(lease.request.parent)
-        assert expected is not None, "nobody could be served inside the lease"
-        assert expected[0] is lease, "the wrong waiter is served"
-        self._check_parts(event, lease.request.wishes)
-        assert set(event.gpus) <= set(expected[1]), "GPUs that it may not take"
-        self._activate(lease, event)
-
     def _activate(self, lease: Lease, event: Any) -> None:
         model, request = self.model, lease.request
         lease.state, lease.gpus, lease.fence, lease.granted_at = "active", event.gpus, event.fence, event.granted_at
-        lease.due, lease.began = event.at + model.lasts_s(lease), event.at
-        limit_s = model.limit_s(request) if request.parent is None else request.time_limit_s
+        lease.due, lease.began = model.live + model.lasts_s(lease), event.at
+        limit_s = model.limit_s(request)
         lease.limit = None if limit_s is None else event.at + limit_s
         assert event.limit == lease.limit, "the wrong time limit"
         lease.weight = sum(
@@ -323,39 +281,38 @@ class CheckedPool(QueueChecks):
             for key in event.gpus
         )
         assert lease.weight == (1000 * len(event.gpus) if event.weight is None else event.weight)
-        if request.parent is None:
-            model.busy.update(dict.fromkeys(event.gpus, event.at))
-            self._lose_claims(lease)
+        model.busy.update(dict.fromkeys(event.gpus, event.at))
+        self._lose_claims(lease)
 
-    def _SubLeasesSettled(self, event: Any, command: Any) -> None:  # noqa: N802
-        assert not any(map(self.model.next_inside, event.parents)), "somebody inside a lease is passed over"
+    def _TimeLost(self, event: Any, command: Any) -> None:  # noqa: N802
+        self.model.lost_s += event.lost_s
 
     def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
         for lease_id in event.lease_ids:
             lease = self.model.leases[lease_id]
             assert lease.state == "queued" or (lease.state == "active" and not self.model.epoch)
-            lease.due = event.at + self.model.lasts_s(lease)
+            lease.due = self.model.live + self.model.lasts_s(lease)
 
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state in {"queued", "active"}
-        line = self.model.outwards(lease)
-        if isinstance(command, self.core.commands.ExpireLease) and command.lease_id in [x.id for x in line]:
-            assert event.reason == "expired" or any(x.due <= self.model.now for x in line)
+        if isinstance(command, self.core.commands.ExpireLease) and command.lease_id == lease.id:
+            assert event.reason == "expired" or lease.due <= self.model.live
         elif event.reason == "expired":
-            assert any(x.due <= self.model.now for x in line), "a lease has ended before its time"
+            assert lease.due <= self.model.live, "a lease has ended before its time"
         elif event.reason in {"time_limit", "preempted", "idle"}:
-            endings = [x.ending for x in line if x.ending is not None]
-            assert any(why == event.reason and at <= self.model.now for why, at in endings), "ended without its warning"
+            assert lease.ending is not None, "ended without its warning"
+            assert lease.ending[0] == event.reason, "ended without its warning"
+            assert lease.ending[1] <= self.model.now, "ended before its time"
         elif isinstance(command, self.core.commands.AnnounceNode):
-            assert any(self._ran_on(x, command.node) for x in line), "ended by the reboot of another node"
+            assert self._ran_on(lease, command.node), "ended by the reboot of another node"
         else:
-            assert command.lease_id in [x.id for x in line]
+            assert command.lease_id == lease.id
             is_release = isinstance(command, self.core.commands.Release)
             assert (event.by is None) == (not is_release or command.is_holder)
         must_drain = {
             key
-            for key in (lease.gpus if lease.request.parent is None else ())
+            for key in lease.gpus
             if self.settings.awaits_reading_after_release or self.model.members.get((key, lease.id))
         }
         if isinstance(command, self.core.commands.AnnounceNode) and event.reason == "holder_died":
@@ -368,7 +325,7 @@ class CheckedPool(QueueChecks):
         if event.draining:
             lease.state, lease.gpus, lease.since = "draining", event.draining, event.at
             lease.how = event.reason if event.by is None else "by another"
-            lease.due = event.at + self.settings.drain_limit_s
+            lease.due = self.model.live + self.settings.drain_limit_s
         else:
             del self.model.leases[lease.id]
 
@@ -377,7 +334,7 @@ class CheckedPool(QueueChecks):
         assert lease.state == "draining"
         if self._is_taken_over(lease, event.gpu):
             assert lease.how == "released", "what was taken away is had back before it is free"
-        elif isinstance(command, self.core.commands.Observe) and lease.due > self.model.now:
+        elif isinstance(command, self.core.commands.Observe) and lease.due > self.model.live:
             reading = self.model.readings[event.gpu]
             assert reading.at >= lease.since, "drained by a reading from before the end"
             left = self.model.members.get((event.gpu, lease.id), set())
@@ -387,7 +344,7 @@ class CheckedPool(QueueChecks):
         elif isinstance(command, self.core.commands.AnnounceNode):
             assert event.gpu.node == command.node
         else:
-            assert lease.due <= self.model.now
+            assert lease.due <= self.model.live
         lease.gpus = tuple(key for key in lease.gpus if key != event.gpu)
         self.model.members.pop((event.gpu, lease.id), None)
         if not lease.gpus:
@@ -419,23 +376,24 @@ class CheckedPool(QueueChecks):
             assert key.node in self.model.announced, "a reading of a node that has not announced itself"
             assert self.model.inventory[key][:2] == (reading.gpu.index, reading.gpu.name)
             assert reading.memory_total_mb in {None, self.model.inventory[key][2]}
+            known = self.model.readings.get(key)
+            was_away = known is None or reading.at - known.at > self.settings.stale_after_s
             self.model.readings[key] = reading
             load = reading.utilization_percent
-            if key not in self.model.busy or load is None or load >= self.settings.computing_percent:
-                # What it did before it was seen is unknown.
+            if key not in self.model.busy or was_away or load is None or load >= self.settings.computing_percent:
+                # What it did while it was not read is unknown.
                 self.model.busy[key] = max(reading.at, self.model.busy.get(key, self.model.now))
             for lease in self.model.on(key):
                 mine = {tuple(p.id) for p in reading.processes or () if self.model.is_mine(key, lease, p)}
                 self.seen[key, lease.id] = mine
 
-    def _GpuExcluded(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.model.excluded.add(event.gpu)
+    def _Configured(self, event: Any, command: Any) -> None:  # noqa: N802
+        getattr(self, f"_set_{event.table}")(event, command)
 
-    def _GpuIncluded(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.model.excluded.discard(event.gpu)
+    def _set_excluded(self, event: Any, command: Any) -> None:
+        (self.model.excluded.discard if event.value is None else self.model.excluded.add)(
+            self.core.gpu.GpuKey(*event.key)
+        )
 
-    def _ProcessIgnored(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.model.ignored.add(event.name)
-
-    def _ProcessCounted(self, event: Any, command: Any) -> None:  # noqa: N802
-        self.model.ignored.discard(event.name)
+    def _set_ignored_processes(self, event: Any, command: Any) -> None:
+        (self.model.ignored.discard if event.value is None else self.model.ignored.add)(event.key[0])

@@ -40,13 +40,14 @@ class Lease:
     @property
     def arrival(self) -> tuple[bool, int, int]:
         """The order of the queue, where all owners are alike."""
-        return (self.request.preemptible and self.request.parent is None, -self.request.priority, self.seq)
+        return (self.request.preemptible, -self.request.priority, self.seq)
 
 
 @dataclass
 class PlainGpus:
     settings: Any
     now: float = -FOREVER
+    lost_s: float = 0.0
     boot_ids: dict[str, str] = field(default_factory=dict)
     taken_over: float = 0.0
     epoch: int = 0
@@ -59,10 +60,15 @@ class PlainGpus:
     ignored: set[str] = field(default_factory=set)
     fences: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def live(self) -> float:
+        """The time by which leases expire: it stands still while the driver is away."""
+        return self.now - self.lost_s
+
     # What is asked of it
 
     def on(self, key: Key) -> list[Lease]:
-        found = [lease for lease in self.leases.values() if key in lease.gpus and lease.request.parent is None]
+        found = [lease for lease in self.leases.values() if key in lease.gpus]
         return sorted(found, key=lambda lease: lease.fence)
 
     def lasts_s(self, lease: Lease) -> float:
@@ -78,51 +84,9 @@ class PlainGpus:
         holder = lease.request.holder
         return holder.process if holder.node in {None, key.node} else None
 
-    def waiting_in(self, parent: str | None) -> list[Lease]:
-        """Those who wait inside a lease, or for the pool's GPUs, in the order of their arrival."""
-        waiting = (x for x in self.leases.values() if x.state == "queued" and x.request.parent == parent)
-        return sorted(waiting, key=lambda x: x.arrival)
-
-    def outwards(self, lease: Lease) -> list[Lease]:
-        """A lease and those it is inside of."""
-        found = [lease]
-        while found[-1].request.parent is not None:
-            found.append(self.leases[found[-1].request.parent])
-        return found
-
-    def limit_inside(self, key: Key, parent: Lease) -> float:
-        shares = [x.request.wishes.memory_mb for x in self.outwards(parent) if x.request.wishes.memory_mb is not None]
-        return float(shares[0] if shares else self.readings[key].memory_total_mb)
-
-    def suits_inside(self, key: Key, parent: Lease, wishes: Any) -> bool:
-        """Whether a GPU of a lease could serve a request inside it if no other were inside."""
-        if key not in self.readings:
-            return wishes.node in {None, key.node}
-        return self._fits(key, wishes) and (wishes.memory_mb or 0) <= self.limit_inside(key, parent)
-
-    def usable_inside(self, parent: Lease, wishes: Any) -> list[Key]:
-        """The GPUs of a lease that a request inside it could have now."""
-        found = []
-        for key in parent.gpus:
-            others = [x for x in self.leases.values() if x.request.parent == parent.id and key in x.gpus]
-            shares = [x.request.wishes.memory_mb for x in others]
-            if key not in self.readings or not self.suits_inside(key, parent, wishes):
-                continue
-            if not others or (
-                wishes.memory_mb is not None
-                and None not in shares
-                and sum(shares) + wishes.memory_mb <= self.limit_inside(key, parent)
-            ):
-                found.append(key)
-        return found
-
-    def next_inside(self, parent_id: str) -> tuple[Lease, list[Key]] | None:
-        """The first waiter inside a lease, if it can be served: nobody passes it."""
-        for lease in self.waiting_in(parent_id)[:1]:
-            usable = self.usable_inside(self.leases[parent_id], lease.request.wishes)
-            if self.are_enough(usable, lease.request.wishes):
-                return lease, usable
-        return None
+    def waiting(self) -> list[Lease]:
+        """The waiters, in the order of their arrival."""
+        return sorted((x for x in self.leases.values() if x.state == "queued"), key=lambda x: x.arrival)
 
     def are_enough(self, keys: Iterable[Key], wishes: Any) -> bool:
         """Whether so many nodes have so many of these GPUs."""
@@ -219,7 +183,7 @@ class PlainGpus:
             return bool(is_for_sharing and len(others) < self.settings.max_sharers)
         if any(lease.request.wishes.memory_mb is not None for lease in others):
             return False
-        return bool(len(others) < self.settings.workers_per_gpu)
+        return not others
 
     def is_suitable(self, key: Key, wishes: Any) -> bool:
         """Whether a GPU could serve a request if nobody were on it."""

@@ -7,8 +7,8 @@ reckoned here from all leases, each time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, NamedTuple
 
 from tests.core.plain_gpus import FOREVER, Key, Lease, PlainGpus
@@ -28,6 +28,10 @@ class Reserved(NamedTuple):
     basis: str
 
 
+def _youth(lease: Lease) -> tuple[float, str]:
+    return (-lease.granted_at, lease.id)
+
+
 def warning_s(lease: Lease) -> float:
     declared_s = lease.request.time_limit_s
     return WARNING_S if declared_s is None else min(WARNING_S, float(declared_s) / 2)
@@ -43,7 +47,7 @@ class Outcome:
     victims: tuple[str, ...] = ()
     claims: dict[Key, str] = field(default_factory=dict)
     reserved: Reserved | None = None
-    undated: dict[Any, float] = field(default_factory=dict)
+    no_date_until: dict[Any, float] = field(default_factory=dict)
     # The leases that need not make room after all; None if that was not asked.
     spared: list[str] | None = None
 
@@ -63,12 +67,12 @@ class Model(PlainGpus):
     # As of the last event that said so.
     reservation: Any = None
     claims: dict[Key, str] = field(default_factory=dict)
-    undated: dict[Any, float] = field(default_factory=dict)
+    no_date_until: dict[Any, float] = field(default_factory=dict)
 
     # Who is first
 
     def queue(self) -> list[Lease]:
-        return sorted(self.waiting_in(None), key=self.place)
+        return sorted(self.waiting(), key=self.place)
 
     def place(self, lease: Lease) -> tuple[Any, ...]:
         preemptible, priority, seq = lease.arrival
@@ -76,7 +80,7 @@ class Model(PlainGpus):
         if self.settings.fair_share:
             quota = self.quota(lease.owner)
             used = self.used.get(lease.owner, 0.0) / (quota.weight if quota else 1.0)
-        return (preemptible, self.borrows(lease), priority, used, seq)
+        return (preemptible, priority, used, seq)
 
     def used_by(self, owner: str | None) -> float:
         """The GPU time of an owner, each second of it worth half as much after a half-life."""
@@ -84,7 +88,7 @@ class Model(PlainGpus):
         running = [
             (x.weight, x.granted_at, wall_now)
             for x in self.leases.values()
-            if x.state == "active" and x.owner == owner and x.request.parent is None
+            if x.state == "active" and x.owner == owner
         ]
         for weight, begin, end in (*self.spans.get(owner, ()), *running):
             left = [2.0 ** (-(wall_now - at) / HALF_LIFE_S) for at in (begin, end)]
@@ -100,7 +104,7 @@ class Model(PlainGpus):
         return sum(
             x.weight
             for x in self.leases.values()
-            if x.state == "active" and x.owner == owner and x.request.parent is None
+            if x.state == "active" and x.owner == owner
             if not (firm and x.request.preemptible)
         )
 
@@ -109,9 +113,6 @@ class Model(PlainGpus):
         longest = [self.settings.max_time_limit_s, quota.max_time_limit_s if quota else None]
         declared = request.time_limit_s or self.settings.default_time_limit_s
         return min((limit for limit in (declared, *longest) if limit is not None), default=None)
-
-    def with_this(self, lease: Lease, *, firm: bool) -> int:
-        return self.held(lease.owner, firm=firm) + self.least_weight(lease.request.wishes)
 
     def least_weight(self, wishes: Any) -> int:
         sizes = [total_mb for _, name, total_mb in self.inventory.values() if (wishes.model or "") in name]
@@ -130,28 +131,22 @@ class Model(PlainGpus):
         quota, wishes = self.quota(lease.owner), lease.request.wishes
         if quota is None or wishes.memory_mb is None:
             return set()
-        left = [] if quota.ceiling is None else [quota.ceiling * WHOLE - self.held(lease.owner, firm=False)]
-        if quota.gpus is not None and not lease.request.preemptible and self.limit_s(lease.request) is None:
-            left.append(quota.gpus * WHOLE - self.held(lease.owner, firm=True))
+        if quota.gpus is None or lease.request.preemptible:
+            return set()
+        left = quota.gpus * WHOLE - self.held(lease.owner, firm=True)
         return {
             key
             for key, reading in self.readings.items()
-            if self.weight(reading.memory_total_mb, wishes) * wishes.gpus * wishes.nodes > min(left, default=FOREVER)
+            if self.weight(reading.memory_total_mb, wishes) * wishes.gpus * wishes.nodes > left
         }
 
-    def borrows(self, lease: Lease) -> bool:
+    def may_have_more(self, lease: Lease) -> bool:
+        """An owner has at most its quota. Preemptible leases do not count."""
         quota = self.quota(lease.owner)
         if quota is None or quota.gpus is None or lease.request.preemptible:
-            return False
-        return bool(self.with_this(lease, firm=True) > quota.gpus * WHOLE)
-
-    def may_have_more(self, lease: Lease) -> bool:
-        quota = self.quota(lease.owner)
-        if quota is None:
             return True
-        if quota.ceiling is not None and self.with_this(lease, firm=False) > quota.ceiling * WHOLE:
-            return False
-        return not self.borrows(lease) or self.limit_s(lease.request) is not None
+        with_this = self.held(lease.owner, firm=True) + self.least_weight(lease.request.wishes)
+        return bool(with_this <= quota.gpus * WHOLE)
 
     # What is kept from a waiter
 
@@ -258,7 +253,7 @@ class Model(PlainGpus):
     def may_reserve(self, lease: Lease) -> bool:
         return bool(lease.asked_at - self.wall + self.settings.reserve_after_s <= self.now)
 
-    def reserve(self, lease: Lease, undated: dict[Any, float]) -> Reserved | None:
+    def reserve(self, lease: Lease, no_date_until: dict[Any, float]) -> Reserved | None:
         """What is reserved for the first waiter that cannot be served; it keeps to the nodes that it has."""
         wishes, current = lease.request.wishes, self.reservation
         if current is not None and current.lease_id == lease.id:
@@ -272,7 +267,7 @@ class Model(PlainGpus):
             return None
         plan = self.plan_on_all([node for node in self.nodes() if self.has_enough(node, wishes)], lease)
         if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
-            undated[wishes] = self.now + TRIED_AGAIN_AFTER_S
+            no_date_until[wishes] = self.now + TRIED_AGAIN_AFTER_S
             return None
         return plan
 
@@ -290,20 +285,52 @@ class Model(PlainGpus):
     # Who makes room
 
     def room_for(self, lease: Lease, gone: set[Key]) -> tuple[tuple[Key, ...], tuple[str, ...]] | None:
-        """The GPUs that a waiter gets if preemptible leases end, and which: as few as possible, and of as many the ones
-        whose oldest is youngest.
+        """The GPUs that a waiter gets if preemptible leases end, and which: on each node the youngest that it takes, without
+        those that are not needed; of the nodes those where they are fewest, and then youngest.
         """
         wishes = lease.request.wishes
         keys = [key for key in self.readings if key not in gone and self.has_enough(key.node, wishes)]
-        young = [x for x in self.preemptible_on(None) if not self.is_leaving(x)]
-        young.sort(key=lambda x: (-x.granted_at, x.id))
-        for number in range(len(young) + 1):
-            for chosen in sorted(combinations(range(len(young)), number), key=lambda places: places[::-1]):
-                victims = [young[place] for place in chosen]
-                usable = [key for key in keys if self.would_be_usable(key, wishes, victims)]
-                if self.are_enough(usable, wishes):
-                    return self.first_of(usable, wishes, victims), tuple(x.id for x in victims)
-        return None
+
+        def is_enough(victims: list[Lease], node: str | None = None) -> bool:
+            usable = [key for key in keys if node in {None, key.node} and self.would_be_usable(key, wishes, victims)]
+            return self.are_enough(usable, wishes if node is None else replace(wishes, nodes=1))
+
+        of_nodes = []
+        for node in sorted({key.node for key in keys}):
+            young = [x for x in self.preemptible_on(None) if not self.is_leaving(x)]
+            young = [x for x in young if self.helps_on(x, node, keys, wishes)]
+            young.sort(key=_youth)
+            numbers = [number for number in range(len(young) + 1) if is_enough(young[:number], node)]
+            if numbers:
+                chosen = self.needed(young[: numbers[0]], lambda some, node=node: is_enough(some, node))  # type: ignore[misc]
+                of_nodes.append((len(chosen), [_youth(x) for x in reversed(chosen)], node, chosen))
+        if len(of_nodes) < wishes.nodes:
+            return None
+        together = {x.id: x for *_, chosen in sorted(of_nodes, key=lambda each: each[:3])[: wishes.nodes] for x in chosen}
+        victims = self.needed(sorted(together.values(), key=_youth), is_enough)
+        usable = [key for key in keys if self.would_be_usable(key, wishes, victims)]
+        return self.first_of(usable, wishes, victims), tuple(x.id for x in victims)
+
+    def helps_on(self, lease: Lease, node: str, keys: list[Key], wishes: Any) -> bool:
+        """Whether a GPU of a node would do if all preemptible leases there ended, and this lease is one of them."""
+        there = [x for x in self.preemptible_on(None) if not self.is_leaving(x)]
+        return any(
+            key.node == node
+            and key in lease.gpus
+            and not self.would_be_usable(key, wishes, [])
+            and self.would_be_usable(key, wishes, there)
+            for key in keys
+        )
+
+    @staticmethod
+    def needed(leases: list[Lease], is_enough: Callable[[list[Lease]], bool]) -> list[Lease]:
+        """These leases without those that are not needed; the oldest is spared first."""
+        kept = list(leases)
+        for lease in reversed(leases):
+            others = [x for x in kept if x is not lease]
+            if is_enough(others):
+                kept = others
+        return kept
 
     def would_be_usable(self, key: Key, wishes: Any, victims: list[Lease]) -> bool:
         """Whether a GPU does, or will when those that leave and these have left."""
@@ -347,11 +374,14 @@ class Model(PlainGpus):
         """Go over the whole queue until a waiter can be served. What is kept is reckoned here; or, as settled, it is what
         the last look found: while nothing happens, that stays.
         """
-        found = Outcome(undated={wishes: at for wishes, at in self.undated.items() if at > self.now})
+        found = Outcome(no_date_until={wishes: at for wishes, at in self.no_date_until.items() if at > self.now})
         gone: set[Key] = set()
         binding = self.reservation if as_settled else None
+        # The waiters so far that cannot be served.
+        ahead: list[Lease] = []
         for lease in self.queue():
             if not self.may_have_more(lease):
+                ahead.append(lease)
                 continue
             wishes = lease.request.wishes
             kept = gone | self.booked_from(lease) | self.too_heavy(lease)
@@ -364,6 +394,10 @@ class Model(PlainGpus):
             if len(options) >= wishes.nodes:
                 found.served = lease, options
                 return found
+            own = {key for key in self.readings if key not in kept and self.is_left_to(key, lease, ahead)}
+            if own:
+                found.served = lease, [own]
+                return found
             room = None
             # Where no lease is preemptible, there is nothing to claim.
             if not lease.request.preemptible and self.preemptible_on(None):
@@ -375,12 +409,14 @@ class Model(PlainGpus):
                     return found
                 found.claims |= dict.fromkeys(keys, lease.id)
                 gone |= set(keys)
-            elif not as_settled and found.reserved is None and self.may_reserve(lease):
-                found.reserved = binding = self.reserve(lease, found.undated)
+                continue
+            ahead.append(lease)
+            if not as_settled and found.reserved is None and self.may_reserve(lease):
+                found.reserved = binding = self.reserve(lease, found.no_date_until)
         return found
 
     def preemptible_on(self, node: str | None) -> list[Lease]:
-        active = [x for x in self.leases.values() if x.state == "active" and x.request.parent is None]
+        active = [x for x in self.leases.values() if x.state == "active"]
         return [x for x in active if x.request.preemptible and node in {None, x.gpus[0].node}]
 
     def is_behind(self, lease: Lease, reservation: Any) -> bool:
@@ -388,7 +424,7 @@ class Model(PlainGpus):
             return False
         first, own = self.place(self.leases[reservation.lease_id]), self.place(lease)
         # Uses fade, and so the order of requests that are alike but for their owners changes while nothing happens.
-        return first[:3] <= own[:3] if self.settings.fair_share else first < own
+        return first[:2] <= own[:2] if self.settings.fair_share else first < own
 
     def claimed_by(self, lease: Lease) -> set[Key]:
         """What the last look claimed for a waiter that was ahead of the reservation then, wherever it is by its use now."""
@@ -396,17 +432,10 @@ class Model(PlainGpus):
 
     def next_served(self, *, as_settled: bool = False) -> tuple[Lease, list[set[Key]]] | None:
         """The first waiter that can be served, with the sets of GPUs that it may be given some of."""
-        found = self.look(as_settled=as_settled)
-        if found.served is not None:
-            return found.served
-        for lease in self.waiting_in(None):
-            own = {key for key in self.readings if self.is_left_to(key, lease)}
-            if own:
-                return lease, [own]
-        return None
+        return self.look(as_settled=as_settled).served
 
-    def is_left_to(self, key: Key, waiter: Lease) -> bool:
-        """Whether nothing but what the waiter's own process gave back and still holds keeps a GPU from it."""
+    def is_left_to(self, key: Key, waiter: Lease, ahead: list[Lease]) -> bool:
+        """Whether nothing but what the waiter's own process left there keeps a GPU from it, and no waiter ahead needs it."""
         others, process, wishes = self.on(key), self.process_on(key, waiter), waiter.request.wishes
         if process is None or (wishes.gpus, wishes.nodes) != (1, 1) or not self.is_suitable(key, wishes):
             return False
@@ -416,9 +445,7 @@ class Model(PlainGpus):
             return False
         if any(x.owner != waiter.owner for x in others):
             return False
-        if not self.may_have_more(waiter) or self.is_kept_now(key, waiter):
-            return False
-        if any(x.arrival < waiter.arrival and self.could_do(key, x.request.wishes) for x in self.waiting_in(None)):
+        if any(self.could_do(key, x.request.wishes) for x in ahead):
             return False
         # As if they had gone, and their processes with them.
         reading = self.readings[key]
@@ -435,14 +462,6 @@ class Model(PlainGpus):
             reading, processes=tuple(left), memory_used_mb=used, utilization_percent=utilization
         )
         return empty.is_usable(key, wishes)
-
-    def is_kept_now(self, key: Key, waiter: Lease) -> bool:
-        if self.claims.get(key, waiter.id) != waiter.id or key in self.booked_from(waiter) | self.too_heavy(waiter):
-            return True
-        first = self.reservation
-        if first is None or key not in self.kept_by(first, waiter.owner) or self.ends_by(waiter, first.date):
-            return False
-        return self.place(self.leases[first.lease_id]) < self.place(waiter)
 
     def could_do(self, key: Key, wishes: Any) -> bool:
         memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100

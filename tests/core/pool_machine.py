@@ -70,7 +70,6 @@ class PoolMachine(RuleBasedStateMachine):
     core: Core = REAL
     settings_choices: Any = st.fixed_dictionaries(
         {
-            "workers_per_gpu": st.sampled_from([1, 1, 2]),
             "max_sharers": st.sampled_from([64, 64, 1, 2]),
             "awaits_reading_after_release": st.booleans(),
             "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
@@ -213,7 +212,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s, **terms)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
-        was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
+        was_refused = any(isinstance(event, self.core.events.Refused) for event in events)
         could_be = self._could_ever({**wishes, "among": asked.wishes.among})
         is_within_limits = self._is_within_limits(asked)
         # A node that the pool has never heard of may still join.
@@ -257,35 +256,9 @@ class PoolMachine(RuleBasedStateMachine):
             return True
         if quota.max_priority is not None and asked.priority > quota.max_priority:
             return False
-        return bool(quota.ceiling is None or self.pool.model.least_weight(asked.wishes) <= quota.ceiling * 1000)
-
-    @rule(
-        target=leases,
-        lease=leases,
-        wishes=wishes,
-        is_plain=st.booleans(),
-        priority=st.sampled_from([0, 0, 5]),
-        ttl_s=st.sampled_from([10.0, 1000.0]),
-        is_local=st.booleans(),
-    )
-    def request_inside(
-        self, lease: Any, wishes: dict[str, Any], is_plain: bool, priority: int, ttl_s: float, is_local: bool
-    ) -> Any:
-        self.count += 1
-        request, model = self.core.request, self.pool.model
-        process = self.core.gpu.ProcessId(self.count, float(self.count)) if is_local else None
-        owner = lease[1].holder.owner
-        holder = request.Holder(worker_id=f"w{self.count}", owner=owner, pid=self.count, process=process)
-        wanted = request.Wishes() if is_plain else request.Wishes(**wishes)
-        asked = request.Request(wanted, holder, priority, ttl_s, parent=lease[0])
-        events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
-        was_refused = any(isinstance(event, self.core.events.LeaseRefused) for event in events)
-        parent = model.leases.get(lease[0])
-        is_active = parent is not None and parent.state == "active"
-        suiting = [key for key in parent.gpus if model.suits_inside(key, parent, wanted)] if parent is not None else []
-        could_be = is_active and self.pool.model.are_enough(suiting, wanted)
-        assert was_refused == (not could_be)
-        return multiple() if was_refused else (f"lease{self.count}", asked)
+        if quota.gpus is None or asked.preemptible:
+            return True
+        return bool(self.pool.model.least_weight(asked.wishes) <= quota.gpus * 1000)
 
     @rule(lease=leases)
     def request_again(self, lease: Any) -> None:
@@ -318,6 +291,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.now += seconds
         self.pool.do(self.core.commands.Tick(), self.now)
 
+    @rule(seconds=st.sampled_from([0.5, 40.0]))
+    def be_away(self, seconds: float) -> None:
+        """The driver stands still, and says so before anything else."""
+        self.now += seconds
+        self.pool.do(self.core.commands.LoseTime(seconds), self.now)
+
     @rule(seconds=st.sampled_from([0.5, 20.0]))
     def set_the_clock_back(self, seconds: float) -> None:
         self.pool.do(self.core.commands.Tick(), self.now - seconds)
@@ -325,13 +304,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(number=gpu_numbers, out=st.booleans())
     def drain(self, number: int, out: bool) -> None:
         commands = self.core.commands
-        command = commands.ExcludeGpu(self.key(number), "repair") if out else commands.IncludeGpu(self.key(number))
+        command = commands.Configure("excluded", tuple(self.key(number)), "repair" if out else None)
         self.pool.do(command, self.now)
 
     @rule(ignore=st.booleans())
     def ignore_the_desktop(self, ignore: bool) -> None:
         commands = self.core.commands
-        self.pool.do(commands.IgnoreProcess("Xorg") if ignore else commands.CountProcess("Xorg"), self.now)
+        self.pool.do(commands.Configure("ignored_processes", ("Xorg",), "ada" if ignore else None), self.now)
 
     @rule(
         present=st.sampled_from([NODES, NODES, NODES[:1], ()]),

@@ -27,14 +27,14 @@ class QueueChecks:
 
     def _read_use(self) -> None:
         """Take what owners used from the core, so that both order them alike to the last bit."""
-        self.model.used = {owner: use.used_at(self.model.now) for owner, use in self.state.owners.items()}
+        self.model.used = {owner: use.used_at(self.model.now) for owner, use in self.state.usage.items()}
 
     def _check_queue(self) -> None:
         model, state = self.model, self.state
         assert model.next_served(as_settled=True) is None, "a waiter that could be served is left waiting"
         assert not model.look(as_settled=True).victims, "a preemptible lease is in the way of a waiter"
-        assert [lease.id for lease in model.queue()] == self.core.order.Order(state, model.now).lease_ids()
-        for owner, use in state.owners.items():
+        assert [lease.id for lease in model.queue()] == self.core.owners.Order(state, model.now).lease_ids()
+        for owner, use in state.usage.items():
             assert use.used_at(model.now) == pytest.approx(model.used_by(owner), abs=1.0), "the wrong use"
             assert use.held == model.held(owner, firm=False)
         for lease in model.leases.values():
@@ -63,14 +63,14 @@ class QueueChecks:
             assert not is_spared, "a lease is to make room that no waiter needs"
         if lease.limit is not None and lease.ending is None:
             assert lease.limit - warning_s(lease) > model.now, "no warning before a time limit"
-        if lease.request.preemptible and lease.request.parent is None:
+        if lease.request.preemptible:
             is_in_the_way = any(self._is_in_the_way(lease, booking) for booking in self._bookings_from_before())
             assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
 
     def _check_idle(self, lease: Lease) -> None:
         """Those that were looked at in this step: who is idle is warned, and who computes is not."""
         seen = [self.model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
-        if not seen or not self.settings.idle_reclaim or lease.request.parent is not None:
+        if not seen or not self.settings.idle_reclaim:
             return
         idle_s = self.model.idle_s(lease)
         if lease.ending is None:
@@ -155,27 +155,25 @@ class QueueChecks:
         found = (told and Reserved(told.lease_id, told.gpus, told.date, str(told.basis)), dict(event.claims))
         # A look that grants tells what it found before its grants.
         outcomes = [*self.outcomes, model.look()]
-        expected = [(each.reserved, each.claims, each.undated) for each in outcomes]
-        if isinstance(command, self.core.commands.RequestLease):
-            # One that comes while nothing else happens changes nothing for the others.
-            was = model.reservation
-            kept = was and Reserved(was.lease_id, was.gpus, was.date, str(was.basis))
-            expected.append((kept, model.claims, model.undated))
-        assert (*found, dict(event.undated)) in expected, f"{found}, {event.undated}: not one of {expected}"
+        expected = [(each.reserved, each.claims, each.no_date_until) for each in outcomes]
+        assert (*found, dict(event.no_date_until)) in expected, f"{found}, {event.no_date_until}: not one of {expected}"
         if told is not None:
             lease = model.leases[told.lease_id]
             assert len({key.node for key in told.gpus}) == lease.request.wishes.nodes
             assert lease.state == "queued"
-        model.reservation, model.claims, model.undated = told, dict(event.claims), dict(event.undated)
+        model.reservation, model.claims, model.no_date_until = told, dict(event.claims), dict(event.no_date_until)
 
-    def _QuotaChanged(self, event: Any, command: Any) -> None:  # noqa: N802
-        if event.quota is None:
-            self.model.quotas.pop(event.owner, None)
+    def _set_quotas(self, event: Any, command: Any) -> None:
+        if event.value is None:
+            self.model.quotas.pop(event.key[0], None)
         else:
-            self.model.quotas[event.owner] = event.quota
+            self.model.quotas[event.key[0]] = event.value
 
-    def _GpusBooked(self, event: Any, command: Any) -> None:  # noqa: N802
-        booking, wanted = event.booking, command.booking
+    def _set_bookings(self, event: Any, command: Any) -> None:
+        if event.value is None:
+            self._check_booking_ended(event, command)
+            return
+        booking, wanted = event.value, command.booking
         assert replace(booking, gpus=wanted.gpus) == wanted
         assert set(booking.gpus) == set(wanted.gpus) or not wanted.gpus
         assert wanted.gpus or len(set(booking.gpus)) == command.wishes.gpus
@@ -187,9 +185,9 @@ class QueueChecks:
             assert other.id == booking.id or is_apart or (booking.is_drain and not other.is_drain)
         self.model.bookings[booking.id] = self.new_booking = booking
 
-    def _BookingEnded(self, event: Any, command: Any) -> None:  # noqa: N802
-        booking = self.model.bookings.pop(event.booking_id)
-        if isinstance(command, self.core.commands.CancelBooking) and command.booking_id == booking.id:
+    def _check_booking_ended(self, event: Any, command: Any) -> None:
+        booking = self.model.bookings.pop(event.key[0])
+        if isinstance(command, self.core.commands.Configure) and command.key == event.key:
             return
         ends = booking.starts_at if booking.ends_at is None else booking.ends_at
         assert ends - self.model.wall <= self.model.now, "a booking has ended before its time"
@@ -200,7 +198,7 @@ class QueueChecks:
     # What leases leave behind
 
     def _count_use(self, lease: Lease, event: Any) -> None:
-        if lease.state != "active" or lease.request.parent is not None:
+        if lease.state != "active":
             return
         model = self.model
         model.spans.setdefault(lease.owner, []).append((lease.weight, lease.granted_at, event.ended_at))

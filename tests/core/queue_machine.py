@@ -31,7 +31,6 @@ owners = st.sampled_from(["ada", "bob", None])
 class QueueMachine(PoolMachine):
     settings_choices: Any = st.fixed_dictionaries(
         {
-            "workers_per_gpu": st.sampled_from([1, 1, 1, 2]),
             "max_sharers": st.just(64),
             "awaits_reading_after_release": st.sampled_from([False, False, True]),
             "outsiders": st.just("by_request"),
@@ -65,16 +64,14 @@ class QueueMachine(PoolMachine):
     @rule(
         owner=st.sampled_from(["ada", "bob", "*"]),
         gpus=st.sampled_from([None, 0, 1, 2]),
-        more=st.sampled_from([None, 0, 1]),
         weight=st.sampled_from([1.0, 3.0]),
         max_time_limit_s=st.sampled_from([None, None, None, 150.0]),
         max_priority=st.sampled_from([None, None, 0]),
         is_removed=st.booleans(),
     )
-    def set_quota(self, owner: str, more: int | None, is_removed: bool, **limits: Any) -> None:
-        ceiling = None if more is None else (limits["gpus"] or 0) + more
-        quota = None if is_removed else self.core.quota.Quota(ceiling=ceiling, **limits)
-        self.pool.do(self.core.commands.SetQuota(owner, quota), self.now)
+    def set_quota(self, owner: str, is_removed: bool, **limits: Any) -> None:
+        quota = None if is_removed else self.core.configured.Quota(**limits)
+        self.pool.do(self.core.commands.Configure("quotas", (owner,), quota), self.now)
 
     @rule(
         number=st.integers(1, 2),
@@ -90,13 +87,13 @@ class QueueMachine(PoolMachine):
         starts_at = self.now + self.wall + begins
         ends_at = None if lasts_s is None else starts_at + lasts_s
         keys = () if gpu is None else (self.key(gpu),)
-        booking = self.core.booking.Booking(f"booking{number}", keys, starts_at, ends_at, owner, "a course")
+        booking = self.core.configured.Booking(f"booking{number}", keys, starts_at, ends_at, owner, "a course")
         wanted = self.core.request.Wishes(gpus=gpus)
         self.pool.do(self.core.commands.BookGpus(booking, wanted), self.now)
 
     @rule(number=st.integers(1, 2))
     def cancel_booking(self, number: int) -> None:
-        self.pool.do(self.core.commands.CancelBooking(f"booking{number}"), self.now)
+        self.pool.do(self.core.commands.Configure("bookings", (f"booking{number}",)), self.now)
 
     @rule(seconds=st.sampled_from([30.0, 120.0]))
     def run_on(self, seconds: float) -> None:

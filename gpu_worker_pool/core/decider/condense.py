@@ -1,16 +1,22 @@
-"""A short history that adds up to the same pool as the long one. A journal is compacted to it."""
+"""Short histories that add up to a pool: what a journal is compacted to, and what a backup is restored as."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
+from typing import Final
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.configured import ALL, TABLES
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 
 # A lease that left the queue has no queue position. Replay only passes through this one.
-NO_SEQ = 0
+NO_SEQ: Final = 0
+# More grants than a node makes between a copy and its return: a fence must not be used twice.
+FENCES_AHEAD: Final = 1_000_000_000
 
 
 class Condensed:
@@ -25,60 +31,45 @@ class Condensed:
             self._taken_over = ev.TakenOver(
                 state.taken_over, state.epoch, state.boot_id, state.clock_base, state.wall_offset_s
             )
-        self._nodes = tuple(state.nodes.items())
+        self._nodes = sorted(state.nodes.items(), key=itemgetter(0))
         self._leases = tuple(state.leases.values())
         self._members = [(slot.key, *item) for slot in state.slots.values() for item in slot.members.items()]
-        self._fences, self._next_seq, self._recent = tuple(state.fences.items()), state.next_seq, state.recent
-        self._waiting = (*state.queue, *state.inside)
-        self._quotas = tuple(state.quotas.items())
-        self._tokens = tuple(state.tokens.values())
-        self._owners = [(owner, use.used, use.as_of, use.recent) for owner, use in state.owners.items()]
-        self._bookings = tuple(state.bookings.values())
-        self._excluded, self._new_gpus_excluded = tuple(state.excluded.items()), state.new_gpus_excluded
-        self._ignored = tuple(state.ignored_processes)
+        fences = tuple(sorted(state.fences.items()))
+        self._counters = ev.HistoryCondensed(state.clock, fences, state.next_seq, state.last_durations_s)
+        self._waiting = tuple(state.queue)
+        self._usage = [(owner, use.used, use.as_of, use.recent) for owner, use in state.usage.items()]
+        self._tables = [(table, tuple(getattr(state, table).items())) for table in TABLES]
 
     def events(self) -> Iterator[ev.DurableEvent]:
         """The events that turn an empty pool into this one, without what a restart makes void, and without ended leases."""
         at = self._at
         if self._taken_over is not None:
             yield self._taken_over
-        for name, node in sorted(self._nodes, key=itemgetter(0)):
+        for name, node in self._nodes:
             yield ev.NodeJoined(at, name, node.boot_id, node.gpus, node.machine_id)
-        granted = [lease for lease in self._leases if isinstance(lease, ActiveLease | DrainingLease)]
+        granted = [lease for lease in self._leases if isinstance(lease, ActiveLease | EndedLease)]
         # Leases that share a GPU came to it in the order of their fences. Those with the same fence share no node.
-        for lease in sorted(granted, key=lambda lease: (_grant_of(lease).fence, lease.gpus[0].node)):
+        for lease in sorted(granted, key=lambda lease: (lease.fence, lease.gpus[0].node)):
             yield from _granted(lease, at)
         for key, lease_id, processes in self._members:
             yield ev.ProcessesAttributed(at, lease_id, key, processes)
         for lease in granted:
-            if isinstance(lease, DrainingLease):
-                ended = lease.ended
+            if isinstance(lease, EndedLease):
+                since = at if lease.drains_since is None else lease.drains_since
                 yield ev.LeaseEnded(
-                    lease.since, lease.id, ended.reason, lease.gpus, ended.ended_at, ended.by, ended.why
+                    since, lease.id, lease.reason, lease.draining, lease.ended_at, lease.by, lease.why
                 )
         # After the ends of leases that drain: how long these lasted is counted already.
-        yield ev.HistoryCondensed(at, tuple(sorted(self._fences)), self._next_seq, self._recent)
+        yield self._counters
         waiting = {lease.id: lease for lease in self._leases if isinstance(lease, QueuedLease)}
         for lease_id in self._waiting:
             waiter = waiting[lease_id]
             yield ev.LeaseQueued(at, waiter.id, waiter.request, waiter.seq, waiter.requested_at)
-        yield from self._of_owners_and_operators(at)
-
-    def _of_owners_and_operators(self, at: float) -> Iterator[ev.DurableEvent]:
-        for owner, quota in sorted(self._quotas, key=itemgetter(0)):
-            yield ev.QuotaChanged(at, owner, quota)
-        for token in self._tokens:
-            yield ev.TokenAdded(at, token)
-        for name_of_owner, used, as_of, recent in self._owners:
-            yield ev.UseCounted(at, name_of_owner, used, as_of, recent)
-        for booking in self._bookings:
-            yield ev.GpusBooked(at, booking)
-        for key, reason in self._excluded:
-            yield ev.GpuExcluded(at, key, reason)
-        if self._new_gpus_excluded is not None:
-            yield ev.NewGpusExcluded(at, self._new_gpus_excluded)
-        for process_name in sorted(self._ignored):
-            yield ev.ProcessIgnored(at, process_name)
+        for owner, used, as_of, recent in self._usage:
+            yield ev.UseCounted(at, owner, used, as_of, recent)
+        for table, rows in self._tables:
+            for row_key, value in rows:
+                yield ev.Configured(at, table, (row_key,) if isinstance(row_key, str) else tuple(row_key), value)
 
 
 def condense(state: PoolState) -> list[ev.DurableEvent]:
@@ -86,23 +77,32 @@ def condense(state: PoolState) -> list[ev.DurableEvent]:
     return list(Condensed(state).events())
 
 
-def _granted(lease: ActiveLease | DrainingLease, at: float) -> list[ev.DurableEvent]:
-    grant = _grant_of(lease)
-    assert grant.fence is not None and grant.granted_at is not None  # noqa: S101, PT018 - it was granted
-    queued = ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, grant.requested_at)
-    if isinstance(lease, DrainingLease):
-        warned = [] if lease.ended.warned is None else [ev.LeaseWarned(at, lease.id, lease.ended.warned, at)]
-        return [queued, ev.LeaseGranted(at, lease.id, grant.gpus, grant.fence, grant.granted_at), *warned]
-    granted = ev.LeaseGranted(
-        at, lease.id, grant.gpus, grant.fence, grant.granted_at, lease.limit, _unusual_weight(lease)
-    )
+def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
+    """The short history of a state from an old copy, with every GPU out of service for this reason and all fences far ahead.
+
+    What happened after the copy is not known. A holder on another machine may have a GPU under a lease that the copy does
+    not know, so an operator decides when the GPUs are granted again. That includes GPUs that the copy does not know: they are
+    out of service when a server first reads them. A GPU that was out of service keeps its reason.
+    """
+    fences = tuple((node, state.fences.get(node, 0) + FENCES_AHEAD) for node in sorted({*state.nodes, *state.fences}))
+    history = [
+        replace(event, fences=fences) if isinstance(event, ev.HistoryCondensed) else event for event in condense(state)
+    ]
+    known = {GpuKey(node, gpu.uuid) for node, facts in state.nodes.items() for gpu in facts.gpus or ()}
+    held = {key for slot in state.slots.values() if slot.occupants for key in (slot.key,)}
+    out = sorted((known | held) - state.excluded.keys())
+    excluded = [ev.Configured(state.clock, "excluded", tuple(key), reason) for key in out]
+    return [*history, *excluded, ev.Configured(state.clock, "new_gpus", ALL, reason)]
+
+
+def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent]:
+    assert lease.fence is not None and lease.granted_at is not None  # noqa: S101, PT018 - it was granted
+    queued = ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, lease.requested_at)
+    granted = ev.LeaseGranted(at, lease.id, lease.gpus, lease.fence, lease.granted_at)
+    if isinstance(lease, EndedLease):
+        warned = [] if lease.warned is None else [ev.LeaseWarned(at, lease.id, lease.warned, at)]
+        return [queued, granted, *warned]
+    weight = None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
     ending = lease.ending
-    return [queued, granted, *([ev.LeaseWarned(at, lease.id, ending.reason, ending.at)] if ending else [])]
-
-
-def _unusual_weight(lease: ActiveLease) -> int | None:
-    return None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
-
-
-def _grant_of(lease: ActiveLease | DrainingLease) -> ActiveLease | EndedLease:
-    return lease.ended if isinstance(lease, DrainingLease) else lease
+    warnings = [] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)]
+    return [queued, replace(granted, limit=lease.limit, weight=weight), *warnings]

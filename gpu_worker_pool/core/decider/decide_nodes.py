@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.events import Code, Refused
 from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
-
-from .lease_ends import all_ended
 
 
 def take_over(_: PoolState, command: cmd.TakeOver, now: float) -> list[ev.Event]:
@@ -39,34 +38,53 @@ def silence_node(state: PoolState, command: cmd.SilenceNode, now: float) -> list
 def forget_node(state: PoolState, command: cmd.ForgetNode, now: float) -> list[ev.Event]:
     node = command.node
     if node not in state.nodes:
-        return [ev.NodeNotForgotten(now, node, f"no node {node} is known")]
+        return [Refused(now, Code.NODE_STAYS, node, f"no node {node} is known")]
     if node in state.announced:
-        return [ev.NodeNotForgotten(now, node, f"{node} is connected; stop its server first")]
-    events: list[ev.Event] = []
-    over: dict[str, ev.LeaseEnded] = {}
-    for _, lease in sorted(state.leases.items()):
-        if isinstance(lease, DrainingLease):
-            events += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus if key.node == node]
-        elif isinstance(lease, ActiveLease) and any(key.node == node for key in lease.gpus):
-            for ended in all_ended(state, lease, EndReason.REVOKED, now):
-                draining = tuple(key for key in ended.draining if key.node != node)
-                over.setdefault(ended.lease_id, replace(ended, draining=draining, by=command.by))
-    return [*events, *over.values(), ev.NodeForgotten(now, node)]
+        return [Refused(now, Code.NODE_STAYS, node, f"{node} is connected; stop its server first")]
+    gone = [lease for lease in _live(state) if isinstance(lease, ActiveLease) and _is_on(lease, node)]
+    ends = [_off_node(ended_lease(state, lease, EndReason.REVOKED, now, command.by), node) for lease in gone]
+    return [*_drained(state, node, now), *ends, ev.NodeForgotten(now, node)]
 
 
 def _ended_by_reboot(state: PoolState, node: str, now: float) -> list[ev.Event]:
     """No process from before is alive on this node, and none holds memory on its GPUs."""
-    events: list[ev.Event] = []
-    over: dict[str, ev.LeaseEnded] = {}
-    # Sorted, so that the same leases are remembered however the history was told.
-    for _, lease in sorted(state.leases.items()):
-        if isinstance(lease, DrainingLease):
-            events += [ev.GpuDrained(now, lease.id, key) for key in lease.gpus if key.node == node]
-        elif lease.request.holder.process_on(node) is not None:
-            for ended in all_ended(state, lease, EndReason.HOLDER_DIED, now):
-                draining = tuple(key for key in ended.draining if key.node != node)
-                over.setdefault(ended.lease_id, replace(ended, draining=draining))
-    return [*events, *over.values()]
+    gone = [lease for lease in _live(state) if lease.request.holder.process_on(node) is not None]
+    ends = [_off_node(ended_lease(state, lease, EndReason.HOLDER_DIED, now), node) for lease in gone]
+    return [*_drained(state, node, now), *ends]
+
+
+def ended_lease(  # noqa: PLR0917 - as the event
+    state: PoolState,
+    lease: QueuedLease | ActiveLease,
+    reason: EndReason,
+    now: float,
+    by: str | None = None,
+    why: str | None = None,
+) -> ev.LeaseEnded:
+    gpus = lease.gpus if isinstance(lease, ActiveLease) else ()
+    if not state.settings.awaits_reading_after_release:
+        gpus = tuple(key for key in gpus if state.slots[key].members.get(lease.id))
+    return ev.LeaseEnded(now, lease.id, reason, gpus, now + state.wall_offset_s, by, why)
+
+
+def _live(state: PoolState) -> list[QueuedLease | ActiveLease]:
+    """The leases that have not ended, sorted, so that the same ones are remembered however the history was told."""
+    leases = (lease for _, lease in sorted(state.leases.items()))
+    return [lease for lease in leases if not isinstance(lease, EndedLease)]
+
+
+def _is_on(lease: ActiveLease, node: str) -> bool:
+    return any(key.node == node for key in lease.gpus)
+
+
+def _off_node(ended: ev.LeaseEnded, node: str) -> ev.LeaseEnded:
+    """The end of a lease of which nothing is left on this node."""
+    return replace(ended, draining=tuple(key for key in ended.draining if key.node != node))
+
+
+def _drained(state: PoolState, node: str, now: float) -> list[ev.GpuDrained]:
+    draining = [lease for _, lease in sorted(state.leases.items()) if isinstance(lease, EndedLease)]
+    return [ev.GpuDrained(now, lease.id, key) for lease in draining for key in lease.draining if key.node == node]
 
 
 def rename_node(state: PoolState, command: cmd.RenameNode, now: float) -> list[ev.Event]:

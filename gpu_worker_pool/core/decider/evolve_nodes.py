@@ -1,4 +1,4 @@
-"""What take-overs, nodes and operators' words about GPUs change in a pool. It makes no decisions."""
+"""What take-overs and nodes change in a pool. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease, QueuedLease
-from gpu_worker_pool.core.model.node import Node
+from gpu_worker_pool.core.model.gpu import GpuKey, Node
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -26,7 +25,7 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
             # What is read from here on is read after its grant.
             slot.occupants[lease_id] = replace(occupant, since=-inf)
     for lease in state.leases.values():
-        state.restart_deadline(lease, event.at)
+        state.restart_ttl(lease, event.at)
     _forget_plans(state)
 
 
@@ -44,17 +43,12 @@ def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
     state.touch(new)
 
 
-def _new_gpus_excluded(state: PoolState, event: ev.NewGpusExcluded) -> None:
-    state.new_gpus_excluded = event.reason
-
-
 def _node_rebooted(state: PoolState, event: ev.NodeRebooted) -> None:
     state.nodes[event.node] = replace(state.nodes[event.node], boot_id=event.boot_id)
     _void_readings_of(state, event.node)
-    state.unsettle()  # nothing is reserved on GPUs that have not been read
     for lease in state.leases.values():
         if isinstance(lease, ActiveLease) and any(key.node == event.node for key in lease.gpus):
-            state.restart_deadline(lease, event.at)
+            state.restart_ttl(lease, event.at)
 
 
 def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
@@ -66,7 +60,6 @@ def _node_announced(state: PoolState, event: ev.NodeAnnounced) -> None:
 def _node_silenced(state: PoolState, event: ev.NodeSilenced) -> None:
     state.announced.discard(event.node)
     _void_readings_of(state, event.node)
-    state.unsettle()
 
 
 def _node_forgotten(state: PoolState, event: ev.NodeForgotten) -> None:
@@ -76,7 +69,6 @@ def _node_forgotten(state: PoolState, event: ev.NodeForgotten) -> None:
         _void_readings(state, [slot])
     for key in [key for key in state.excluded if key.node == event.node]:
         del state.excluded[key]
-    state.unsettle()
 
 
 def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
@@ -94,21 +86,18 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
         state.touch((key, new))
     for lease_id, lease in state.leases.items():
         renamed = state.leases[lease_id] = _on_renamed(lease, event, moved)
-        if isinstance(lease, QueuedLease) and isinstance(renamed, QueuedLease) and lease.request.parent is None:
-            # It may be in another line: what it asks for is on the node that was renamed.
+        if isinstance(lease, QueuedLease) and isinstance(renamed, QueuedLease):
+            # It may be of another class: what it asks for is on the node that was renamed.
             state.queue.leave(lease)
             state.queue.join(renamed)
     state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
     state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
-    state.reclaimable = {
-        process: dict(zip(moved(by_key), by_key.values(), strict=True)) for process, by_key in state.reclaimable.items()
-    }
     _forget_plans(state)
 
 
 def _on_renamed(
-    lease: LiveLease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
-) -> LiveLease:
+    lease: Lease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
+) -> Lease:
     holder, wishes = lease.request.holder, lease.request.wishes
     if holder.node == event.old:
         lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))
@@ -116,29 +105,9 @@ def _on_renamed(
         lease = replace(lease, request=replace(lease.request, wishes=replace(wishes, node=event.new)))
     if isinstance(lease, ActiveLease):
         return replace(lease, gpus=moved(lease.gpus))
-    if isinstance(lease, DrainingLease):
-        return replace(lease, gpus=moved(lease.gpus), ended=replace(lease.ended, gpus=moved(lease.ended.gpus)))
+    if isinstance(lease, EndedLease):
+        return replace(lease, gpus=moved(lease.gpus), draining=moved(lease.draining))
     return lease
-
-
-def _gpu_excluded(state: PoolState, event: ev.GpuExcluded) -> None:
-    state.excluded[event.gpu] = event.reason
-    state.touch((event.gpu,))
-
-
-def _gpu_included(state: PoolState, event: ev.GpuIncluded) -> None:
-    state.excluded.pop(event.gpu, None)
-    state.touch((event.gpu,))
-
-
-def _process_ignored(state: PoolState, event: ev.ProcessIgnored) -> None:
-    state.ignored_processes.add(event.name)
-    state.touch(state.slots)
-
-
-def _process_counted(state: PoolState, event: ev.ProcessCounted) -> None:
-    state.ignored_processes.discard(event.name)
-    state.touch(state.slots)
 
 
 def _void_readings_of(state: PoolState, node: str) -> None:
@@ -154,21 +123,15 @@ def _void_readings(state: PoolState, slots: Iterable[GpuSlot]) -> None:
 
 
 def _forget_plans(state: PoolState) -> None:
-    state.reservation, state.claims, state.undated = None, {}, {}
-    state.unsettle()
+    state.reservation, state.claims, state.no_date_until = None, {}, {}
 
 
 NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.TakenOver: _taken_over,
     ev.NodeJoined: _node_joined,
-    ev.NewGpusExcluded: _new_gpus_excluded,
     ev.NodeRebooted: _node_rebooted,
     ev.NodeAnnounced: _node_announced,
     ev.NodeRenamed: _node_renamed,
     ev.NodeSilenced: _node_silenced,
     ev.NodeForgotten: _node_forgotten,
-    ev.GpuExcluded: _gpu_excluded,
-    ev.GpuIncluded: _gpu_included,
-    ev.ProcessIgnored: _process_ignored,
-    ev.ProcessCounted: _process_counted,
 }

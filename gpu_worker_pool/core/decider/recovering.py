@@ -7,7 +7,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, KeptLease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.quotas import time_limit_of, weight_of
+from gpu_worker_pool.core.queue.eligibility import has_opening
+from gpu_worker_pool.core.queue.owners import time_limit_of, weight_of
 
 from .condense import NO_SEQ
 
@@ -40,26 +41,14 @@ def _is_part_of(lease: ActiveLease, kept: KeptLease, gpus: int) -> bool:
 
 def _have_room(state: PoolState, kept: KeptLease, gpus: tuple[GpuKey, ...]) -> bool:
     """Whether no other lease has these GPUs. What drains there has left them, or the box would not have granted again."""
-    parent = kept.request.parent
-    if parent is not None:
-        outer = state.leases.get(parent)
-        return isinstance(outer, ActiveLease) and set(gpus) <= set(outer.gpus)
     slots = [slot.without_draining() for key in gpus if (slot := state.slots.get(key)) is not None]
-    return all(
-        slot.is_open_for(
-            shared=kept.request.wishes.is_shared,
-            workers_per_gpu=state.settings.workers_per_gpu,
-            max_sharers=state.settings.max_sharers,
-        )
-        for slot in slots
-    )
+    return all(has_opening(state, slot, kept.request.wishes) for slot in slots)
 
 
 def _limit(state: PoolState, kept: KeptLease, now: float) -> float | None:
     """When its time limit ends it. The time that it has lasted is known by the time of day only."""
     request = kept.request
-    is_inside = request.parent is not None
-    limit_s = request.time_limit_s if is_inside else time_limit_of(state, request.holder.owner, request.time_limit_s)
+    limit_s = time_limit_of(state, request.holder.owner, request.time_limit_s)
     lasted_s = max(now + state.wall_offset_s - kept.granted_at, 0.0)
     return None if limit_s is None else max(now + limit_s - lasted_s, now)
 

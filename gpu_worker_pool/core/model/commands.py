@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
-from .access_token import AccessToken
-from .booking import Booking
-from .gpu import GpuKey, InventoryGpu, Reading
+from .configured import Booking, Key, Value
+from .gpu import InventoryGpu, Reading
 from .lease import KeptLease
-from .quota import Quota
 from .request import Request, Wishes
 
 
@@ -71,10 +68,9 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued. It counts as of `arrived_at`, if it is carried out later."""
+    """A heartbeat for these leases, active or queued."""
 
     lease_ids: tuple[str, ...]
-    arrived_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +121,21 @@ class Observe:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Only time has passed. Heartbeats that arrived after `heard_until` are not carried out yet, so no lease that was due
-    later expires.
-    """
+    """Only time has passed."""
 
-    heard_until: float = inf
+
+@dataclass(frozen=True, slots=True)
+class LoseTime:
+    """The driver was away this long. TTLs do not run meanwhile: it could take no heartbeats."""
+
+    lost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetWallTime:
+    """The clock of the driver's machine was set; `wall_offset_s` is as in TakeOver."""
+
+    wall_offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,48 +144,12 @@ class ServeQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class ExcludeGpu:
-    """An operator takes a GPU out of service. Its leases run on; it gets no new ones."""
+class Configure:
+    """Set a row of a table (see configured.py), or remove it (None)."""
 
-    gpu: GpuKey
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class IncludeGpu:
-    gpu: GpuKey
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoreProcess:
-    """Processes of this name do not count as use from outside the pool (a desktop's, for example)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CountProcess:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetQuota:
-    """Give an owner a quota, or take it away (None). The owner `*` stands for all without one of their own."""
-
-    owner: str
-    quota: Quota | None
-
-
-@dataclass(frozen=True, slots=True)
-class AddToken:
-    """Accept a token. One that is known gets this role and note."""
-
-    token: AccessToken
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeToken:
-    digest: str
+    table: str
+    key: Key
+    value: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +161,6 @@ class BookGpus:
     booking: Booking
     wishes: Wishes
     must_be_free: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CancelBooking:
-    booking_id: str
 
 
 Command = (
@@ -213,14 +178,9 @@ Command = (
     | RecoverLease
     | Observe
     | Tick
+    | LoseTime
+    | SetWallTime
     | ServeQueue
-    | ExcludeGpu
-    | IncludeGpu
-    | IgnoreProcess
-    | CountProcess
-    | SetQuota
-    | AddToken
-    | RevokeToken
+    | Configure
     | BookGpus
-    | CancelBooking
 )

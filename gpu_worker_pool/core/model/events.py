@@ -8,14 +8,12 @@ an answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from .access_token import AccessToken
-from .booking import Booking
+from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
-from .lease import EndReason
-from .quota import Quota
+from .lease import EndReason, Reservation
 from .request import Request, Wishes
-from .reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,6 @@ class DurableEvent(Event):
 
 
 class VolatileEvent(Event):
-    __slots__ = ()
-
-
-class Refusal(Event):
     __slots__ = ()
 
 
@@ -88,7 +82,7 @@ class HistoryCondensed(DurableEvent):
 
     fences: tuple[tuple[str, int], ...]
     next_seq: int
-    recent: tuple[float, ...] = ()
+    last_durations_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,26 +159,6 @@ class ProcessesAttributed(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaChanged(DurableEvent):
-    """The quota of an owner, or of all without one of their own (`*`). None: it has none any more."""
-
-    owner: str
-    quota: Quota | None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenAdded(DurableEvent):
-    """A token is accepted from now on. It replaces what was known of the same token."""
-
-    token: AccessToken
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRevoked(DurableEvent):
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class UseCounted(DurableEvent):
     """What an owner had used at the time `as_of` of the pool's clock (see accounting/fair_share.py). It replaces the
     events that it adds up.
@@ -197,43 +171,14 @@ class UseCounted(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class GpusBooked(DurableEvent):
-    booking: Booking
+class Configured(DurableEvent):
+    """An operator set a row of a table (see configured.py), or removed it: then the value is None. A booking may also be over,
+    or have become an exclusion.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class BookingEnded(DurableEvent):
-    """It is over, was cancelled, or has become an exclusion."""
-
-    booking_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuExcluded(DurableEvent):
-    gpu: GpuKey
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuIncluded(DurableEvent):
-    gpu: GpuKey
-
-
-@dataclass(frozen=True, slots=True)
-class NewGpusExcluded(DurableEvent):
-    """GPUs that are first seen from now on are out of service for this reason. None: no longer."""
-
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIgnored(DurableEvent):
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessCounted(DurableEvent):
-    name: str
+    table: str
+    key: Key
+    value: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,92 +212,49 @@ class LeasesRenewed(VolatileEvent):
 class QueueSettled(VolatileEvent):
     """No waiter can be served, and that stays so until `until` unless another event happens.
 
-    `claims` are GPUs that become free for a waiter because preemptible leases on them are being ended. `undated` are
-    wishes for which nothing can be reserved yet, with the time at which that is tried again.
+    `claims` are GPUs that become free for a waiter because preemptible leases on them are being ended. `no_date_until`
+    has wishes for which nothing can be reserved yet, with the time at which that is tried again.
     """
 
     until: float
     reservation: Reservation | None
     claims: tuple[tuple[GpuKey, str], ...] = ()
-    undated: tuple[tuple[Wishes, float], ...] = ()
+    no_date_until: tuple[tuple[Wishes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class SubLeasesSettled(VolatileEvent):
-    """No waiter inside these leases can be served unless another event happens there."""
+class TimeLost(VolatileEvent):
+    """The driver was away this long, and took no heartbeats: every TTL and drain limit is later by that."""
 
-    parents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRefused(Refusal):
-    """No GPU of the pool, or of the request's parent, could ever serve this request."""
-
-    lease_id: str
-    why: str
+    lost_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFull(Refusal):
-    """The queue is full: for this owner (`owner`, None if the request names none), or for all."""
+class WallTimeSet(VolatileEvent):
+    """The clock of the driver's machine was set. The pool's clock plus `wall_offset_s` is the time of day."""
 
-    lease_id: str
-    limit: int
-    is_owners_limit: bool
-    owner: str | None
+    wall_offset_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TooManyLeases(Refusal):
-    """This owner (None if the request names none) has as many live leases as one may, waiting or active."""
+class Code(StrEnum):
+    """Why a command was refused."""
 
-    lease_id: str
-    limit: int
-    owner: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseConflicted(Refusal):
-    """The id belongs to a different request."""
-
-    lease_id: str
+    UNSERVABLE = "unservable"  # no GPU of the pool could ever serve the request, or its owner may not ask for that
+    QUEUE_FULL = "queue_full"
+    TOO_MANY_LEASES = "too_many_leases"
+    CONFLICT = "conflict"  # the id belongs to a different request
+    UNKNOWN_LEASE = "unknown_lease"
+    ENDED = "ended"  # `why` is the reason of its end
+    KEPT_BY_BOX = "kept_by_box"  # `why` is the node that counts the heartbeats of the lease
+    NODE_STAYS = "node_stays"
+    UNKNOWN_GPU = "unknown_gpu"
+    BOOKING = "booking"
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseUnknown(Refusal):
-    """No lease with this id is known. None was created."""
+class Refused(Event):
+    """Nothing was changed. `subject` is the id of a lease or a booking, a node or the UUID of a GPU."""
 
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RenewalRefused(Refusal):
-    """The lease has ended; `reason` says how."""
-
-    lease_id: str
-    reason: EndReason
-
-
-@dataclass(frozen=True, slots=True)
-class KeptByBox(Refusal):
-    """The heartbeats of this lease are counted by the box that keeps it, the custodian."""
-
-    lease_id: str
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeNotForgotten(Refusal):
-    node: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUnknown(Refusal):
-    gpu: GpuKey
-
-
-@dataclass(frozen=True, slots=True)
-class BookingRefused(Refusal):
-    booking_id: str
-    why: str
+    code: Code
+    subject: str
+    why: str = ""

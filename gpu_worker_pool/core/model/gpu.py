@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from .process_id import ProcessId as ProcessId  # noqa: PLC0414 - those who know GPUs know their processes
+
+class ProcessId(NamedTuple):
+    """A process, told from a later one with the same pid by its start time, if that is known."""
+
+    pid: int
+    started: float | None = None
+
+    def is_same(self, other: ProcessId) -> bool:
+        """Whether both are the same process. An unknown start time matches any."""
+        if self.pid != other.pid:
+            return False
+        return self.started is None or other.started is None or self.started == other.started
 
 
 class GpuKey(NamedTuple):
@@ -34,6 +45,17 @@ class InventoryGpu:
     index: int
     name: str
     memory_total_mb: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the journal knows of a node: a machine with GPUs. `gpus` is its inventory and `machine_id` the box, None while
+    that is unknown.
+    """
+
+    boot_id: str
+    gpus: tuple[InventoryGpu, ...] | None = None
+    machine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

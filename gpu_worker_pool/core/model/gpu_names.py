@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import groupby, islice
-
-from .gpu import GpuKey
+from itertools import islice
 
 MAX_NAMES = 128
 MAX_NAME = 64
@@ -68,53 +65,3 @@ def shown(names: tuple[str, ...]) -> str:
     """The names as text, cut to a line's length."""
     left_out = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {left_out} more" if left_out > 0 else "")
-
-
-class GpuNames:
-    """Finds GPUs by name.
-
-    A prefix of a UUID must match exactly one GPU of a node, as in CUDA: a client that asked for one GPU must not get
-    another.
-    """
-
-    def __init__(self) -> None:
-        self._by_index: dict[str, set[GpuKey]] = {}
-        self._by_uuid: list[tuple[str, str, GpuKey]] = []  # lower case, then by node
-        self._found: dict[tuple[str, ...], frozenset[GpuKey]] = {}
-
-    def change(self, old: Iterable[tuple[float, GpuKey]], new: Iterable[tuple[float, GpuKey]]) -> None:
-        """Replace GPUs, each with its index, by others."""
-        self._found.clear()
-        for index, key in old:
-            self._by_index[str(index)].discard(key)
-            if not self._by_index[str(index)]:
-                del self._by_index[str(index)]
-            del self._by_uuid[bisect_left(self._by_uuid, _spelled(key))]
-        for index, key in new:
-            self._by_index.setdefault(str(index), set()).add(key)
-            insort(self._by_uuid, _spelled(key))
-
-    def find(self, names: tuple[str, ...]) -> frozenset[GpuKey]:
-        found = self._found.get(names)
-        if found is None:
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            found = self._found[names] = frozenset(key for name in names for key in self._named(name))
-        return found
-
-    def _named(self, name: str) -> Iterable[GpuKey]:
-        return self._by_index.get(name, ()) if name.isdigit() else self._beginning_with(name.lower())
-
-    def _beginning_with(self, start: str) -> Iterator[GpuKey]:
-        first = bisect_left(self._by_uuid, (start,))
-        last = bisect_left(self._by_uuid, (start + "\U0010ffff",))
-        alike = sorted(self._by_uuid[first:last], key=lambda item: item[1])
-        for _, group in groupby(alike, key=lambda item: item[1]):
-            (uuid, _, key), *others = group
-            # The shortest comes first: it matches in full, or the prefix is ambiguous.
-            if not others or (uuid == start and others[0][0] != start):
-                yield key
-
-
-def _spelled(key: GpuKey) -> tuple[str, str, GpuKey]:
-    return (key.uuid.lower(), key.node, key)

@@ -1,22 +1,22 @@
 """A lease in each of its states. Each state carries only its own data, so an impossible lease cannot be written down.
 
-    queued -> active -> draining -> ended
+    queued -> active -> ended
 
-Draining: the holder is done, but a reading must still show that its processes have left the GPU.
+An ended lease drains while a reading must still show that its processes have left the GPU.
 Fields that end in `_at` are wall-clock seconds, for people. `limit`, `since` and the time of an ending are on the pool's
 clock, which no one sets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 from .gpu import GpuKey
 from .request import Request
 
-# So long before its time limit the holder of a lease is warned.
+# The holder of a lease is warned this long before its time limit.
 WARNING_S = 60.0
 # If a warning comes late, the holder still has this part of that time.
 LEAST_WARNING = 1 / 6
@@ -59,11 +59,8 @@ class QueuedLease:
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Sort key: preemptible requests last, higher priority first, then first come, first served. Inside another lease
-        none is preemptible: it ends with that.
-        """
-        is_last = self.request.preemptible and self.request.parent is None
-        return (is_last, -self.request.priority, self.seq)
+        """Sort key: preemptible requests last, higher priority first, then first come, first served."""
+        return (self.request.preemptible, -self.request.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +134,10 @@ class KeptLease:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainingLease:
-    """Ended for its holder. `gpus` are those not yet known to be free of it; `since` is on the pool's clock."""
-
-    id: str
-    request: Request
-    gpus: tuple[GpuKey, ...]
-    since: float
-    ended: EndedLease
-
-    @property
-    def was_left_by_holder(self) -> bool:
-        """Whether the holder itself released it. Its process may go on, and knows that the GPU is no longer its own."""
-        return self.ended.reason is EndReason.RELEASED and self.ended.by is None
-
-
-@dataclass(frozen=True, slots=True)
 class EndedLease:
     """Ended. A lease that never left the queue has no GPUs, fence or granted_at. `by` and `why` are as in LeaseEnded.
-    `warned` is for what its holder had been told to end, if it did so in time.
+    `warned` is for what its holder had been told to end, if it did so in time. `draining` are the GPUs not yet known to be
+    free of it; `drains_since` is on the pool's clock.
     """
 
     id: str
@@ -169,13 +151,46 @@ class EndedLease:
     by: str | None = None
     why: str | None = None
     warned: EndReason | None = None
+    draining: tuple[GpuKey, ...] = ()
+    drains_since: float | None = None
+
+    @property
+    def was_left_by_holder(self) -> bool:
+        """Whether the holder itself released it. Its process may go on, and knows that the GPU is no longer its own."""
+        return self.reason is EndReason.RELEASED and self.by is None
+
+    @property
+    def record(self) -> EndedLease:
+        """The lease as the accounting keeps it, whatever drains."""
+        return replace(self, draining=(), drains_since=None) if self.draining else self
 
 
-LiveLease = QueuedLease | ActiveLease | DrainingLease
-Lease = LiveLease | EndedLease
+Lease = QueuedLease | ActiveLease | EndedLease
 
 
-def as_ended(lease: Lease | None) -> EndedLease | None:
-    """The end of this lease, also while its GPUs drain; None if it has not ended."""
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    return ended if isinstance(ended, EndedLease) else None
+class Basis(StrEnum):
+    """What a date rests on; the surer comes first in the order of the words."""
+
+    DECLARED = "declared"
+    PREDICTED = "predicted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The GPUs that are kept for the first waiter that cannot be served.
+
+    The waiter can start at `date` on the pool's clock with these GPUs, by node and index, if the leases there end as
+    they declared, or as is predicted. `after` is the lease that ends last. `seen` is when readings last bore it out.
+    """
+
+    lease_id: str
+    gpus: tuple[GpuKey, ...]
+    date: float
+    basis: Basis
+    after: str | None = None
+    seen: float = field(default=0.0, compare=False)
+
+    @property
+    def nodes(self) -> set[str]:
+        return {key.node for key in self.gpus}

@@ -9,11 +9,13 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from .checks import check_number, check_whole
+from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
-from .memory import show_mb
-from .process_id import ProcessId
-from .ttl import DEFAULT_TTL_S, MAX_TTL_S
+from .units import show_mb
 
+# How long a lease lives without a heartbeat.
+DEFAULT_TTL_S = 60.0
+MAX_TTL_S = 7 * 24 * 3600.0
 MAX_GPUS = 1024
 MAX_NODES = 1024
 MAX_TIME_LIMIT_S = 366 * 24 * 3600.0
@@ -142,9 +144,7 @@ def person_and_task(holder: Holder, labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`parent` is the id of the lease whose GPUs are to be used (see queue/sub_leases.py); None: GPUs of the pool.
-
-    The lease ends `time_limit_s` after its grant. None: it declares no limit. A preemptible lease may be ended when
+    """The lease ends `time_limit_s` after its grant. None: it declares no limit. A preemptible lease may be ended when
     another request needs its GPUs.
     """
 
@@ -153,7 +153,6 @@ class Request:
     priority: int = 0
     ttl_s: float = DEFAULT_TTL_S
     labels: tuple[tuple[str, str], ...] = ()
-    parent: str | None = None
     time_limit_s: float | None = None
     preemptible: bool = False
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .checks import check_number, check_whole
 from .request import MAX_TIME_LIMIT_S, Wishes
-from .thresholds import DEFAULT_THRESHOLDS, Thresholds
+
+
+class Thresholds(NamedTuple):
+    """A GPU at or over one of these is not available."""
+
+    memory_percent: float
+    utilization_percent: float
+
+
+DEFAULT_THRESHOLDS = Thresholds(memory_percent=80.0, utilization_percent=90.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +35,12 @@ class PoolSettings:
     `max_sharers` leases may share a GPU. An owner may have `max_leases_per_owner` live leases, waiting ones included.
 
     `default_time_limit_s` is the time limit of requests that declare none. `reserve_after_s`: GPUs are reserved for the
-    first waiter that cannot be served once it has waited so long. A preemptible lease ends `preempt_grace_s` after its
+    first waiter that cannot be served once it has waited that long. A preemptible lease ends `preempt_grace_s` after its
     warning. `fair_share`: of equal priority, the owner that used less is served first. A lease whose GPUs computed
     nothing for `idle_after_s` is idle; `idle_reclaim` ends it after a warning.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
-    workers_per_gpu: int = 1
     stale_after_s: float = 15.0
     drain_limit_s: float = 60.0
     awaits_reading_after_release: bool = True
@@ -55,7 +63,6 @@ class PoolSettings:
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
         check_number("utilization_threshold_percent", self.thresholds.utilization_percent, 0, 100)
-        check_whole("workers_per_gpu", self.workers_per_gpu, 1, 1024)
         check_number("stale_after_s", self.stale_after_s, 0, 1e9)
         check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
         check_number("context_mb", self.context_mb, 0, 1e9)

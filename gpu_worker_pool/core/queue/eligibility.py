@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.gpu_names import shown
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
-from gpu_worker_pool.core.model.outsiders import outside_use
-from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, used_percent
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
+from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
+from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, outside_use, used_percent
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.thresholds import Thresholds
 
-from .verdicts import (
-    Draining,
-    Eligible,
-    Excluded,
-    Ineligible,
-    InUseOutside,
-    Leased,
-    NoRoom,
-    NotAmong,
-    OtherNode,
-    OtherServer,
-    OverMemory,
-    OverUtilization,
-    ReadingStale,
-    ReadingUnknown,
-    SharersFull,
-    TooSmall,
-    Unhealthy,
-    Verdict,
-    WrongModel,
-)
-
-# More kinds of wishes than this are not looked at; then a waiter may be served.
-_MOST_FAMILIES = 50
+from .verdicts import Verdict, verdict
 
 
 def judge(state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> Verdict:
@@ -56,89 +31,117 @@ def is_suitable(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return _unsuitable(state, slot, wishes, state.settings.thresholds_for(wishes)) is None
 
 
-def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Ineligible | None:
-    if wishes.node is not None and slot.key.node != wishes.node:
-        return OtherNode(wishes.node)
+def as_left_to(state: PoolState, slot: GpuSlot, request: Request) -> GpuSlot | None:
+    """A GPU as it is for the process that uses it alone, without what that process has left there; None if another uses it.
+
+    A program with several workers releases a GPU and asks for one again, while its memory stays allocated: frameworks keep
+    what they once allocated. For all other processes that GPU drains, and after the drain limit it is in use outside the
+    pool; for the same process it is usable.
+    """
+    holder = request.holder
+    if holder.process_on(slot.key.node) is None or request.wishes.total_gpus != 1:
+        return None
+    if slot.occupants:
+        # A client may claim any pid; that must not give it what another owner left.
+        if any(state.leases[lease_id].request.holder.owner != holder.owner for lease_id in slot.occupants):
+            return None
+        own = {member for members in slot.members.values() for member in members}
+    else:
+        use = outside_use(slot, state.settings, state.ignored_processes)
+        if use is None or any(
+            None not in (found.user, holder.owner) and found.user != holder.owner for found in use.processes
+        ):
+            return None
+        own = {found.id for found in use.processes}
     reading = slot.reading
-    if wishes.among is not None and reading is not None and slot.key not in state.capacity.named(wishes.among):
-        return NotAmong(shown(wishes.among))
+    if reading is None or reading.processes is None or not own:
+        return GpuSlot(slot.key, reading)
+    others = tuple(found for found in reading.processes if found.id not in own)
+    own_mb = sum(found.memory_mb or 0.0 for found in reading.processes if found.id in own)
+    left = replace(
+        reading,
+        processes=others,
+        memory_used_mb=None if reading.memory_used_mb is None else max(reading.memory_used_mb - own_mb, 0.0),
+        # With no other process on the GPU, the load is the waiter's own.
+        utilization_percent=reading.utilization_percent if others else 0.0,
+    )
+    return GpuSlot(slot.key, left)
+
+
+def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Verdict | None:
+    if wishes.node is not None and slot.key.node != wishes.node:
+        return verdict("other_node", wanted=wishes.node)
+    reading = slot.reading
+    if wishes.among is not None and reading is not None and slot.key not in state.facts.named(wishes.among):
+        return verdict("not_among", wanted=shown(wishes.among))
     excluded_because = state.excluded.get(slot.key)
     if excluded_because is not None:
-        return Excluded(excluded_because)
+        return verdict("excluded", reason=excluded_because)
     if reading is None:
         return None
     if reading.other_server is not None:
-        return OtherServer(reading.other_server)
+        return verdict("other_server", server=reading.other_server)
     if wishes.model is not None and not matches_model(wishes.model, reading.gpu.name):
-        return WrongModel(reading.gpu.name, wishes.model)
+        return verdict("wrong_model", name=reading.gpu.name, wanted=wishes.model)
     if wishes.memory_mb is not None and reading.memory_total_mb is not None:
         limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
         if wishes.memory_mb > limit_mb:
-            return TooSmall(limit_mb, wishes.memory_mb)
+            return verdict("too_small", limit_mb=limit_mb, asked_mb=wishes.memory_mb)
     return None
 
 
-def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Ineligible | None:
+def _occupied(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Verdict | None:
     if has_opening(state, slot, wishes):
         return None
     leases = [state.leases[lease_id] for lease_id in slot.occupants]
-    draining = next((lease for lease in leases if isinstance(lease, DrainingLease)), None)
-    # Active leases come before draining ones: a process may have reclaimed what it left there (reclaim.py).
+    draining = next((lease for lease in leases if isinstance(lease, EndedLease)), None)
+    # Active leases come before draining ones: a process may have taken again what it left there.
     if draining is not None and has_opening(state, slot.without_draining(), wishes):
         return _draining(slot, draining)
-    if wishes.is_shared and slot.is_shared and not slot.occupants.draining:
-        return SharersFull(len(slot.occupants), state.settings.max_sharers)
+    if wishes.is_shared and slot.is_shared and not slot.is_draining:
+        return verdict("sharers_full", sharers=len(slot.occupants), limit=state.settings.max_sharers)
     active = [lease for lease in leases if isinstance(lease, ActiveLease)]
-    return Leased(
-        tuple(lease.id for lease in active),
-        tuple(lease.request.who for lease in active),
-        min(lease.granted_at for lease in active),
+    return verdict(
+        "leased",
+        lease_ids=tuple(lease.id for lease in active),
+        holders=tuple(lease.request.who for lease in active),
+        since_at=min(lease.granted_at for lease in active),
     )
 
 
 def has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
-    settings = state.settings
-    return slot.is_open_for(
-        shared=wishes.is_shared, workers_per_gpu=settings.workers_per_gpu, max_sharers=settings.max_sharers
-    )
+    return slot.is_open_for(shared=wishes.is_shared, max_sharers=state.settings.max_sharers)
 
 
 def may_serve_when_read(state: PoolState) -> bool:
     """Whether a waiter may be served once all GPUs are read. That cannot be if each asks for more of them than leases leave."""
-    families = state.queue.families
-    if len(families) > _MOST_FAMILIES:
-        return True
-    least = min((family.lines[0].wishes.gpus for family in families), default=0)
-    return least == 1 or (least > 1 and next(islice(_left_by_leases(state), least - 1, None), None) is not None)
+    least = min((each.wishes.gpus for each in state.queue.classes), default=0)
+    if least <= 1:
+        return least == 1
+    left = (slot for slot in state.slots.values() if not slot.occupants or slot.is_draining or slot.is_shared)
+    return sum(1 for _ in left) >= least
 
 
-def _left_by_leases(state: PoolState) -> Iterator[GpuSlot]:
-    """GPUs that a reading may show to be open: not those with as many active leases as they can have."""
-    for slot in state.slots.values():
-        occupants = slot.occupants
-        if len(occupants) < state.settings.workers_per_gpu or occupants.draining or occupants.sharing:
-            yield slot
-
-
-def _draining(slot: GpuSlot, lease: DrainingLease) -> Draining:
+def _draining(slot: GpuSlot, lease: EndedLease) -> Verdict:
     processes = (slot.reading.processes or ()) if slot.reading else ()
     left = set(slot.members.get(lease.id, ()))
     # The process with the most memory explains it best.
     weight_mb, pid = max(((p.memory_mb or 0.0, p.id.pid) for p in processes if p.id in left), default=(0.0, None))
     if pid is None and slot.members.get(lease.id):
         pid = slot.members[lease.id][0].pid
-    return Draining(lease.id, pid, weight_mb or None)
+    return verdict("draining", lease_id=lease.id, pid=pid, memory_mb=weight_mb or None)
 
 
-def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Ineligible | None:
+def _unmeasured(state: PoolState, slot: GpuSlot, now: float) -> Verdict | None:
     reading = slot.reading
     if reading is None:
         is_silent = state.epoch > 0 and slot.key.node not in state.announced
-        return ReadingUnknown(f"box, {slot.key.node}, is not heard of, so its state" if is_silent else "state")
+        what = f"box, {slot.key.node}, is not heard of, so its state" if is_silent else "state"
+        return verdict("reading_unknown", what=what)
     if reading.fault is not None:
-        return Unhealthy(reading.fault)
+        return verdict("unhealthy", fault=reading.fault)
     if now > stale_at(state, reading):
-        return ReadingStale(now - reading.at)
+        return verdict("reading_stale", age_s=now - reading.at)
     return None
 
 
@@ -151,36 +154,50 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
     percent = used_percent(slot, state.ignored_processes)
     utilization = reading.load_percent if reading else None
     if percent is None:
-        return ReadingUnknown("memory")
+        return verdict("reading_unknown", what="memory")
     if utilization is None:
-        return ReadingUnknown("utilization")
+        return verdict("reading_unknown", what="utilization")
     if wishes.memory_mb is None:
         if outside := _outside(state, slot, wishes):
             return outside
         if percent >= thresholds.memory_percent:
-            return OverMemory(percent, thresholds.memory_percent)
+            return verdict("over_memory", memory_percent=percent, threshold_percent=thresholds.memory_percent)
     else:
         use = memory_use(slot, state.ignored_processes)
         if use is None or reading is None or reading.memory_total_mb is None:
-            return ReadingUnknown("memory size")
+            return verdict("reading_unknown", what="memory size")
         limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
         if use.committed_mb + wishes.memory_mb > limit_mb:
             holders = tuple(state.leases[lease_id].request.who for lease_id in slot.occupants)
-            return NoRoom(use.committed_mb, wishes.memory_mb, limit_mb, holders)
+            return verdict(
+                "no_room",
+                committed_mb=use.committed_mb,
+                asked_mb=wishes.memory_mb,
+                limit_mb=limit_mb,
+                holders=holders,
+            )
     if utilization >= thresholds.utilization_percent and not (
         # Sharing leases expect each other's load; only use from outside keeps them off a busy GPU.
         wishes.is_shared and is_used_by_leases_only(slot, state.ignored_processes)
     ):
-        return OverUtilization(utilization, thresholds.utilization_percent)
-    return Eligible(percent + utilization)
+        threshold = thresholds.utilization_percent
+        return verdict("over_utilization", utilization_percent=utilization, threshold_percent=threshold)
+    return verdict("eligible", score=percent + utilization)
 
 
-def _outside(state: PoolState, slot: GpuSlot, wishes: Wishes) -> InUseOutside | None:
+def _outside(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Verdict | None:
     if slot.reading is None or not slot.reading.processes or not state.settings.avoids_outsiders(wishes):
         return None
     use = outside_use(slot, state.settings, state.ignored_processes)
     if use is None:
         return None
     first = use.processes[0]
-    others = len(use.processes) - 1
-    return InUseOutside(first.id.pid, first.user, first.name, use.memory_mb, use.utilization_percent, others)
+    return verdict(
+        "in_use_outside",
+        pid=first.id.pid,
+        user=first.user,
+        program=first.name,
+        memory_mb=use.memory_mb,
+        utilization_percent=use.utilization_percent,
+        others=len(use.processes) - 1,
+    )

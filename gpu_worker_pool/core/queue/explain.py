@@ -13,30 +13,15 @@ from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import judge
-from .keeps import why_kept
-from .order import Order, why_later
-from .quotas import obstacle
-from .sub_leases import judge_inside, parent_of
-from .verdicts import (
-    Eligible,
-    Leased,
-    NoRoom,
-    NotAmong,
-    OtherNode,
-    OverCeiling,
-    OverQuota,
-    TooSmall,
-    Verdict,
-    WrongModel,
-)
+from .owners import Order, over_quota
+from .verdicts import Verdict
+from .withheld import Withheld
 
 MAX_NAMES = 3
-# So many verdicts are made for one list of waiters: a hundred different wishes on a thousand GPUs.
+# The verdicts that are made for one list of waiters: a hundred different wishes on a thousand GPUs.
 MOST_VERDICTS = 100_000
-# So many GPUs are judged for one waiter: each answer to a waiter has these verdicts, and a fleet may have ten thousand GPUs.
+# The GPUs that are judged for one waiter: each answer to a waiter has these verdicts, and a fleet may have ten thousand GPUs.
 MOST_GPUS = 100
-# What does not change while a request waits.
-_NEVER = (OtherNode, WrongModel, NotAmong, TooSmall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +40,8 @@ class Explanation:
     queue_length: int
     verdicts: tuple[GpuVerdict, ...]
     wants: str
-    # The lease inside which it waits. Position and length are then those of the waiters there.
-    parent: str | None = None
     # Why its owner may have no more now, and why a waiter that came later is ahead.
-    limit: OverQuota | OverCeiling | None = None
+    limit: Verdict | None = None
     ahead: str | None = None
     # Of a gang: how many of its nodes have enough.
     gang: str | None = None
@@ -67,13 +50,10 @@ class Explanation:
 
     @property
     def head(self) -> str:
-        where = "" if self.parent is None else f" inside lease {self.parent}"
-        return f"Position {self.position} of {self.queue_length}{where}, waiting for {self.wants}"
+        return f"Position {self.position} of {self.queue_length}, waiting for {self.wants}"
 
     @property
     def obstacles(self) -> str:
-        if self.parent is not None:
-            return _obstacles_inside(self)
         reasons = [] if self.limit is None else [str(self.limit)]
         if self.verdicts and not reasons:
             reasons = _summary(self.verdicts)
@@ -104,18 +84,16 @@ class Explainer:
         self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
         self._texts: dict[Wishes, str] = {}
         self._order = Order(state, self._now)
+        self._withheld = Withheld(state, self._now)
         self._is_anything_kept = bool(state.reservation or state.claims or state.bookings or state.quotas)
 
     def can_afford(self, lease: QueuedLease) -> bool:
         """Whether to explain this request too. With many GPUs, a verdict on each for every waiter takes seconds."""
-        is_known = lease.request.wishes in self._verdicts and not self._is_anything_kept
-        return is_known or lease.request.parent is not None or self._left > 0
+        return self._left > 0 or (lease.request.wishes in self._verdicts and not self._is_anything_kept)
 
     def explain(self, lease: QueuedLease) -> Explanation:
-        if lease.request.parent is not None:
-            return self._explain_inside(lease, lease.request.parent)
         state, wishes = self._state, lease.request.wishes
-        verdicts, known = self._verdicts.get(wishes), state.slots_for(wishes)
+        verdicts, known = self._verdicts.get(wishes), state.slots_on(wishes.node)
         # A gang is explained by its nodes, and that takes all of them.
         judged = len(known) if wishes.nodes > 1 else min(len(known), MOST_GPUS)
         if verdicts is None or self._is_anything_kept:
@@ -125,11 +103,9 @@ class Explainer:
             verdicts = self._verdicts[wishes] = tuple(
                 GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now)) for slot in slots
             )
-        limit = obstacle(state, state.queue.line_of(lease))
+        limit = over_quota(state, state.queue.class_of(lease.id))
         if limit is not None:
-            verdicts = tuple(
-                replace(item, verdict=limit) if isinstance(item.verdict, Eligible) else item for item in verdicts
-            )
+            verdicts = tuple(replace(item, verdict=limit) if item.verdict.is_eligible else item for item in verdicts)
         elif self._is_anything_kept:
             verdicts = tuple(self._as_kept(item, lease) for item in verdicts)
         return Explanation(
@@ -139,7 +115,7 @@ class Explainer:
             verdicts,
             str(wishes),
             limit=limit,
-            ahead=why_later(state, lease, self._now) if state.queue.splits_owners else None,
+            ahead=self._order.why_later(lease),
             gang=_why_no_gang(verdicts, wishes) if wishes.nodes > 1 else None,
             unjudged=len(known) - judged,
         )
@@ -148,49 +124,27 @@ class Explainer:
         return self._order.position(lease)
 
     def reason(self, lease: QueuedLease) -> str:
-        wishes, queue = lease.request.wishes, self._state.queue
-        if self._is_anything_kept or queue.splits_owners or lease.request.parent is not None:
+        wishes, state = lease.request.wishes, self._state
+        if self._is_anything_kept or state.settings.fair_share:
             return str(self.explain(lease))
         text = self._texts.get(wishes)
         if text is None:
             explanation = self.explain(lease)
             text = self._texts[wishes] = f"waiting for {explanation.wants}: {explanation.obstacles}"
-        return f"Position {self._order.position(lease)} of {len(queue)}, {text}"
+        return f"Position {self._order.position(lease)} of {len(state.queue)}, {text}"
 
     def _as_kept(self, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
         """The verdict on a GPU that would do, but is kept from this waiter."""
-        if not isinstance(item.verdict, Eligible):
-            return item
-        kept_for = why_kept(self._state, item.key, lease, self._now)
+        kept_for = self._withheld.why_kept(item.key, lease) if item.verdict.is_eligible else None
         return item if kept_for is None else GpuVerdict(item.key, item.gpu, kept_for)
-
-    def _explain_inside(self, lease: QueuedLease, parent: str) -> Explanation:
-        state, outer, found = self._state, parent_of(self._state, lease), []
-        for key in outer.gpus:
-            verdict = judge_inside(state, outer, key, lease.request.wishes)
-            found.append(GpuVerdict(key, state.slots[key].gpu, verdict))
-        length = len(state.inside.waiting_in(parent))
-        return Explanation(
-            lease.id, state.inside.position(lease), length, tuple(found), str(lease.request.wishes), parent
-        )
 
 
 def _why_no_gang(verdicts: tuple[GpuVerdict, ...], wishes: Wishes) -> str:
-    available = Counter(item.key.node for item in verdicts if isinstance(item.verdict, Eligible))
+    available = Counter(item.key.node for item in verdicts if item.verdict.is_eligible)
     nodes = sum(number >= wishes.gpus for number in available.values())
     gpus = f"{wishes.gpus} GPU{'' if wishes.gpus == 1 else 's'}"
     have = "node has" if nodes == 1 else "nodes have"
     return f"it needs {wishes.nodes} nodes with {gpus} each at once; {nodes or 'no'} {have} as many"
-
-
-def _obstacles_inside(explanation: Explanation) -> str:
-    verdicts = [item.verdict for item in explanation.verdicts]
-    holders = [name for each in verdicts if isinstance(each, Leased | NoRoom) for name in each.holders]
-    if holders:
-        return f"another job inside this lease uses its GPU ({_some(list(dict.fromkeys(holders)))})"
-    if explanation.position > 1:
-        return "another job inside this lease is ahead"
-    return "; ".join(_summary(explanation.verdicts))
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
@@ -198,13 +152,13 @@ def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:
     by_code: dict[str, list[Verdict]] = {}
     for item in verdicts:
         by_code.setdefault(item.verdict.code, []).append(item.verdict)
-    kinds = sorted(by_code.values(), key=lambda alike: isinstance(alike[0], _NEVER))
+    kinds = sorted(by_code.values(), key=lambda alike: alike[0].is_lasting)
     return [f"{len(alike)} {_phrase(alike)}" for alike in kinds]
 
 
 def _phrase(alike: list[Verdict]) -> str:
-    if isinstance(alike[0], Leased):
-        holders = dict.fromkeys(name for verdict in alike if isinstance(verdict, Leased) for name in verdict.holders)
+    if alike[0].code == "leased":
+        holders = dict.fromkeys(name for verdict in alike for name in verdict.facts["holders"])
         return f"leased by {_some(list(holders))}"
     return _some(list(dict.fromkeys(str(verdict) for verdict in alike)))
 

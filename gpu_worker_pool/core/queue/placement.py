@@ -6,7 +6,7 @@
   whole.
 - Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
   fewest, so that what remains is as large as possible.
-- A gang: the first so many nodes by the same rules. The node of its holder's process is one of them if it has room.
+- A gang: its number of nodes, by the same rules. The node of its holder's process is one of them if it has room.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
 compares it with other rules on a real trace.
@@ -19,29 +19,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from heapq import heapify, heappop
 from math import inf
+from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
-from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
+from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import judge, stale_at
-from .verdicts import Eligible, NoRoom, Verdict
+from .verdicts import Verdict
 
 NOTHING: frozenset[GpuKey] = frozenset()
+# Sums of floats may differ in the last bits from those of `judge`, which decides such close cases.
+ROUNDING_MB = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     lease_id: str
     gpus: tuple[GpuKey, ...]
 
 
-class Survey:
-    """Judges the pool at one instant.
+class Placer:
+    """Places requests at one instant.
 
     `holds_until` is how long the findings stay true if no event happens: with time, readings become stale.
     """
@@ -52,15 +55,14 @@ class Survey:
         self.holds_until = inf
 
     def judge(self, slot: GpuSlot, wishes: Wishes) -> Verdict:
-        verdict = judge(self.state, slot, wishes, self.now)
-        if slot.reading is not None and isinstance(verdict, (Eligible, NoRoom)):
+        found = judge(self.state, slot, wishes, self.now)
+        if slot.reading is not None and found.code in {"eligible", "no_room"}:
             # Both need a fresh reading, and lead to a grant or a hold.
             self.holds_until = min(self.holds_until, stale_at(self.state, slot.reading))
-        return verdict
+        return found
 
-    def score(self, slot: GpuSlot, wishes: Wishes) -> float | None:
-        verdict = self.judge(slot, wishes)
-        return verdict.score if isinstance(verdict, Eligible) else None
+    def is_eligible(self, key: GpuKey, wishes: Wishes) -> bool:
+        return self.judge(self.state.slots[key], wishes).is_eligible
 
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
         """The GPUs to grant, by node and index; None if there are not enough now."""
@@ -75,7 +77,7 @@ class Survey:
         return None
 
     def with_home(
-        self, gpus: tuple[GpuKey, ...], lease: QueuedLease, *avoiding: AbstractSet[GpuKey]
+        self, gpus: tuple[GpuKey, ...], lease: QueuedLease, avoiding: AbstractSet[GpuKey]
     ) -> tuple[GpuKey, ...]:
         """The place of a gang, moved so that it has a part on the node of its holder's process, if there is room: the process
         can then be that part of it.
@@ -83,65 +85,88 @@ class Survey:
         wishes, home = lease.request.wishes, lease.request.holder.node
         if wishes.nodes == 1 or home is None or any(key.node == home for key in gpus):
             return gpus
-        avoided = NOTHING.union(*avoiding)
-        own = self.place(replace(wishes, nodes=1, node=home), avoided)
+        own = self.place(replace(wishes, nodes=1, node=home), avoiding)
         if own is None:
             return gpus
         there = (slot.key for slot in self.state.slots_on(home))
-        others = self.place(replace(wishes, nodes=wishes.nodes - 1), avoided.union(there))
+        others = self.place(replace(wishes, nodes=wishes.nodes - 1), avoiding | set(there))
         return gpus if others is None else tuple(sorted((*own, *others), key=lambda key: key.node))
 
     def _single_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
         """Each GPU that will do, the best first."""
-        for key in self._candidates(wishes):
-            if key not in avoiding and isinstance(self.judge(self.state.slots[key], wishes), Eligible):
+        proposed = list(self._shares(wishes) if wishes.is_shared else self._whole_gpus(wishes))
+        heapify(proposed)
+        named = None if wishes.among is None else self.state.facts.named(wishes.among)
+        while proposed:
+            key = heappop(proposed)[-1]
+            if key not in avoiding and (named is None or key in named) and self.is_eligible(key, wishes):
                 yield (key,)
 
+    def _whole_gpus(self, wishes: Wishes) -> Iterator[tuple[Any, ...]]:
+        """GPUs that are open to an exclusive lease, as (memory + utilization, open GPUs of its node, ..., key)."""
+        model = wishes.model
+        for name, node in self.state.facts.nodes_for(wishes):
+            open_gpus = node.open_to_exclusive
+            for key, facts in node.gpus.items() if open_gpus else ():
+                if facts.is_open_to_exclusive and (model is None or matches_model(model, facts.name or "")):
+                    assert facts.percent is not None  # noqa: S101 - it is measured
+                    yield (facts.percent + facts.load_percent, open_gpus, name, facts.gpu_index, key)
+
+    def _shares(self, wishes: Wishes) -> Iterator[tuple[Any, ...]]:
+        """GPUs that have room for a share, as (is whole, the MB that would be left, ..., key)."""
+        model, asked_mb = wishes.model, wishes.memory_mb or 0.0
+        part = self.state.settings.thresholds_for(wishes).memory_percent / 100
+        for name, node in self.state.facts.nodes_for(wishes):
+            if node.most_room_mb < asked_mb - ROUNDING_MB:
+                continue
+            for key, facts in node.gpus.items():
+                if facts.is_open_to_shared and facts.committed_mb is not None:
+                    left_mb = part * (facts.total_mb or 0.0) - asked_mb - facts.committed_mb
+                    if left_mb >= -ROUNDING_MB and (model is None or matches_model(model, facts.name or "")):
+                        is_whole = bool(facts.is_open_to_exclusive)
+                        yield (is_whole, left_mb, node.open_to_exclusive if is_whole else 0, name, facts.gpu_index, key)
+
     def _several_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
-        """So many GPUs of each node that has enough, the best node first."""
-        for node in self.state.capacity.nodes_with_room(wishes, include_loaded=self.is_lax(wishes)):
-            usable = self.usable_on(node, wishes, avoiding)
+        """The wished number of GPUs of each node that has enough, the best node first."""
+        include_loaded = self._is_lax(wishes)
+        enough = []
+        for name, node in self.state.facts.nodes_for(wishes):
+            number = node.open_to(wishes, include_loaded=include_loaded)
+            if number >= wishes.gpus:
+                enough.append((number, name))
+        for _, name in sorted(enough):
+            usable = self._usable_on(name, wishes, avoiding)
             if len(usable) >= wishes.gpus:
                 yield self._choose_several(usable, wishes)
 
-    def usable_on(
-        self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING
-    ) -> list[tuple[GpuSlot, float]]:
-        return [
-            (slot, score)
-            for key in self.state.capacity.open_gpus_of(node, shared=wishes.is_shared)
-            if key not in avoiding and (score := self.score(slot := self.state.slots[key], wishes)) is not None
-        ]
+    def _usable_on(self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> list[tuple[GpuKey, float]]:
+        """The GPUs of a node that will do, each with its score."""
+        usable = []
+        for key, facts in self.state.facts.nodes[node].gpus.items():
+            is_open = facts.is_open_to_shared if wishes.is_shared else facts.is_open_to_exclusive
+            if is_open and key not in avoiding:
+                found = self.judge(self.state.slots[key], wishes)
+                if found.is_eligible:
+                    usable.append((key, found.facts["score"]))
+        return usable
 
-    def most_room_mb(self, wishes: Wishes) -> float:
-        """Requests like this one cannot be served if they need more of each GPU than this; below 0: nor can others."""
-        thresholds = self.state.settings.thresholds_for(wishes)
-        return self.state.capacity.most_room_mb(wishes, thresholds, include_loaded=self.is_lax(wishes))
-
-    def is_lax(self, wishes: Wishes) -> bool:
-        """Whether GPUs that are not clear may do (see capacity.py); only then are they considered."""
+    def _is_lax(self, wishes: Wishes) -> bool:
+        """Whether a request may use GPUs that are above the pool's own thresholds, or in use outside the pool."""
         settings = self.state.settings
-        if wishes.memory_threshold_percent is None and wishes.utilization_threshold_percent is None:
+        if not wishes.has_thresholds:
             return False
         own, wished = settings.thresholds, settings.thresholds_for(wishes)
         if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):
             return True
         return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
-    def _candidates(self, wishes: Wishes) -> Iterator[GpuKey]:
-        capacity = self.state.capacity
-        find = capacity.fitting_gpus if wishes.is_shared else capacity.open_gpus
-        return find(wishes, self.state.settings.thresholds_for(wishes), include_loaded=self.is_lax(wishes))
-
-    def _choose_several(self, usable: list[tuple[GpuSlot, float]], wishes: Wishes) -> tuple[GpuKey, ...]:
-        by_model: dict[str, list[tuple[float, int, GpuKey]]] = defaultdict(list)
-        for slot, score in usable:
-            reading = slot.reading
-            assert reading  # noqa: S101 - an eligible GPU has been read
-            use = memory_use(slot, self.state.ignored_processes) if wishes.is_shared else None
+    def _choose_several(self, usable: list[tuple[GpuKey, float]], wishes: Wishes) -> tuple[GpuKey, ...]:
+        by_model: dict[str, list[tuple[float, float, GpuKey]]] = defaultdict(list)
+        for key, score in sorted(usable, key=lambda each: (self.state.facts.of(each[0]).gpu_index, each[0])):
+            facts = self.state.facts.of(key)
             # Shares go where the least room is left, exclusive leases where the least is used.
-            rank = score if use is None else (reading.memory_total_mb or 0.0) - use.committed_mb
-            by_model[reading.gpu.name].append((rank, reading.gpu.index, slot.key))
+            rank = facts.room_mb if wishes.is_shared else score
+            by_model[facts.name or ""].append((rank, facts.gpu_index, key))
         enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]
         if enough:
             ranked = min(enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus])))

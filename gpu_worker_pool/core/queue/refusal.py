@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
+from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, Node
 from gpu_worker_pool.core.model.gpu_names import shown
-from gpu_worker_pool.core.model.memory import show_mb
-from gpu_worker_pool.core.model.node import Node
 from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.thresholds import Thresholds
+from gpu_worker_pool.core.model.units import show_mb
 
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:
     """Why no GPU of the pool could ever serve these wishes; None if one could, or if not all GPUs are known."""
     thresholds = state.settings.thresholds_for(wishes)
-    if state.capacity.could_ever_serve(wishes, thresholds):
+    if state.facts.could_ever_serve(wishes, thresholds):
         return None  # this is what is usual, and it is told without going through all nodes
     nodes = _nodes_for(state, wishes)
     if not nodes or any(node.gpus is None for node in nodes.values()):
@@ -44,7 +43,7 @@ def was_or_were(wishes: Wishes) -> str:
 
 def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
     """The server that has a GPU which would do; None if none has."""
-    readings = [slot.reading for slot in state.slots_for(wishes) if slot.reading and slot.reading.is_other_server_up]
+    readings = [slot.reading for slot in state.slots_on(wishes.node) if slot.reading and slot.reading.is_other_server_up]
     servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
     return next(filter(None, servers), None)
 
@@ -55,7 +54,7 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
     found = [(GpuKey(name, gpu.uuid), gpu) for name, node in nodes.items() for gpu in node.gpus or ()]
     here = "this box" if len(nodes) == 1 else "this pool"
     if wishes.among is not None:
-        named = [(key, gpu) for key, gpu in found if key in state.capacity.named(wishes.among)]
+        named = [(key, gpu) for key, gpu in found if key in state.facts.named(wishes.among)]
         if not named:
             indices = tuple(str(index) for index in sorted({gpu.index for _, gpu in found}))
             return f"{here} has the GPUs {shown(indices)}"

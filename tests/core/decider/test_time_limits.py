@@ -9,9 +9,9 @@ import pytest
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
-from gpu_worker_pool.core.model.quota import Quota
+from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.core.queue.forecast import NEVER, Forecast
+from gpu_worker_pool.core.queue.planner import NEVER, Forecast
 from tests.core.build import START, Box, of_kind, reading, request
 
 HOUR_S = 3600.0

@@ -8,7 +8,7 @@ from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.access_token import AccessToken, Role
+from gpu_worker_pool.core.model.configured import AccessToken, Role
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import Box, of_kind, reading
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import Expectation, expected_starts
-from gpu_worker_pool.core.queue.forecast import NEVER, Forecast, FreeTime, soonest, together
-from gpu_worker_pool.core.queue.keeps import Keeps
-from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.queue.planner import Expectation, expected_starts
+from gpu_worker_pool.core.queue.planner import NEVER, Forecast, FreeTime, soonest, together
+from gpu_worker_pool.core.queue.withheld import Keeps
+from gpu_worker_pool.core.queue.owners import Order
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 # GPUs on each node, nodes, MB of a share, and a time limit of each request.

@@ -10,13 +10,13 @@ from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.quota import Quota
+from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import expected_starts
+from gpu_worker_pool.core.queue.planner import expected_starts
 from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
 from tests.core.queue.boxes import free_at_once
 

@@ -7,8 +7,8 @@ import pytest
 from gpu_worker_pool.core.accounting.fair_share import HALF_LIFE_S, OwnerUse, factor
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.quota import Quota
-from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.model.configured import Quota
+from gpu_worker_pool.core.queue.owners import Order
 from tests.core.build import Box, key, of_kind, reading
 from tests.core.queue.boxes import free_at_once
 

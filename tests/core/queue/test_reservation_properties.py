@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.core.queue.placement import Survey
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_worker_pool.core.model.lease import QueuedLease
-from gpu_worker_pool.core.queue.waiting import LeaseQueue
+from gpu_worker_pool.core.model.waiting import LeaseQueue
 from tests.core.build import request
 
 

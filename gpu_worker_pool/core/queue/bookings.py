@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.request import Wishes, matches_model
@@ -84,7 +84,7 @@ def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wish
         return False
     if wishes.node is not None and any(key.node != wishes.node for key in known.gpus):
         return False
-    if wishes.among is not None and not state.capacity.named(wishes.among) >= set(known.gpus):
+    if wishes.among is not None and not state.facts.named(wishes.among) >= set(known.gpus):
         return False
     read = [state.slots[key].reading for key in known.gpus if key in state.slots]
     return all(matches_model(wishes.model, reading.gpu.name) for reading in read if reading is not None)
@@ -95,7 +95,7 @@ def _choose(state: PoolState, booking: Booking, wishes: Wishes) -> tuple[GpuKey,
     others = (other for other in state.bookings.values() if other.id != booking.id and _overlap(booking, other))
     taken = {key for other in others for key in other.gpus}
     by_node: dict[str, list[tuple[bool, float, GpuKey]]] = defaultdict(list)
-    for slot in state.slots_for(wishes):
+    for slot in state.slots_on(wishes.node):
         if slot.key not in taken and slot.reading is not None and is_suitable(state, slot, wishes):
             is_late = any(_is_late(state, lease_id, booking) for lease_id in slot.occupants)
             by_node[slot.key.node].append((is_late, slot.reading.gpu.index, slot.key))
@@ -122,7 +122,7 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
         if now < starts - grace_s:
             continue
         if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
-            events.append(ev.BookingEnded(now, booking.id))
+            events.append(ended(booking.id, now))
             continue
         in_the_way = {
             lease_id
@@ -136,9 +136,13 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
             ends = ends if limit is None else min(ends, limit)
             events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
         if booking.is_drain and starts <= now:
-            events += [ev.GpuExcluded(now, key, booking.reason) for key in booking.gpus]
-            events.append(ev.BookingEnded(now, booking.id))
+            events += [ev.Configured(now, "excluded", tuple(key), booking.reason) for key in booking.gpus]
+            events.append(ended(booking.id, now))
     return events
+
+
+def ended(booking_id: str, now: float) -> ev.Configured:
+    return ev.Configured(now, "bookings", (booking_id,), None)
 
 
 def is_in_the_way(state: PoolState, lease_id: str, booking: Booking, now: float) -> bool:

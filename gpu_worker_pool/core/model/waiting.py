@@ -1,0 +1,97 @@
+"""The queue: all waiters by priority and arrival, each with the class of requests that it belongs to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, KeysView
+from dataclasses import dataclass, field
+
+from .lease import QueuedLease
+from .request import Wishes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RequestClass:
+    """All that decides whether a waiter can be served, apart from its place. Waiters of one class have the same object, so
+    what was found out for one holds for all.
+    """
+
+    wishes: Wishes
+    time_limit_s: float | None = None
+    preemptible: bool = False
+    owner: str | None = None
+    # The class of the same requests of any owner: it counts where owners are treated alike.
+    of_any_owner: RequestClass | None = None
+
+
+# (is preemptible, -priority, seq, lease id): sorts, and is unique by its third part.
+QueueKey = tuple[bool, int, int, str]
+
+
+@dataclass(slots=True)
+class LeaseQueue:
+    _keys: list[QueueKey] = field(default_factory=list)
+    _class_of: dict[str, RequestClass] = field(default_factory=dict, compare=False)
+    # With the number of waiters that have it, by terms and owner.
+    _classes: dict[object, tuple[RequestClass, int]] = field(default_factory=dict, compare=False)
+    _of_owner: Counter[str | None] = field(default_factory=Counter, compare=False)
+
+    def join(self, lease: QueuedLease) -> None:
+        """Join the queue behind all of the same or a higher priority."""
+        request = lease.request
+        terms, owner = (request.wishes, request.time_limit_s, request.preemptible), request.holder.owner
+        of_any = self._count(terms, None, RequestClass(*terms))
+        self._class_of[lease.id] = self._count(terms, (owner,), RequestClass(*terms, owner, of_any))
+        self._of_owner[owner] += 1
+        insort(self._keys, (*lease.order, lease.id))
+
+    def leave(self, lease: QueuedLease) -> None:
+        del self._keys[bisect_left(self._keys, (*lease.order, lease.id))]
+        left = self._class_of.pop(lease.id)
+        terms = (left.wishes, left.time_limit_s, left.preemptible)
+        for key in ((terms, None), (terms, (left.owner,))):
+            request_class, number = self._classes.pop(key)
+            if number > 1:
+                self._classes[key] = (request_class, number - 1)
+        self._of_owner[left.owner] -= 1
+        if not self._of_owner[left.owner]:
+            del self._of_owner[left.owner]
+
+    def _count(self, terms: object, owner: object, new: RequestClass) -> RequestClass:
+        """The class of these requests, with one more waiter."""
+        known, number = self._classes.get((terms, owner), (new, 0))
+        self._classes[terms, owner] = (known, number + 1)
+        return known
+
+    def class_of(self, lease_id: str) -> RequestClass:
+        return self._class_of[lease_id]
+
+    def place_of(self, lease: QueuedLease) -> int:
+        """The place by priority and arrival; 1 comes first."""
+        return bisect_left(self._keys, (*lease.order, lease.id)) + 1
+
+    def length_of(self, owner: str | None) -> int:
+        return self._of_owner.get(owner, 0)
+
+    @property
+    def classes(self) -> Iterator[RequestClass]:
+        return (request_class for request_class, _ in self._classes.values())
+
+    @property
+    def owners(self) -> KeysView[str | None]:
+        return self._of_owner.keys()
+
+    @property
+    def keys(self) -> list[QueueKey]:
+        return self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[str]:
+        """By priority and arrival."""
+        return (lease_id for _, _, _, lease_id in self._keys)
+
+    def __repr__(self) -> str:
+        return f"<LeaseQueue: {len(self)} waiting, {len(self._classes)} classes>"

@@ -1,0 +1,185 @@
+"""Owners: what each may have by its quota and the pool's limits, and the order in which their waiters are served.
+
+Requests that are not preemptible come before those that are, a higher priority before a lower one. Then, with fair share,
+comes the owner that used least for its weight, and then the request that came first.
+"""
+
+from __future__ import annotations
+
+from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quota
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
+from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.units import show_span
+from gpu_worker_pool.core.model.waiting import QueueKey, RequestClass
+
+from .refusal import was_or_were
+from .verdicts import Verdict, verdict
+
+# (is preemptible, -priority, use by weight, seq, lease id)
+Place = tuple[bool, int, float, int, str]
+
+
+class Order:
+    """The order of the waiters at one instant. What owners hold and used stays as it is meanwhile."""
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self._use: dict[str | None, float] = {}
+
+    def lease_ids(self, node: str | None = None) -> list[str]:
+        """All waiters, the next one first; with a node, only those that GPUs of this node may serve."""
+        queue = self._state.queue
+        keys = queue.keys
+        if node is not None:
+            keys = [key for key in keys if queue.class_of(key[-1]).wishes.node in {None, node}]
+        if self._state.settings.fair_share:
+            return [place[-1] for place in sorted(map(self._place, keys))]
+        return [queue_key[-1] for queue_key in keys]
+
+    def place_of(self, lease: QueuedLease) -> Place:
+        return self._place((*lease.order, lease.id))
+
+    def position(self, lease: QueuedLease) -> int:
+        """The position in the queue; 1 is served next."""
+        if not self._state.settings.fair_share:
+            return self._state.queue.place_of(lease)
+        own = self.place_of(lease)
+        return 1 + sum(self._place(queue_key) < own for queue_key in self._state.queue.keys)
+
+    def why_later(self, lease: QueuedLease) -> str | None:
+        """Why a waiter that came later, with the same priority, is ahead; None if none is."""
+        if not self._state.settings.fair_share:
+            return None
+        own, owner = self.place_of(lease), lease.request.holder.owner
+        for queue_key in self._state.queue.keys:
+            place = self._place(queue_key)
+            if place[:2] == own[:2] and place < own and place[3] > own[3]:
+                other = self._state.queue.class_of(queue_key[-1]).owner
+                return (
+                    f"{other or 'another owner'} is ahead, having used less lately: {self._share(other)}, "
+                    f"{self._share(owner)}"
+                )
+        return None
+
+    def _place(self, queue_key: QueueKey) -> Place:
+        is_preemptible, negative_priority, seq, lease_id = queue_key
+        used = self._use_of(self._state.queue.class_of(lease_id).owner) if self._state.settings.fair_share else 0.0
+        return (is_preemptible, negative_priority, used, seq, lease_id)
+
+    def _use_of(self, owner: str | None) -> float:
+        if owner not in self._use:
+            use = self._state.usage.get(owner)
+            used = use.used_at(self._now) if use else 0.0
+            self._use[owner] = used / quota_of(self._state, owner).weight
+        return self._use[owner]
+
+    def _share(self, owner: str | None) -> str:
+        """`ada 12 % of the use with 50 % of the weights`."""
+        state = self._state
+        used = {each: use.used_at(self._now) for each, use in state.usage.items()}
+        weights = {each: quota_of(state, each).weight for each in (*state.usage, *state.queue.owners)}
+        all_used, all_weights = sum(used.values()), sum(weights.values())
+        part = 100 * used.get(owner, 0.0) / all_used if all_used else 0.0
+        of_weights = 100 * weights[owner] / all_weights
+        return f"{owner or 'the others'} {part:.0f} % of the use with {of_weights:.0f} % of the weights"
+
+
+def quota_of(state: PoolState, owner: str | None) -> Quota:
+    if not state.quotas:
+        return NO_QUOTA
+    return state.quotas.get(owner or "") or state.quotas.get(EVERYBODY_ELSE, NO_QUOTA)
+
+
+def time_limit_of(state: PoolState, owner: str | None, declared_s: float | None) -> float | None:
+    """The time limit of a lease: the declared one, else the pool's default, within the longest that is allowed."""
+    limit_s = declared_s or state.settings.default_time_limit_s
+    for longest_s in (state.settings.max_time_limit_s, quota_of(state, owner).max_time_limit_s):
+        if longest_s is not None and (limit_s is None or longest_s < limit_s):
+            limit_s = longest_s
+    return limit_s
+
+
+def over_quota(state: PoolState, request_class: RequestClass) -> Verdict | None:
+    """Why an owner may have no more leases of this class now; None if it may."""
+    left = _left(state, request_class)
+    if left is None or least_weight(state, request_class.wishes) <= left:
+        return None
+    return _over_quota(state, request_class.owner)
+
+
+def too_heavy(state: PoolState, request_class: RequestClass) -> frozenset[GpuKey]:
+    """The GPUs on which a share would weigh more than its owner may still have. Each of several may weigh as much."""
+    left, wishes = _left(state, request_class), request_class.wishes
+    if left is None or not wishes.is_shared or left >= wishes.total_gpus * FULL_WEIGHT:
+        return frozenset()
+    most = left / wishes.total_gpus
+    return frozenset(
+        slot.key
+        for slot in state.slots_on(wishes.node)
+        if slot.reading is not None and weight_of(slot.reading.memory_total_mb, wishes) > most
+    )
+
+
+def why_too_heavy(state: PoolState, key: GpuKey, request_class: RequestClass) -> Verdict | None:
+    """Why a share may not be on this GPU, and may be on others; None if it may."""
+    if key not in too_heavy(state, request_class):
+        return None
+    return _over_quota(state, request_class.owner)
+
+
+def _left(state: PoolState, request_class: RequestClass) -> int | None:
+    """What an owner may still have, in thousandths of a GPU; None if that is not limited. Preemptible leases do not count."""
+    quota = quota_of(state, request_class.owner)
+    if quota.gpus is None or request_class.preemptible:
+        return None
+    return quota.gpus * FULL_WEIGHT - _held(state, request_class.owner)
+
+
+def _over_quota(state: PoolState, owner: str | None) -> Verdict:
+    return verdict("over_quota", held=_held(state, owner) / FULL_WEIGHT, quota=quota_of(state, owner).gpus)
+
+
+def _held(state: PoolState, owner: str | None) -> int:
+    use = state.usage.get(owner)
+    return 0 if use is None else use.firm
+
+
+def why_beyond_limits(state: PoolState, request: Request) -> str | None:
+    """Why a request asks for more than its owner may ever have; None if it does not."""
+    quota = quota_of(state, request.holder.owner)
+    owner = request.holder.owner or "an unnamed owner"
+    least = least_weight(state, request.wishes)
+    if quota.gpus is not None and not request.preemptible and least > quota.gpus * FULL_WEIGHT:
+        asked = f"{request.wishes.total_gpus} GPU{'' if request.wishes.total_gpus == 1 else 's'}"
+        asked += f" {'was' if request.wishes.total_gpus == 1 else 'were'} asked for"
+        if request.wishes.is_shared:
+            weight = least / FULL_WEIGHT
+            asked = f"{request.wishes} {was_or_were(request.wishes)} asked for, which count as {weight:g} GPUs"
+        return f"{asked}; the quota of {owner} allows at most {quota.gpus}"
+    if quota.max_priority is not None and request.priority > quota.max_priority:
+        return f"priority {request.priority} was asked for; the quota of {owner} allows at most {quota.max_priority}"
+    declared_s = request.time_limit_s
+    if declared_s is None:
+        return None
+    limits = [limit for limit in (state.settings.max_time_limit_s, quota.max_time_limit_s) if limit is not None]
+    if limits and declared_s > min(limits):
+        return f"a time limit of {show_span(declared_s)} was asked for; the longest allowed is {show_span(min(limits))}"
+    return None
+
+
+def least_weight(state: PoolState, wishes: Wishes) -> int:
+    """What wishes weigh at least: a share, on the GPUs with the most memory. Where that is not known yet, it needs some
+    room.
+    """
+    memory_mb = state.facts.largest_mb(wishes.model) if wishes.is_shared else 0.0
+    return wishes.total_gpus * (1 if memory_mb is None else weight_of(memory_mb, wishes))
+
+
+def weight_of(total_mb: float | None, wishes: Wishes) -> int:
+    """What a lease weighs on a GPU with this much memory: a share, its part of it."""
+    if wishes.memory_mb is None or not total_mb:
+        return FULL_WEIGHT
+    return max(1, min(FULL_WEIGHT, round(FULL_WEIGHT * wishes.memory_mb / total_mb)))

@@ -1,0 +1,489 @@
+"""When GPUs become free, as far as that is known; what is reserved for the first waiter; when each waiter will probably start.
+
+A lease ends at its declared time limit, and its GPUs are free then: what its processes hold on to is not foreseen, so
+that no request is admitted meanwhile to GPUs that wait for them. A lease without a limit is predicted to last as long as its
+owner's last two leases did in the mean, twice as long once it has lasted longer, and so on. A prediction never admits a
+request: nothing ends a lease that overstays it. A booked GPU is free when the booking ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Container, Generator, Iterable, Iterator, Sequence
+from heapq import nsmallest
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from gpu_worker_pool.core.model.configured import Booking
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import Basis, EndedLease, QueuedLease, Reservation
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.slot import GpuSlot, memory_use, outside_use
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.waiting import RequestClass
+
+from .eligibility import has_opening, is_suitable, judge, stale_at
+from .owners import Order, over_quota, time_limit_of
+from .withheld import Withheld, just_before
+
+# The GPUs whose leases are looked at for one pass over the queue, or for the starts of all waiters, and the waiters for which a
+# start is told: meanwhile no caller is answered. In a larger pool, a pass looks for one date, and not again within a pause
+# for each GPU.
+MOST_GPUS = 4_000
+MOST_WAITERS = 100
+PAUSE_S = 0.001
+# A date that rests on a prediction and is more than this away reserves nothing.
+PREDICTED_AHEAD_S = 3600.0
+# The time between two attempts to find a date for the same wishes while nothing happens, and before the next attempt if a
+# pass had no time for it.
+TRY_AGAIN_S = 60.0
+TRY_NEXT_S = 5.0
+
+
+class FreeAt(NamedTuple):
+    """A time on the pool's clock. It is infinite, and its basis unknown, if nothing tells. `after` is the lease whose end
+    it is.
+    """
+
+    at: float
+    basis: Basis
+    after: str | None = None
+
+
+NEVER = FreeAt(inf, Basis.UNKNOWN)
+# When a GPU is free, its index and its key.
+FreeGpu = tuple[FreeAt, float, GpuKey]
+
+
+class Plan(NamedTuple):
+    """The GPUs that are free first, of each node as many as are wished for, and when the last of them is."""
+
+    start: FreeAt
+    gpus: tuple[GpuKey, ...]
+
+
+class Departures:
+    """A GPU as its leases leave it. The load is taken for that of the leases that have left."""
+
+    def __init__(self, state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> None:
+        self._wishes = wishes
+        self._left = dict(slot.occupants)
+        self._sharing = sum(each.asked_mb is not None for each in self._left.values())
+        self._draining = sum(each.is_draining for each in self._left.values())
+        self._max_sharers = state.settings.max_sharers
+        reading, use = slot.reading, memory_use(slot, state.ignored_processes)
+        self._left_mb = self._limit_mb = 0.0
+        self.can_do = (
+            reading is not None
+            and use is not None
+            and reading.fault is None
+            and now <= stale_at(state, reading)
+            and reading.memory_total_mb is not None
+            and reading.utilization_percent is not None
+            and is_suitable(state, slot, wishes)
+            and not (
+                state.settings.avoids_outsiders(wishes)
+                and outside_use(slot, state.settings, state.ignored_processes) is not None
+            )
+        )
+        if reading is not None and use is not None and reading.memory_total_mb is not None:
+            self._by_lease, self._left_mb = use.by_lease, use.committed_mb
+            self._limit_mb = state.settings.thresholds_for(wishes).memory_percent * reading.memory_total_mb / 100
+
+    def leave(self, lease_id: str) -> None:
+        occupant = self._left.pop(lease_id)
+        self._sharing -= occupant.asked_mb is not None
+        self._draining -= occupant.is_draining
+        if self.can_do:
+            self._left_mb -= self._by_lease[lease_id]
+
+    def would_do(self) -> bool:
+        """Whether the GPU would do with the leases that are left."""
+        if not self.can_do:
+            return False
+        if self._wishes.memory_mb is None:
+            return not self._left and self._left_mb < self._limit_mb
+        admits = self._sharing and not self._draining and len(self._left) < self._max_sharers
+        return bool(not self._left or admits) and self._left_mb + self._wishes.memory_mb <= self._limit_mb
+
+
+class Planner:
+    """What can be told at one instant."""
+
+    def __init__(self, state: PoolState, now: float, withheld: Withheld) -> None:
+        self._state = state
+        self._now = now
+        self._withheld = withheld
+        self._ends: dict[str, FreeAt] = {}
+
+    def duration_of(self, owner: str | None, declared_s: float | None) -> FreeAt:
+        """How long a lease of this owner lasts."""
+        limit_s = time_limit_of(self._state, owner, declared_s)
+        return self._predicted(owner) if limit_s is None else FreeAt(limit_s, Basis.DECLARED)
+
+    def _predicted(self, owner: str | None) -> FreeAt:
+        use = self._state.usage.get(owner)
+        recent = use.recent if use and use.recent else self._state.last_durations_s
+        return FreeAt(max(sum(recent) / len(recent), 1.0), Basis.PREDICTED) if recent else NEVER
+
+    def end_of(self, lease_id: str) -> FreeAt:
+        if lease_id not in self._ends:
+            self._ends[lease_id] = self._end_of(lease_id)
+        return self._ends[lease_id]
+
+    def _end_of(self, lease_id: str) -> FreeAt:
+        state = self._state
+        if isinstance(state.leases[lease_id], EndedLease):
+            return FreeAt(self._now, Basis.DECLARED, lease_id)
+        lease = state.active(lease_id)
+        if (ends := lease.ends) is not None:
+            return FreeAt(max(ends, self._now), Basis.DECLARED, lease_id)
+        # Its owner may have a limit since the grant, which does not bind it.
+        lasts_s, basis, _ = self._predicted(lease.request.holder.owner)
+        if basis is Basis.UNKNOWN:
+            return NEVER
+        lasted_s = max(self._now + state.wall_offset_s - lease.granted_at, 0.0)
+        while lasts_s <= lasted_s:
+            lasts_s *= 2
+        return FreeAt(self._now - lasted_s + lasts_s, Basis.PREDICTED, lease_id)
+
+    def usable_from(self, slot: GpuSlot, wishes: Wishes) -> FreeAt:
+        """When the leases on a GPU will have left enough of it for these wishes."""
+        # To judge a GPU takes far longer than to see that its leases admit no other.
+        if has_opening(self._state, slot, wishes) and judge(self._state, slot, wishes, self._now).is_eligible:
+            return FreeAt(self._now, Basis.DECLARED)
+        if not slot.occupants:
+            return NEVER  # what keeps it ends at no known time
+        departures, basis = Departures(self._state, slot, wishes, self._now), Basis.DECLARED
+        if not departures.can_do:
+            return NEVER
+        for end, lease_id in sorted((self.end_of(lease_id), lease_id) for lease_id in slot.occupants):
+            if end.at == inf:
+                return NEVER
+            basis = max(basis, end.basis)
+            departures.leave(lease_id)
+            if departures.would_do():
+                return FreeAt(end.at, basis, lease_id)
+        return NEVER
+
+    def may_be_free(self, key: GpuKey, request_class: RequestClass) -> bool:
+        """Whether a reserved GPU may be free once its leases end, though its readings do not say so now."""
+        slot = self._state.slots.get(key)
+        if slot is None or slot.reading is None or not is_suitable(self._state, slot, request_class.wishes):
+            return False
+        ends = max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now)
+        return self._free_of_bookings(request_class, (key,), key, ends)[0] < inf
+
+    def plan(self, request_class: RequestClass) -> Plan | None:
+        """The soonest plan on any nodes; None if there is none."""
+        state, wishes = self._state, request_class.wishes
+        thresholds = state.settings.thresholds_for(wishes)
+        best: list[Plan] = []
+        for name, node in state.facts.nodes_for(wishes):
+            if state.facts.could_serve(node, wishes, thresholds, in_service=True):
+                is_full = len(best) == wishes.nodes
+                plan = self._plan_on(name, request_class, (), best[-1].start.at if is_full else inf)
+                if plan is not None:
+                    insort(best, plan, key=_sooner)
+                    del best[wishes.nodes :]
+        return together(best, wishes.nodes)
+
+    def plan_on_all(self, nodes: Iterable[str], request_class: RequestClass, reserved: Container[GpuKey]) -> Plan | None:
+        """The soonest plan on these nodes, where these GPUs are reserved already; None if there is none on one of them."""
+        plans = [self._plan_on(node, request_class, reserved) for node in sorted(nodes)]
+        return together(filter(None, plans), request_class.wishes.nodes)
+
+    def _plan_on(
+        self, node: str, request_class: RequestClass, reserved: Container[GpuKey], until: float = inf
+    ) -> Plan | None:
+        """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
+        `until`.
+        """
+        slots, wishes = self._state.slots_on(node), request_class.wishes
+        to_spare = len(slots) - wishes.gpus
+        found: list[FreeGpu] = []
+        for slot in slots:
+            free = NEVER if slot.reading is None else self.usable_from(slot, wishes)
+            if slot.reading is not None and free.at < inf and free.at <= until:
+                found.append((free, slot.reading.gpu.index, slot.key))
+            elif to_spare <= 0:
+                return None  # the others are not enough
+            else:
+                to_spare -= 1
+        return self.soonest(found, request_class, reserved)
+
+    def soonest(
+        self, gpus: Iterable[FreeGpu], request_class: RequestClass, reserved: Container[GpuKey] = ()
+    ) -> Plan | None:
+        """The first of these GPUs, as many as are wished for, by when each is free; None if there are not as many."""
+        number = request_class.wishes.gpus
+        known = sorted((entry for entry in gpus if entry[0].at < inf), key=first_free)
+        chosen = known[:number]
+        if self._withheld.has_bookings:
+            chosen = self._unbooked_together(known, request_class, reserved)
+        if len(chosen) < number:
+            return None
+        basis = max(free.basis for free, _, _ in chosen)
+        last = chosen[-1][0]
+        by_index = tuple(key for _, _, key in sorted(chosen, key=lambda entry: entry[1]))
+        return Plan(FreeAt(last.at, basis, last.after), by_index)
+
+    def _unbooked_together(
+        self, known: Sequence[FreeGpu], request_class: RequestClass, reserved: Container[GpuKey]
+    ) -> list[FreeGpu]:
+        """The first of them, as many as are wished for, that are free of bookings at the same time."""
+        number, start = request_class.wishes.gpus, -inf
+        times, passed = [free.at for free, _, _ in known], [0] * len(known)
+        while True:
+            for place, (_, _, key) in enumerate(known):
+                times[place], passed[place] = self._free_of_bookings(
+                    request_class, reserved, key, max(times[place], start), passed[place]
+                )
+            first = sorted(times)[:number]
+            if len(first) < number or first[-1] == inf:
+                return []
+            if first[-1] <= start:
+                break
+            start = first[-1]
+        found: list[FreeGpu] = []
+        for at, (free, index, key) in zip(times, known, strict=True):
+            if at <= start and len(found) < number:
+                basis = max(free.basis, Basis.PREDICTED) if self._may_be_late(request_class, key, at) else free.basis
+                found.append((FreeAt(at, basis, free.after if free.at == start else None), index, key))
+        return sorted(found, key=lambda entry: entry[0].after is not None)
+
+    def _free_of_bookings(
+        self, request_class: RequestClass, reserved: Container[GpuKey], key: GpuKey, at: float, passed: int = 0
+    ) -> tuple[float, int]:
+        """When a GPU that is free at this time is free of the bookings that keep it from a waiter, too. Bookings come one after
+        the other: those that are `passed` matter no more.
+        """
+        bookings = self._withheld.bookings_of(key)
+        while passed < len(bookings):
+            booking = bookings[passed]
+            # The waiter starts later by what GPUs drain. The reserved ones that drain now had room for that at their date.
+            is_late = at > self._now or key not in reserved
+            late_s = self._state.settings.drain_limit_s if is_late else 0.0
+            if self._withheld.keeps(booking, request_class, at, late_s):
+                if booking.ends_at is None:
+                    return inf, passed
+                at = booking.ends_at - self._state.wall_offset_s
+            elif booking.starts_at - self._state.wall_offset_s > at and not _is_own(booking, request_class):
+                break  # a lease ends before it and all later ones
+            passed += 1
+        return at, passed
+
+    def _may_be_late(self, request_class: RequestClass, key: GpuKey, at: float) -> bool:
+        """Whether leases of an owner that has booked the GPU before may last for longer than the booking."""
+        return any(
+            booking.owner not in {None, request_class.owner} and booking.starts_at - self._state.wall_offset_s < at
+            for booking in self._withheld.bookings_of(key)
+        )
+
+
+def _is_own(booking: Booking, request_class: RequestClass) -> bool:
+    return booking.owner is not None and booking.owner == request_class.owner
+
+
+def first_free(entry: FreeGpu) -> tuple[float, float, GpuKey]:
+    return (entry[0].at, *entry[1:])
+
+
+def _sooner(plan: Plan) -> tuple[float, tuple[GpuKey, ...]]:
+    return (plan.start.at, plan.gpus)
+
+
+def together(plans: Iterable[Plan], number: int) -> Plan | None:
+    """The soonest of these plans, each for a node of its own; None if there are not as many."""
+    chosen = nsmallest(number, plans, key=_sooner)
+    if len(chosen) < number:
+        return None
+    last = chosen[-1]
+    if number == 1:
+        return last
+    basis = max(plan.start.basis for plan in chosen)
+    gpus = [key for plan in sorted(chosen, key=lambda plan: plan.gpus[0].node) for key in plan.gpus]
+    return Plan(last.start._replace(basis=basis), tuple(gpus))
+
+
+class Reserving:
+    """Finds the one reservation of a pass over the queue: the plan of the first waiter that cannot be served and has waited
+    for `reserve_after_s`.
+
+    It is on the node where the waiter can start soonest, or on the nodes of a gang, and keeps to these nodes: chosen again in
+    every pass, the date would slip for ever. On each node, the GPUs that are free first are reserved, so a lease that ends
+    early brings the date forward. While readings do not tell (one is late, or shows the load of a process that has gone), the
+    GPUs stay reserved for as long as a GPU may drain. `changes_at` is when a pass is due though nothing happens.
+    """
+
+    def __init__(self, state: PoolState, now: float, planner: Planner, withheld: Withheld) -> None:
+        self._state = state
+        self._now = now
+        self._planner = planner
+        self._withheld = withheld
+        self._looked_at = 0
+        self._tried: set[Wishes | RequestClass] = set()
+        self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
+        self.changes_at = just_before(min(self.no_date_until.values(), default=inf))
+
+    def is_due(self, lease: QueuedLease) -> bool:
+        """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
+        due_at = lease.requested_at - self._state.wall_offset_s + self._state.settings.reserve_after_s
+        if due_at > self._now:
+            self._look_again(due_at)
+        return due_at <= self._now
+
+    def will_look(self, request_class: RequestClass) -> bool:
+        """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
+        state, wishes = self._state, request_class.wishes
+        if self._kind(request_class) in self._tried or all(slot.reading is None for slot in state.slots.values()):
+            return False
+        number = len(state.slots_on(wishes.node))
+        if self._looked_at + number <= MOST_GPUS:
+            return True
+        tried_at = self.no_date_until.get(wishes, -inf) - TRY_AGAIN_S
+        return not self._looked_at and self._now >= tried_at + PAUSE_S * number
+
+    def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
+        """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
+        state, wishes, current = self._state, request_class.wishes, self._state.reservation
+        if current is not None and current.lease_id == lease.id and current.nodes <= state.facts.nodes.keys():
+            plan = self._planner.plan_on_all(current.nodes, request_class, current.gpus)
+            if plan is not None:
+                return self._reservation(lease, plan)
+            given_up = current.seen + state.settings.drain_limit_s
+            may_be_free = (self._planner.may_be_free(key, request_class) for key in current.gpus)
+            if self._now < given_up and all(may_be_free):
+                self._look_again(given_up)
+                return current
+        if not self.will_look(request_class):
+            if self._kind(request_class) not in self._tried:
+                self._look_again(self._now + TRY_NEXT_S)
+            return None
+        self._tried.add(self._kind(request_class))
+        self._looked_at += len(state.slots_on(wishes.node))
+        plan = self._planner.plan(request_class)
+        if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
+            self.no_date_until[wishes] = self._now + TRY_AGAIN_S
+            self._look_again(self.no_date_until[wishes])
+            return None
+        return self._reservation(lease, plan)
+
+    def _kind(self, request_class: RequestClass) -> Wishes | RequestClass:
+        """What the soonest plan depends on."""
+        return request_class if self._withheld.has_bookings else request_class.wishes
+
+    def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
+        if plan.start.at > self._now:
+            self._look_again(plan.start.at)  # a prediction is then overrun
+        return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after, self._now)
+
+    def _look_again(self, at: float) -> None:
+        self.changes_at = min(self.changes_at, just_before(at))
+
+
+class _Timetable:
+    """When GPUs are free for one kind of wishes: those of each node in order, the first one first."""
+
+    def __init__(self, free: Sequence[tuple[GpuSlot, FreeAt]]) -> None:
+        self.by_node: dict[str, list[FreeGpu]] = {}
+        # How many of the plans that were made are in it.
+        self.plans = 0
+        self._free = {slot.key: at for slot, at in free}
+        self._entries: dict[GpuKey, FreeGpu] = {}
+        for slot, at in free:
+            if slot.reading is not None:
+                entry = self._entries[slot.key] = (at, slot.reading.gpu.index, slot.key)
+                self.by_node.setdefault(slot.key.node, []).append(entry)
+        for gpus in self.by_node.values():
+            gpus.sort(key=first_free)
+
+    def take(self, key: GpuKey, until: FreeAt) -> None:
+        """Note that a waiter has this GPU until then."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        gpus, at = self.by_node[key.node], self._free[key]
+        del gpus[bisect_left(gpus, first_free(entry), key=first_free)]
+        later = max(at, until, key=lambda time: time.at)
+        entry = self._entries[key] = (later._replace(basis=max(at.basis, later.basis)), entry[1], key)
+        insort(gpus, entry, key=first_free)
+
+
+class StartTimes:
+    """When each waiter will probably start: the waiters are placed in order, each where it can start soonest, for as long as it
+    declared or is predicted to last. The answer is honest where it is unknown: nothing is told of a waiter behind one that
+    may last for ever.
+
+    They are worked out step by step. Between two steps the state may go on: then each step tells what it saw.
+    """
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        now = max(now, state.clock)
+        self.starts: dict[str, FreeAt] = {}
+        self._state = state
+        self._withheld = Withheld(state, now)
+        self._order = Order(state, now)
+        self._planner = Planner(state, now, self._withheld)
+        self._timetables: dict[Wishes, _Timetable] = {}
+        # What each plan so far takes, in order.
+        self._taken: list[tuple[tuple[GpuKey, ...], FreeAt]] = []
+        self._gpus_left = MOST_GPUS
+
+    def steps(self) -> Iterator[None]:
+        """Go on at each step; all `starts` are known at the end."""
+        for lease_id in self._order.lease_ids()[:MOST_WAITERS]:
+            lease = self._state.leases.get(lease_id)
+            if not isinstance(lease, QueuedLease):
+                continue  # it has left the queue meanwhile
+            plan = yield from self._plan(lease)
+            if plan is not None and plan.start.at < inf:
+                self._take(lease, plan)
+            yield
+
+    def _take(self, lease: QueuedLease, plan: Plan) -> None:
+        self.starts[lease.id] = plan.start
+        if not lease.request.wishes.is_shared:
+            lasts = self._planner.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
+            end = FreeAt(plan.start.at + lasts.at, max(plan.start.basis, lasts.basis), lease.id)
+            self._taken.append((plan.gpus, end))
+
+    def _plan(self, lease: QueuedLease) -> Generator[None, None, Plan | None]:
+        reservation = self._state.reservation
+        if reservation is not None and reservation.lease_id == lease.id:
+            return Plan(FreeAt(reservation.date, reservation.basis, reservation.after), reservation.gpus)
+        request_class = self._state.queue.class_of(lease.id)
+        if over_quota(self._state, request_class) is not None:
+            return None
+        wishes = lease.request.wishes
+        timetable = yield from self._timetable_for(wishes)
+        # Where nothing is booked, the GPUs that are free first are the ones to take.
+        most = None if self._withheld.has_bookings else wishes.gpus
+        plans = (self._planner.soonest(gpus[:most], request_class) for gpus in timetable.by_node.values())
+        return together(filter(None, plans), wishes.nodes)
+
+    def _timetable_for(self, wishes: Wishes) -> Generator[None, None, _Timetable]:
+        timetable = self._timetables.get(wishes)
+        if timetable is None:
+            slots: Collection[GpuSlot] = tuple(self._state.slots_on(wishes.node))
+            self._gpus_left -= len(slots)
+            free: list[tuple[GpuSlot, FreeAt]] = []
+            for slot in slots if self._gpus_left >= 0 else ():
+                if self._state.slots.get(slot.key) is slot:  # else it has gone meanwhile, and its leases
+                    free.append((slot, self._planner.usable_from(slot, wishes)))
+                    yield
+            timetable = self._timetables[wishes] = _Timetable(free)
+        for gpus, until in islice(self._taken, timetable.plans, None):
+            for key in gpus:
+                timetable.take(key, until)
+        timetable.plans = len(self._taken)
+        return timetable
+
+
+def expected_starts(state: PoolState, now: float) -> dict[str, FreeAt]:
+    """The starts that can be told, on the pool's clock. A waiter without one is not in it."""
+    times = StartTimes(state, now)
+    for _ in times.steps():
+        pass
+    return times.starts

@@ -1,0 +1,148 @@
+"""The queue's rule: which waiter is served next.
+
+One pass goes over the waiters in order (see owners.py) and serves those that can be. A later waiter may be served while
+an earlier one waits, if it takes nothing that is kept from it (see withheld.py). Only one waiter has a reservation: the
+first that cannot be served and has waited long (see planner.py). So wide requests do not starve, and few wait for them.
+
+A GPU that is in use only by what the waiter's own process has left there is free to that process (`as_left_to` in
+eligibility.py), unless a waiter ahead needs such a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import QueuedLease, Reservation
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.waiting import RequestClass
+
+from .eligibility import as_left_to, is_suitable
+from .owners import Order, over_quota
+from .placement import NOTHING, Grant, Placer
+from .planner import Planner, Reserving
+from .preemption import Preemption, spared
+from .withheld import Withheld
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class QueuePass:
+    """The result of a pass over the queue: the grants, the preemptible leases to end, the GPUs that become a waiter's
+    that way, the leases that need not end after all, the reservation, and how long that stays true if no event happens.
+    `settled_until` is None if another pass is due after what this one found.
+    """
+
+    grants: list[Grant] = field(default_factory=list)
+    victims: tuple[str, ...] = ()
+    claims: dict[GpuKey, str] = field(default_factory=dict)
+    spared: list[str] = field(default_factory=list)
+    reservation: Reservation | None = None
+    no_date_until: dict[Wishes, float] = field(default_factory=dict)
+    settled_until: float | None = None
+
+
+class InVain(Generic[T]):
+    """Looks for something to meet wishes, and not again for as much as was looked for in vain, or more. In one pass over the
+    queue, GPUs that are taken stay taken, so what has failed fails until its end.
+    """
+
+    def __init__(self, find: Callable[[Wishes, AbstractSet[GpuKey]], T | None]) -> None:
+        self._find = find
+        # (GPUs on each node, nodes, MB) by what else was asked for, and the GPUs that were kept from it.
+        self._failed: dict[tuple[object, ...], list[tuple[int, int, float]]] = {}
+
+    def find(self, wishes: Wishes, kept: frozenset[GpuKey], taken: AbstractSet[GpuKey]) -> T | None:
+        """What is found without the GPUs that are kept from this waiter, and those that are taken from all."""
+        terms = (wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+        places = (wishes.model, wishes.among, wishes.node)
+        memory_mb = wishes.memory_mb or 0.0
+        for kept_then in {kept, NOTHING}:
+            for places_then in {places, (None, None, None)}:
+                for gpus, nodes, least_mb in self._failed.get((kept_then, terms, places_then), ()):
+                    if wishes.gpus >= gpus and wishes.nodes >= nodes and memory_mb >= least_mb:
+                        return None
+        found = self._find(wishes, taken | kept if taken else kept)
+        if found is None:
+            failed = self._failed.setdefault((kept, terms, places), [])
+            failed.append((wishes.gpus, wishes.nodes, memory_mb))
+        return found
+
+
+def serve_queue(state: PoolState, now: float) -> QueuePass:
+    """Find the waiters that can be served."""
+    placer, withheld = Placer(state, now), Withheld(state, now)
+    reserving = Reserving(state, now, Planner(state, now, withheld), withheld)
+    places, rooms = InVain(placer.place), InVain(Preemption(placer).claim)
+    found = QueuePass(no_date_until=reserving.no_date_until)
+    is_alike = state.treats_owners_alike
+    # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
+    gone: set[GpuKey] = set()
+    # The classes of the waiters so far that cannot be served, with whether GPUs may be reserved for them.
+    unserved: dict[RequestClass, bool] = {}
+    for lease_id in Order(state, now).lease_ids():
+        own_class = state.queue.class_of(lease_id)
+        request_class = own_class.of_any_owner or own_class if is_alike else own_class
+        kept = withheld.kept_from(request_class)
+        is_new = request_class not in unserved
+        if is_new:
+            if over_quota(state, request_class) is not None:
+                unserved[request_class] = False
+                continue
+            gpus = places.find(request_class.wishes, kept, gone)
+            if gpus is not None:
+                gpus = placer.with_home(gpus, state.queued(lease_id), gone | kept)
+                found.grants.append(Grant(lease_id, gpus))
+                gone.update(gpus)
+                if request_class.wishes.is_shared or not is_alike:
+                    # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
+                    return found
+                continue
+        lease = state.queued(lease_id)
+        if state.facts.left_to and unserved.get(request_class, True):
+            own = _left_gpu(placer, lease, unserved, gone | kept)
+            if own is not None:
+                found.grants.append(Grant(lease_id, (own,)))
+                return found
+        if is_new and state.preemptible and not request_class.preemptible:
+            claimed = rooms.find(request_class.wishes, kept, gone)
+            if claimed is not None:
+                found.victims = claimed.victims
+                if claimed.victims:
+                    return found  # who else needs one is told with these on their way out
+                found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
+                gone.update(claimed.gpus)
+                continue
+        may_reserve = unserved.setdefault(request_class, True)
+        if may_reserve and withheld.reservation is None and reserving.is_due(lease):
+            if found.grants and reserving.will_look(request_class):
+                return found  # what is free, and when, is told with these granted
+            withheld.reservation = reserving.reserve(lease, request_class)
+    found.reservation = withheld.reservation
+    awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
+    found.spared = spared(state, awaited, now)
+    until = min(placer.holds_until, reserving.changes_at, withheld.change_at())
+    # What is free, and when, is told with those going on that are spared.
+    found.settled_until = None if found.spared else until
+    return found
+
+
+def _left_gpu(
+    placer: Placer, lease: QueuedLease, ahead: Iterable[RequestClass], avoiding: AbstractSet[GpuKey]
+) -> GpuKey | None:
+    """A GPU that only the waiter's own process uses, if no waiter ahead needs such a GPU: it must not be overtaken for ever by a
+    process that keeps it warm.
+    """
+    state, process = placer.state, lease.request.holder.process
+    for key in sorted(state.facts.left_to.get(process, ())) if process is not None else ():
+        slot = as_left_to(state, state.slots[key], lease.request)
+        if slot is None or key in avoiding or not placer.judge(slot, lease.request.wishes).is_eligible:
+            continue
+        if not any(is_suitable(state, slot, request_class.wishes) for request_class in ahead):
+            return key
+    return None
