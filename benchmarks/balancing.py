@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.shared.results import Cell, Point, Results, parser
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES
 
 SIZES = (1, 2, 4, 8, 16, 32)
 LOAD = 0.8

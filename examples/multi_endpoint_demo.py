@@ -10,9 +10,8 @@ from collections import Counter
 from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
-from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES, ClientConfig
 
 # The parameters of GPUWorkerPoolClient(...), by pattern.
 PATTERNS: dict[str, dict[str, Any]] = {

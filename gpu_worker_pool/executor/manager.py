@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, assert_never
 
-from gpu_worker_pool.core.executor import actions as do
-from gpu_worker_pool.core.executor import facts
-from gpu_worker_pool.core.executor.crew import Busy, Crew, CrewRules, Requesting
-
+from . import actions as do
+from . import facts
 from . import lease_desk as desk
 from . import worker as wire
+from .crew import Busy, Crew, CrewRules, Requesting
 from .errors import ExecutorBrokenError
 from .pickling import pickled_call
 from .spawning import main_module, start_message

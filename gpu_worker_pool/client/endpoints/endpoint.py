@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.backoff import Backoff
-from gpu_worker_pool.core.endpoints.breaker import CircuitBreaker, Permit
+from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
+
+from .breaker import CircuitBreaker, Permit
 
 T = TypeVar("T")
 RETRY = Backoff(first_s=0.1, max_s=2.0)

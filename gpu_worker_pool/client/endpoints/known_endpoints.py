@@ -11,7 +11,6 @@ from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.thresholds import Thresholds
@@ -22,6 +21,7 @@ from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.first_answers import wait_for_answers
 from gpu_worker_pool.wire.transport import Transport
 
+from .balancing import Balancer, EndpointView
 from .endpoint import Endpoint
 from .member import Entry, FleetPool, Member, Place
 from .seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool, parse_sizes, parse_summary

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES
 
 NOW = 1000.0
 

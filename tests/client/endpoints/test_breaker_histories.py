@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_worker_pool.core.endpoints.breaker import BreakerState, Permit
-from tests.core.endpoints.breakers import OPEN_FOR, PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
+from gpu_worker_pool.client.endpoints.breaker import BreakerState, Permit
+from tests.client.endpoints.breakers import OPEN_FOR, PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
 
 
 class Waiting:

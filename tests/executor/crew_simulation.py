@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpu_worker_pool.core.executor import actions as do
-from gpu_worker_pool.core.executor import facts
-from gpu_worker_pool.core.executor.crew import Crew, CrewRules, Requesting
+from gpu_worker_pool.executor import actions as do
+from gpu_worker_pool.executor import facts
+from gpu_worker_pool.executor.crew import Crew, CrewRules, Requesting
 
 Happening = tuple[str, Callable[[], None]]
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from .strategies import STRATEGIES
-
 FIRST_RAMP_SHARE = 0.1
 """The share of its full weight that a just recovered endpoint gets."""
 
@@ -98,7 +96,7 @@ class _Rotation:
 
 
 class Balancer:
-    """Orders endpoints by one of `STRATEGIES`; for any other name a ValueError lists them.
+    """Orders endpoints by one of the strategies above; for any other name a ValueError lists them.
 
     An endpoint that recovered less than `ramp_s` ago gets a share of its weight that grows linearly from
     `FIRST_RAMP_SHARE` to all of it. Until then its rank counts as no better than the best of the others.
@@ -106,7 +104,7 @@ class Balancer:
 
     def __init__(self, name: str, ramp_s: float = 30.0) -> None:
         if name not in _STANDINGS:
-            raise ValueError(f"load balancing strategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
+            raise ValueError(f"load balancing strategy must be one of {', '.join(_STANDINGS)}, not {name!r}")
         if not 0.0 <= ramp_s < math.inf:
             raise ValueError(f"ramp_s must be a finite number of 0 or more seconds, not {ramp_s!r}")
         self.name = name

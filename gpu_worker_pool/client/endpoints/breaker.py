@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
-from .backoff import Backoff
+from gpu_worker_pool.core.backoff import Backoff
 
 DEFAULT_OPEN_FOR = Backoff(first_s=5.0, max_s=60.0)
 

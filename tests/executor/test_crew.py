@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.executor import actions as do
-from gpu_worker_pool.core.executor import facts
-from gpu_worker_pool.core.executor.actions import EndingWay, FailureCause
-from gpu_worker_pool.core.executor.crew import ASK_AGAIN_S, MOST_FAILED_STARTS, Crew, CrewRules
+from gpu_worker_pool.executor import actions as do
+from gpu_worker_pool.executor import facts
+from gpu_worker_pool.executor.actions import EndingWay, FailureCause
+from gpu_worker_pool.executor.crew import ASK_AGAIN_S, MOST_FAILED_STARTS, Crew, CrewRules
 
 from .crew_simulation import CrewSimulation
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.endpoints.breaker import BreakerState, CircuitBreaker, Permit
-from tests.core.endpoints.breakers import PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
+from gpu_worker_pool.client.endpoints.breaker import BreakerState, CircuitBreaker, Permit
+from tests.client.endpoints.breakers import PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
 
 
 def acquired(breaker: CircuitBreaker, now: float) -> Permit:
