@@ -24,7 +24,7 @@ from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
 
 from . import worker
-from .actions import EndingWay
+from .crew import EndingWay
 from .errors import ending_of
 from .message_line import MessageLine
 from .orphans import kill_orphans

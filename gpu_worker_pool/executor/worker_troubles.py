@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker_pool.wire.endings import after_warning
 
-from .actions import FailureCause
+from .crew import FailureCause
 from .errors import ExecutorBrokenError, WorkerLostError
 from .worker_process import WorkerProcess
 
