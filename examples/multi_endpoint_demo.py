@@ -76,7 +76,7 @@ def show_strategies() -> None:
         print(f"    {server.endpoint_id}: {state}")
     for strategy in STRATEGIES:
         balancer = Balancer(strategy)
-        firsts = Counter(balancer.order(SERVERS, now=0.0)[0] for _ in range(10))
+        firsts = Counter(balancer.order(SERVERS)[0] for _ in range(10))
         print(f"  {strategy:<13}{', '.join(f'{name} {count} times' for name, count in firsts.most_common())}")
 
 

@@ -134,11 +134,9 @@ class KnownEndpoints:
             return self.places()
         views = []
         for member in self.members.values():
-            gpus, endpoint = member.gpus(), member.endpoint
-            views.append(
-                EndpointView(member.id, endpoint.is_healthy, len(gpus.gpus), gpus.available, endpoint.recovered_at)
-            )
-        return self._places(self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time()))
+            gpus = member.gpus()
+            views.append(EndpointView(member.id, member.endpoint.is_healthy, len(gpus.gpus), gpus.available))
+        return self._places(self.members[endpoint_id] for endpoint_id in self.balancer.order(views))
 
     def places(self) -> list[Place]:
         """All places, those that are down too, in the order of the endpoints."""

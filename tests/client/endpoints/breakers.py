@@ -16,7 +16,7 @@ def new_breaker() -> CircuitBreaker:
 def hand_back(breaker: CircuitBreaker, permit: Permit, report: str, now: float) -> None:
     match report:
         case "succeeded":
-            breaker.succeeded(permit, now)
+            breaker.succeeded(permit)
         case "failed":
             breaker.failed(permit, now, jitter=0.0)
         case "cancelled":
