@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.shared.results import Cell, Point, Results, parser
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES
 
 SIZES = (1, 2, 4, 8, 16, 32)
 LOAD = 0.8
@@ -133,7 +133,7 @@ class Outcome:
 def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outcome:
     rng = random.Random(seed)
     lot = random.Random(seed + 1)
-    balancer = Balancer(name, ramp_s=0.0)
+    balancer = Balancer(name)
     # When one box is away, the others carry its load too.
     pause_s = MEAN_HOLD_S / (LOAD * sum(SIZES))
     boxes = {f"box{gpus:02}": Box(f"box{gpus:02}", gpus) for gpus in SIZES}
@@ -147,7 +147,7 @@ def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outco
         now += rng.expovariate(1 / pause_s)
         while leaving and leaving[0][0] <= now:
             boxes[heapq.heappop(leaving)[1]].held -= 1
-        order = choose(balancer, [box.view(now) for box in boxes.values()], now, lot, outcome)
+        order = choose(balancer, [box.view(now) for box in boxes.values()], lot, outcome)
         taken = next((boxes[box_id] for box_id in order if boxes[box_id].held < boxes[box_id].gpus), None)
         if taken is None:
             outcome.found_none += 1
@@ -166,15 +166,13 @@ def simulate(name: str, requests: int, seed: int, *, is_one_away: bool) -> Outco
     return outcome
 
 
-def choose(
-    balancer: Balancer, views: list[EndpointView], now: float, lot: random.Random, outcome: Outcome
-) -> list[str]:
+def choose(balancer: Balancer, views: list[EndpointView], lot: random.Random, outcome: Outcome) -> list[str]:
     """Return the order for one request, and note it in the outcome with the promise and a draw by lot."""
     promised = PROMISES[balancer.name]([view for view in views if view.is_healthy])
     outcome.promised.update(promised)
     outcome.shares[tuple(promised.items())] += 1
     outcome.drawn[lot.choices(list(promised), list(promised.values()))[0]] += 1
-    order = balancer.order(views, now)
+    order = balancer.order(views)
     outcome.chosen[order[0]] += 1
     outcome.not_allowed += order[0] not in promised
     return order

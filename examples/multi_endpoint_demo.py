@@ -10,9 +10,8 @@ from collections import Counter
 from typing import Any
 
 from gpu_worker_pool import GPUWorkerPoolClient
-from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES, ClientConfig
 
 # The parameters of GPUWorkerPoolClient(...), by pattern.
 PATTERNS: dict[str, dict[str, Any]] = {
@@ -77,7 +76,7 @@ def show_strategies() -> None:
         print(f"    {server.endpoint_id}: {state}")
     for strategy in STRATEGIES:
         balancer = Balancer(strategy)
-        firsts = Counter(balancer.order(SERVERS, now=0.0)[0] for _ in range(10))
+        firsts = Counter(balancer.order(SERVERS)[0] for _ in range(10))
         print(f"  {strategy:<13}{', '.join(f'{name} {count} times' for name, count in firsts.most_common())}")
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         StaleAssignmentError,
         WorkerTimeoutError,
     )
-    from .executor import ExecutorBrokenError, GPUExecutor, RemoteTaskError, WorkerLostError
+    from .executor.errors import ExecutorBrokenError, RemoteTaskError, WorkerLostError
+    from .executor.executor import GPUExecutor
     from .models import (
         EndpointInfo,
         GlobalGPUAssignment,
@@ -71,7 +72,8 @@ _MODULES = {
     ".client": ("ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"),
     ".client.blocking": ("GPUWorkerPool",),
     ".client.process_lease": ("gpu", "lease_for_process", "release_for_process"),
-    ".executor": ("ExecutorBrokenError", "GPUExecutor", "RemoteTaskError", "WorkerLostError"),
+    ".executor.errors": ("ExecutorBrokenError", "RemoteTaskError", "WorkerLostError"),
+    ".executor.executor": ("GPUExecutor",),
     ".errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .core.endpoints.strategies import STRATEGIES
 from .core.model.checks import check_number, check_whole
 from .core.model.thresholds import DEFAULT_THRESHOLDS
 from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
@@ -23,6 +22,8 @@ from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, spli
 logger = logging.getLogger(__name__)
 
 DEFAULT_ENDPOINT = "http://localhost:8000"
+# client/endpoints/balancing.py has what they mean.
+STRATEGIES = ("availability", "round_robin", "weighted")
 DEFAULT_STRATEGY = "availability"
 Scope = Literal["box", "fleet"]
 PLURAL_VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS")

@@ -50,7 +50,7 @@ FETCHED = [
     block for block in all_blocks() if "of" in block.marks and not any(block in chain[-1].answers for chain in SERVING)
 ]
 FOLDERS = ("tests", "gpu_worker_pool", "deploy", "benchmarks", "examples", "docs")
-PACKAGES = ("core", "host", "gpus", "ledger", "wire", "server", "client", "cli")
+PACKAGES = ("core", "host", "gpus", "ledger", "wire", "server", "client", "executor", "jobs", "notify", "cli")
 
 
 @pytest.fixture(scope="module")

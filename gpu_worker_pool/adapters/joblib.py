@@ -15,7 +15,7 @@ from typing import Any
 from joblib import register_parallel_backend
 from joblib.parallel import ParallelBackendBase
 
-from gpu_worker_pool.executor import GPUExecutor
+from gpu_worker_pool.executor.executor import GPUExecutor
 
 
 class LeasedBackend(ParallelBackendBase):  # type: ignore[misc] # joblib has no types

@@ -111,7 +111,7 @@ class Reports:
         found = {
             "healthy_endpoints": healthy,
             "degraded_endpoints": degraded,
-            "circuit_breaker_stats": {id_: dict(member.endpoint.breaker.stats(now)) for id_, member in members.items()},
+            "circuit_breaker_stats": {id_: member.endpoint.breaker.stats(now) for id_, member in members.items()},
         }
         return {
             **found,

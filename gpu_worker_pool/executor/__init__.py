@@ -1,6 +1,1 @@
-"""`GPUExecutor`: concurrent.futures on leased GPUs."""
-
-from .errors import ExecutorBrokenError, RemoteTaskError, WorkerLostError
-from .executor import GPUExecutor
-
-__all__ = ["ExecutorBrokenError", "GPUExecutor", "RemoteTaskError", "WorkerLostError"]
+"""`GPUExecutor`: concurrent.futures on leased GPUs. Nothing is imported here, because each worker imports this package."""

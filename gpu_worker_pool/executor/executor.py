@@ -11,18 +11,19 @@ from concurrent.futures import Executor, Future
 from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
-from gpu_worker_pool.core.executor.chunks import call_for_each, chunked, flattened
-from gpu_worker_pool.core.executor.crew import CrewRules
 from gpu_worker_pool.core.model.memory import asked_mb
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.span import parse_span
 
+from .crew import CrewRules
 from .errors import ExecutorBrokenError
 from .manager import Manager, ManagerOptions, managers
+from .worker import call_for_each
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
@@ -129,8 +130,8 @@ class GPUExecutor(Executor):
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        chunks = chunked(zip(*iterables, strict=False), chunksize)
-        return flattened(super().map(partial(call_for_each, fn), chunks, timeout=timeout))
+        chunks = _chunked(zip(*iterables, strict=False), chunksize)
+        return _flattened(super().map(partial(call_for_each, fn), chunks, timeout=timeout))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base
         """Accept no more tasks. With `wait`, return when all are done and every lease is released; Ctrl-C then ends the
@@ -242,6 +243,20 @@ def _end_as_interrupted() -> None:
     """
     with suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")  # noqa: S102 - text, and not code: see above
+
+
+def _chunked(items: Iterable[_ResultT], size: int) -> Iterator[tuple[_ResultT, ...]]:
+    iterator = iter(items)
+    while chunk := tuple(islice(iterator, size)):
+        yield chunk
+
+
+def _flattened(chunks: Iterable[list[_ResultT]]) -> Iterator[_ResultT]:
+    """The items of all chunks; none is kept once it was given out."""
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
 
 
 def _after_fork() -> None:

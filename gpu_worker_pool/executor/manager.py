@@ -17,15 +17,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
-from typing import Any, assert_never
-
-from gpu_worker_pool.core.executor import actions as do
-from gpu_worker_pool.core.executor import facts
-from gpu_worker_pool.core.executor.crew import Busy, Crew, CrewRules, Requesting
+from typing import Any, ParamSpec
 
 from . import lease_desk as desk
 from . import worker as wire
+from .crew import Crew, CrewActions, CrewRules, EndingWay, FailureCause, Phase
 from .errors import ExecutorBrokenError
 from .pickling import pickled_call
 from .spawning import main_module, start_message
@@ -35,6 +33,7 @@ from .worker_troubles import WorkerTroubles
 
 logger = logging.getLogger("gpu_worker_pool.executor")
 
+_ParamsT = ParamSpec("_ParamsT")
 _numbers = itertools.count(1)
 
 
@@ -60,9 +59,20 @@ class Manager:
         self._name = f"GPUExecutor-{next(_numbers)}"
         # A garbage collection may close an executor in a thread that has the lock.
         self._lock = threading.RLock()
-        self._crew = Crew(options.rules)
         self._tasks = TaskBook()
-        self._inbox: deque[facts.Fact | desk.LeaseNews] = deque()
+        actions = CrewActions(
+            lease_worker=self._request,
+            start_worker=self._start_worker,
+            send_task=self._send,
+            end_worker=self._end_worker,
+            release_worker=self._release,
+            fail_task=self._fail,
+            repeat_task=self._log_repetition,
+            cancel_task=self._tasks.cancel,
+            break_crew=self._break,
+        )
+        self._crew = Crew(options.rules, actions)
+        self._inbox: deque[Callable[[], None] | desk.LeaseNews] = deque()
         self._is_asleep = False
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -75,11 +85,10 @@ class Manager:
         managers.add(self)
 
     def __repr__(self) -> str:
-        states = [member.state for member in list(self._crew.members.values())]
-        busy = sum(isinstance(state, Busy) for state in states)
-        requested = sum(isinstance(state, Requesting) for state in states)
+        phases = [member.phase for member in list(self._crew.members.values())]
+        busy, requested = phases.count(Phase.BUSY), phases.count(Phase.REQUESTING)
         queued = len(self._crew.waiting) + len(self._crew.repeated)
-        return f"{len(states) - requested} workers, {busy} busy; {requested} leases requested; {queued} tasks queued"
+        return f"{len(phases) - requested} workers, {busy} busy; {requested} leases requested; {queued} tasks queued"
 
     @property
     def is_own(self) -> bool:
@@ -99,8 +108,8 @@ class Manager:
             self._check_open()
             self._start()
             task = self._tasks.add(future, call)
-            self._post(facts.TaskSubmitted(task))
-        future.add_done_callback(_Cancellation(task, self._post))
+            self._post(partial(self._happen, self._crew.task_submitted, task))
+        future.add_done_callback(partial(self._done, task))
 
     def check_open(self) -> None:
         """Raise where no task is accepted any more."""
@@ -109,11 +118,11 @@ class Manager:
 
     def close(self, *, cancels_tasks: bool = False) -> None:
         """Accept no more tasks, and end when all are settled."""
-        self._tell(facts.ShutDown(cancels_tasks))
+        self._tell(partial(self._happen, self._crew.shut_down, cancels_tasks=cancels_tasks))
 
     def interrupt(self) -> None:
         """Cancel what waits and end what runs, as Ctrl-C does; called again, at once."""
-        self._tell(facts.CrewInterrupted())
+        self._tell(partial(self._happen, self._crew.interrupted))
 
     def join(self) -> None:
         """Wait until everything is settled and released."""
@@ -132,11 +141,11 @@ class Manager:
             self._awake.close()
             self._wake.close()
 
-    def _tell(self, fact: facts.ShutDown | facts.CrewInterrupted) -> None:
+    def _tell(self, news: Callable[[], None]) -> None:
         with self._lock:
             self.is_closed = True
             if self._thread is not None and self.is_own:
-                self._post(fact)
+                self._post(news)
 
     def _check_open(self) -> None:
         if not self.is_own:
@@ -155,7 +164,11 @@ class Manager:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
-    def _post(self, news: facts.Fact | desk.LeaseNews) -> None:
+    def _done(self, task: int, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._post(partial(self._cancelled, task))
+
+    def _post(self, news: Callable[[], None] | desk.LeaseNews) -> None:
         self._inbox.append(news)
         if self._is_asleep:
             self._is_asleep = False
@@ -214,116 +227,102 @@ class Manager:
             self._take_in(self._inbox.popleft())
         deadline = self._crew.next_deadline
         if deadline is not None and monotonic() >= deadline:
-            self._happen(facts.TimePassed())
+            self._happen(self._crew.time_passed)
 
-    def _happen(self, fact: facts.Fact) -> None:
-        actions = deque(self._crew.handle(fact, monotonic()))
-        while actions:
-            if (follows := self._carry_out(actions.popleft())) is not None:
-                actions.extend(self._crew.handle(follows, monotonic()))
+    def _happen(self, fact: Callable[_ParamsT, None], *args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> None:
+        self._crew.handle(monotonic(), fact, *args, **kwargs)
 
-    def _take_in(self, news: facts.Fact | desk.LeaseNews) -> None:
+    def _take_in(self, news: Callable[[], None] | desk.LeaseNews) -> None:
         match news:
-            case facts.TaskCancelled(task):
-                if self._tasks.note_cancelled(task):
-                    self._happen(news)
             case desk.LeaseGrant(number, lease):
                 self._leases[number] = lease
-                self._happen(facts.WorkerLeased(number))
+                self._happen(self._crew.worker_leased, number)
             case desk.LeaseRefusal(number, error):
                 self._troubles.refusals[number] = error
-                self._happen(facts.WorkerRefused(number))
+                self._happen(self._crew.worker_refused, number)
             case desk.LeaseLoss(number, reason):
                 self._troubles.losses[number] = reason
-                self._happen(facts.WorkerLeaseLost(number))
+                self._happen(self._crew.worker_lease_lost, number)
             case desk.LeaseNotice(number, ends_at, reason):
                 if number in self._workers:
                     self._troubles.notices[number] = reason
                     self._workers[number].tell_limit(self._leases[number].limit if ends_at is None else ends_at)
-                    self._happen(facts.WorkerWarned(number, is_warned=ends_at is not None))
+                    self._happen(self._crew.worker_warned, number, is_warned=ends_at is not None)
             case desk.LeaseSafety(number, until):
                 if number in self._workers:
                     self._workers[number].tell_safe_until(until)
             case desk.LeaseReturn(number):
                 self._forget_worker(number)
-                self._happen(facts.WorkerReleased(number))
+                self._happen(self._crew.worker_released, number)
             case desk.GpusSeen(count):
                 self._see_gpus(count)
             case _:
-                self._happen(news)
+                news()
+
+    def _cancelled(self, task: int) -> None:
+        if self._tasks.note_cancelled(task):
+            self._happen(self._crew.task_cancelled, task)
 
     def _see_gpus(self, count: int) -> None:
         if not self._options.has_max_workers:
             most = max(count // int(self._options.wishes["gpus"]), 1)
             self._crew.rules = replace(self._crew.rules, max_workers=most)
-            self._happen(facts.TimePassed())
+            self._happen(self._crew.time_passed)
 
-    def _carry_out(self, action: do.CrewAction) -> facts.Fact | None:
-        """Do it; returns what follows from it at once."""
-        match action:
-            case do.LeaseWorker(number):
-                return self._request(number)
-            case do.StartWorker(number):
-                return self._start_worker(number)
-            case do.SendTask(number, task):
-                return self._send(number, task)
-            case do.EndWorker(number, way):
-                self._desk.withdraw(number)
-                if (worker := self._workers.get(number)) is None:
-                    return facts.WorkerGone(number)
-                worker.end(way)
-                self._watch(worker)
-            case do.ReleaseWorker(number):
-                self._desk.release(number)
-            case do.FailTask(task, number, cause, attempts):
-                error = self.broken or self._troubles.error(number, self._workers.get(number), cause, attempts)
-                self._tasks.fail(task, error)
-            case do.RepeatTask(task, number, cause, attempts):
-                reason = self._troubles.reason(number, self._workers.get(number), cause)
-                most = self._crew.rules.retries
-                logger.warning("%s; task %d is repeated, for the %d. of %d times", reason, task, attempts, most)
-            case do.CancelTask(task):
-                self._tasks.cancel(task)
-            case do.BreakCrew(number, cause):
-                with self._lock:
-                    self.broken = self._troubles.breakage(number, self._workers.get(number), cause)
-            case do.StopCrew():
-                pass
-            case _:
-                assert_never(action)
-        return None
-
-    def _request(self, number: int) -> facts.Fact | None:
+    def _request(self, number: int) -> None:
         try:
             worker = self._workers[number] = WorkerProcess(number)
         except (OSError, RuntimeError) as error:
             self._troubles.refusals[number] = error
-            return facts.WorkerRefused(number)
+            self._happen(self._crew.worker_refused, number)
+            return
         self._watch(worker)
         self._desk.request(number, worker.guard_pid)
-        return None
 
-    def _start_worker(self, number: int) -> facts.Fact | None:
+    def _start_worker(self, number: int) -> None:
         worker, options = self._workers[number], self._options
         try:
             name = f"{self._name}-worker-{number}"
             message, descriptors = start_message(name, self._main, options.initializer, options.initargs)
         except Exception as error:  # noqa: BLE001 - the initializer's own __reduce__
             self._troubles.unfit[number] = error
-            return facts.WorkerUnfit(number)
+            self._happen(self._crew.worker_unfit, number)
+            return
         worker.start(self._leases[number], message, descriptors)
         self._watch(worker)
-        return None
 
-    def _send(self, number: int, task: int) -> facts.Fact | None:
+    def _send(self, number: int, task: int) -> None:
         call = self._tasks.begin(task)
         if call is None:
-            return facts.TaskNotSent(number, task)
-        worker = self._workers[number]
-        if not worker.send_task(task, call):
-            return facts.TaskUndelivered(number, task)
-        self._watch(worker)
-        return None
+            self._happen(self._crew.task_not_sent, number, task)
+        elif not self._workers[number].send_task(task, call):
+            self._happen(self._crew.task_undelivered, number, task)
+        else:
+            self._watch(self._workers[number])
+
+    def _end_worker(self, number: int, way: EndingWay) -> None:
+        self._desk.withdraw(number)
+        if (worker := self._workers.get(number)) is None:
+            self._happen(self._crew.worker_gone, number)
+        else:
+            worker.end(way)
+            self._watch(worker)
+
+    def _release(self, number: int) -> None:
+        self._desk.release(number)
+
+    def _fail(self, task: int, number: int, cause: FailureCause, attempts: int) -> None:
+        error = self.broken or self._troubles.error(number, self._workers.get(number), cause, attempts)
+        self._tasks.fail(task, error)
+
+    def _log_repetition(self, task: int, number: int, cause: FailureCause, attempts: int) -> None:
+        reason = self._troubles.reason(number, self._workers.get(number), cause)
+        most = self._crew.rules.retries
+        logger.warning("%s; task %d is repeated, for the %d. of %d times", reason, task, attempts, most)
+
+    def _break(self, number: int, cause: FailureCause) -> None:
+        with self._lock:
+            self.broken = self._troubles.breakage(number, self._workers.get(number), cause)
 
     def _watch(self, worker: WorkerProcess) -> None:
         """Wait for what both lines bring, and until what is left to be sent can be."""
@@ -351,19 +350,19 @@ class Manager:
             self._take_answer(worker, answer)
         self._watch(worker)
         if worker.is_gone and not was_gone:
-            self._happen(facts.WorkerGone(worker.number))
+            self._happen(self._crew.worker_gone, worker.number)
         elif worker.has_hung_up and not worker.is_gone:
-            self._happen(facts.WorkerHungUp(worker.number))
+            self._happen(self._crew.worker_hung_up, worker.number)
 
     def _take_answer(self, worker: WorkerProcess, answer: WorkerAnswer) -> None:
         if answer.kind == wire.READY:
-            self._happen(facts.WorkerReady(worker.number))
+            self._happen(self._crew.worker_ready, worker.number)
         elif answer.kind == wire.UNFIT:
             self._troubles.unfit[worker.number] = travelled(answer.body)
-            self._happen(facts.WorkerUnfit(worker.number))
+            self._happen(self._crew.worker_unfit, worker.number)
         else:
             self._tasks.settle(answer)
-            self._happen(facts.TaskSettled(worker.number, answer.task))
+            self._happen(self._crew.task_settled, worker.number, answer.task)
 
     def _forget_worker(self, number: int) -> None:
         worker = self._workers.pop(number, None)
@@ -374,18 +373,6 @@ class Manager:
                 with suppress(KeyError):
                     self._selector.unregister(line)
             worker.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancellation:
-    """Called when a future is done; says so if it was cancelled."""
-
-    task: int
-    post: Callable[[facts.TaskCancelled], None]
-
-    def __call__(self, future: Future[Any]) -> None:
-        if future.cancelled():
-            self.post(facts.TaskCancelled(self.task))
 
 
 # All that there are, for the end of the interpreter and for forks.

@@ -21,11 +21,13 @@ import pickle
 import signal
 import socket
 import struct
+from collections.abc import Callable, Iterable
 from multiprocessing import process, resource_tracker, spawn, util
 from multiprocessing.popen_spawn_posix import _DupFd
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+_ResultT = TypeVar("_ResultT")
 LENGTH: Final = struct.Struct("!Q")
 TASK: Final = struct.Struct("!Q")
 # The kind of an answer, and the number of its task; 0 for the first answer, which is not about a task.
@@ -115,6 +117,11 @@ def _run(line: socket.socket, message: bytearray) -> None:
         _end_if_forked(pid, error)
         kind, answer = EXCEPTION, memoryview(_pickled_error(error))
     _send(line, kind, task, answer)
+
+
+def call_for_each(function: Callable[..., _ResultT], chunk: Iterable[tuple[Any, ...]]) -> list[_ResultT]:
+    """One task of `map`: several calls. It is here because a worker loads the file in which it is."""
+    return [function(*args) for args in chunk]
 
 
 def _end_if_forked(worker: int, error: BaseException | None = None) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE
-from gpu_worker_pool.core.executor.actions import EndingWay
 from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
 
 from . import worker
+from .crew import EndingWay
 from .errors import ending_of
 from .message_line import MessageLine
 from .orphans import kill_orphans

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpu_worker_pool.core.executor.actions import FailureCause
 from gpu_worker_pool.wire.endings import after_warning
 
+from .crew import FailureCause
 from .errors import ExecutorBrokenError, WorkerLostError
 from .worker_process import WorkerProcess
 

@@ -6,8 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion
-from gpu_worker_pool.core.hooks.pending import Delivery
+from .notice import Notice, Occasion
+from .pending import Delivery
 
 SCHEMA = "gpu-pool/notice/1"
 

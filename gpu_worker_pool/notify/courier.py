@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 
-from gpu_worker_pool.core.hooks.pending import Delivery
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Webhook
 from gpu_worker_pool.wire.connections import ConnectFailed
 from gpu_worker_pool.wire.http1 import BadAnswer
 from gpu_worker_pool.wire.post import post
 
 from .body import as_json, in_words
+from .pending import Delivery
 from .program import run_program
+from .rule import Mail, Program, Webhook
 
 # What a receiver checks: the time, and the HMAC of the time, a dot and the body.
 SIGNATURE = "GPU-Pool-Signature"

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpu_worker_pool.core.hooks.notice import Occasion
-from gpu_worker_pool.core.hooks.rule import Program, Rule, Target, Webhook
-
+from .notice import Occasion
+from .rule import Program, Rule, Target, Webhook
 from .targets import check_secret, check_url, mail_to
 
 SECRET_VARIABLE: Final = "GPU_POOL_NOTIFY_SECRET"  # noqa: S105 - a name

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from gpu_worker_pool.core.hooks.rule import Program
 from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
+
+from .rule import Program
 
 # A killed process is gone by then, unless it is stuck in the kernel or belongs to another user.
 _KILL_S = 5.0

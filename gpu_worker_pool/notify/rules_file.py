@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from gpu_worker_pool.core.hooks.notice import Occasion
-from gpu_worker_pool.core.hooks.rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook
 from gpu_worker_pool.host.replaceable import why_replaceable
 
+from .notice import Occasion
+from .rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook
 from .targets import check_secret, check_url, mail_to
 
 MOST_RULES = 100

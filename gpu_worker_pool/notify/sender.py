@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from math import inf
 from uuid import uuid4
 
-from gpu_worker_pool.core.hooks.notice import Notice
-from gpu_worker_pool.core.hooks.pending import Delivery, Dropped, PendingNotices
-from gpu_worker_pool.core.hooks.rule import Mail, Rule, Target, Webhook
-
 from .courier import Courier, Failed
+from .notice import Notice
+from .pending import Delivery, Dropped, PendingNotices
+from .rule import Mail, Rule, Target, Webhook
 
 logger = logging.getLogger(__name__)
 

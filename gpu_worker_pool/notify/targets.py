@@ -5,7 +5,7 @@ from __future__ import annotations
 from email.utils import parseaddr
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.core.hooks.rule import Mail
+from .rule import Mail
 
 LEAST_SECRET = 16
 

@@ -10,11 +10,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpu_worker_pool.core.hooks.conditions import idle_leases, unknown_nodes
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion, ends, warns
-from gpu_worker_pool.core.hooks.rule import Rule
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.eligibility import stale_at
+from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.notify.notice import Notice, Occasion, ends, warns
+from gpu_worker_pool.notify.rule import Rule
 from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
 from gpu_worker_pool.notify.sender import Sender
 
@@ -126,3 +129,19 @@ def load_rules(path: str | None) -> tuple[Rule, ...]:
     except RulesUnusable as why:
         logger.error("no hook is told of anything: %s", why)  # noqa: TRY400
         return ()
+
+
+def idle_leases(state: PoolState, now: float) -> set[str]:
+    """The leases whose GPUs compute nothing for as long as the settings say."""
+    active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
+    return {lease.id for lease in active if idle_s(state, lease, now) is not None}
+
+
+def unknown_nodes(state: PoolState, now: float) -> set[str]:
+    """The nodes of which no GPU was read lately."""
+    known = {
+        slot.key.node
+        for slot in state.slots.values()
+        if slot.reading is not None and now <= stale_at(state, slot.reading)
+    }
+    return {key.node for key in state.slots} - known

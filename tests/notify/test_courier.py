@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion
-from gpu_worker_pool.core.hooks.pending import Delivery
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Target, Webhook
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.notify.courier import SIGNATURE, Courier, Failed
+from gpu_worker_pool.notify.notice import Notice, Occasion
+from gpu_worker_pool.notify.pending import Delivery
+from gpu_worker_pool.notify.rule import Mail, Program, Rule, Target, Webhook
 from tests.notify.receiver import receiver
 from tests.processes import has_ended
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Webhook
 from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE, job_rules
+from gpu_worker_pool.notify.rule import Mail, Program, Webhook
 
 
 def test_a_program_and_each_place_have_a_rule() -> None:

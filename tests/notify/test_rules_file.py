@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.hooks.notice import Occasion
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Webhook
+from gpu_worker_pool.notify.notice import Occasion
+from gpu_worker_pool.notify.rule import Mail, Program, Rule, Webhook
 from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
 from tests.documents.blocks import all_blocks
 

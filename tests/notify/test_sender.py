@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion
-from gpu_worker_pool.core.hooks.rule import Mail, Program, Rule, Target, Webhook
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.notify.notice import Notice, Occasion
+from gpu_worker_pool.notify.rule import Mail, Program, Rule, Target, Webhook
 from gpu_worker_pool.notify.sender import Sender, shown
 from tests.notify.receiver import receiver
 

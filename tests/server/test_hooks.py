@@ -6,7 +6,9 @@ import json
 import signal
 from pathlib import Path
 
+from gpu_worker_pool.server.hooks import idle_leases, unknown_nodes
 from gpu_worker_pool.testing import ServerProcess
+from tests.core.build import Box, reading
 from tests.gpus.fake_nvidia_smi import install
 from tests.notify.receiver import Receiver, receiver
 from tests.server.leasing import OFTEN, eventually, new_id, put
@@ -93,3 +95,20 @@ def test_a_file_with_a_mistake_is_said_and_the_pool_goes_on(tmp_path: Path) -> N
             assert put(server, new_id()).status == 201
             assert "no hook is told of anything" in server.log()
             assert "`allow` does not name it" in server.log()
+
+
+def test_a_node_is_unknown_when_none_of_its_gpus_was_read_lately() -> None:
+    box = Box(reading(0), reading(1))
+    assert unknown_nodes(box.state, box.now) == set()
+
+    later = box.now + box.state.settings.stale_after_s + 1.0
+
+    assert unknown_nodes(box.state, later) == {next(iter(box.state.slots)).node}
+
+
+def test_a_lease_is_idle_when_its_gpus_compute_nothing_for_long() -> None:
+    box = Box(reading(0), idle_after_s=100.0, stale_after_s=1e9)
+    box.ask("a")
+    assert idle_leases(box.state, box.now) == set()
+
+    assert idle_leases(box.state, box.now + 1_000.0) == {"a"}

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Final
 
 from gpu_worker_pool.cli.run.attempt import Outcome
-from gpu_worker_pool.core.jobs.life import MAX_PREEMPTIONS
+from gpu_worker_pool.jobs.life import MAX_PREEMPTIONS
 
 
 @dataclass(frozen=True, slots=True)

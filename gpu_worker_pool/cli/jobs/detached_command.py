@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, GuardLine, check_proc
-from gpu_worker_pool.core.jobs.life import GuardFacts
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host import detached_guard, guard
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import Machine, own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.jobs.life import GuardFacts
 
 from .keeper_link import uid_at
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_worker_pool.core.jobs.life import (
+from gpu_worker_pool.jobs.life import (
     CancelAsked,
     JobClosed,
     JobEvent,

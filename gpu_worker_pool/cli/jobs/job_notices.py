@@ -7,12 +7,12 @@ from typing import Final
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.run.notices import CommandNotices
-from gpu_worker_pool.core.hooks.rule import Rule
-from gpu_worker_pool.core.jobs.job_key import JobKey
-from gpu_worker_pool.core.jobs.life import JobClosed, JobEvent, RunEnded, RunStarted
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.jobs.job_key import JobKey
+from gpu_worker_pool.jobs.life import JobClosed, JobEvent, RunEnded, RunStarted
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.notify.job_rules import job_rules
+from gpu_worker_pool.notify.rule import Rule
 from gpu_worker_pool.notify.sender import Sender
 
 from .job_store import JobRecord, JobStore

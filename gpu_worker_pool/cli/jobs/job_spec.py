@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
-from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.core.jobs.life import AfterFailure, JobTerms
+from gpu_worker_pool.jobs.job_key import JobKey, parse_key
+from gpu_worker_pool.jobs.life import AfterFailure, JobTerms
 from gpu_worker_pool.wire.reader import read
 
 SCHEMA: Final = "gpu-pool/job/1"

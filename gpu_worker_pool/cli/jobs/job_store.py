@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.core.jobs.job_key import JobKey
-from gpu_worker_pool.core.jobs.life import ImpossibleEvent, JobEvent, JobLife, JobState, evolve, replay
+from gpu_worker_pool.jobs.job_key import JobKey
+from gpu_worker_pool.jobs.life import ImpossibleEvent, JobEvent, JobLife, JobState, evolve, replay
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.state_dir import check_is_private, state_dir
 

@@ -15,10 +15,10 @@ from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.table import make_table
 from gpu_worker_pool.cli.units import show_duration, show_memory
-from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.core.jobs.life import JobLife, JobState
-from gpu_worker_pool.core.jobs.plan import why_not_yet
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.jobs.job_key import JobKey, parse_key
+from gpu_worker_pool.jobs.life import JobLife, JobState
+from gpu_worker_pool.jobs.plan import why_not_yet
 
 from .job_store import JobRecord
 

@@ -14,7 +14,7 @@ from gpu_worker_pool.cli.table import print_table
 from gpu_worker_pool.cli.units import count
 
 if TYPE_CHECKING:
-    from gpu_worker_pool.core.jobs.job_key import JobKey
+    from gpu_worker_pool.jobs.job_key import JobKey
 
     from .job_store import JobRecord, JobStore
 

@@ -19,8 +19,8 @@ from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.events import ending_text
-from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.core.jobs.life import (
+from gpu_worker_pool.jobs.job_key import JobKey, parse_key
+from gpu_worker_pool.jobs.life import (
     JobClosed,
     JobEvent,
     JobRequested,
@@ -31,7 +31,7 @@ from gpu_worker_pool.core.jobs.life import (
     resumed,
     retry,
 )
-from gpu_worker_pool.core.jobs.plan import make_plan
+from gpu_worker_pool.jobs.plan import make_plan
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
 from gpu_worker_pool.wire.pool import PoolView

@@ -14,7 +14,7 @@ from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import complain, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
-from gpu_worker_pool.core.jobs.life import AfterFailure
+from gpu_worker_pool.jobs.life import AfterFailure
 
 if TYPE_CHECKING:
     from .job_spec import JobSpec
@@ -87,8 +87,8 @@ def submit(
     from gpu_worker_pool.cli.run.guarded_command import check_can_run, check_proc  # noqa: PLC0415
     from gpu_worker_pool.cli.run.notices import rules_of_options  # noqa: PLC0415
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
-    from gpu_worker_pool.core.jobs.array import parse_array  # noqa: PLC0415
     from gpu_worker_pool.core.model.request import Holder, Request, Wishes  # noqa: PLC0415
+    from gpu_worker_pool.jobs.job_key import parse_array  # noqa: PLC0415
 
     from .history_limit import check_keep  # noqa: PLC0415
     from .job_spec import JobSpec  # noqa: PLC0415
@@ -196,7 +196,7 @@ def _check_words(command: Sequence[str]) -> None:
 
 def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
     """The ids of --after, each of which must be that of a job."""
-    from gpu_worker_pool.core.jobs.job_key import parse_key  # noqa: PLC0415
+    from gpu_worker_pool.jobs.job_key import parse_key  # noqa: PLC0415
 
     found = []
     for text in (part for given in after for part in given.split(",")):

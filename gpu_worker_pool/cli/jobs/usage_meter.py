@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_worker_pool.core.jobs.life import RunLease, UsageMeasured
+from gpu_worker_pool.jobs.life import RunLease, UsageMeasured
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 
 

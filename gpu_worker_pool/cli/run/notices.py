@@ -12,12 +12,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion
-from gpu_worker_pool.core.hooks.rule import Rule
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.notify.notice import Notice, Occasion
+from gpu_worker_pool.notify.rule import Rule
 
 JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
 # How long a command that has ended waits for its last notices.

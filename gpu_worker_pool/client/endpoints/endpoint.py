@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.backoff import Backoff
-from gpu_worker_pool.core.endpoints.breaker import CircuitBreaker, Permit
+from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
+
+from .breaker import CircuitBreaker, Permit
 
 T = TypeVar("T")
 RETRY = Backoff(first_s=0.1, max_s=2.0)
@@ -36,7 +37,6 @@ class Endpoint:
         self.is_healthy = False
         self.last_error: str | None = "it has not answered yet"
         self.last_seen: datetime | None = None
-        self.recovered_at: float | None = None
         self.calls = 0
         # How often to make a call that may be repeated.
         self.attempts = 1 + config.endpoint_max_retries
@@ -46,7 +46,6 @@ class Endpoint:
         self._timeout_s = min(config.endpoint_timeout, config.request_timeout)
         self._token = config.tokens.get(endpoint_id)
         self._times_s: deque[float] = deque(maxlen=50)
-        self._was_healthy = False
         self._last_failure: str | None = None
         longest_s = max(config.endpoint_health_check_interval, 0.5)
         self.breaker = CircuitBreaker(
@@ -66,10 +65,7 @@ class Endpoint:
 
     def mark_healthy(self) -> None:
         """Note that a poll of its GPUs succeeded."""
-        if not self.is_healthy:
-            if self._was_healthy:
-                self.recovered_at = boot_time()
-            self.is_healthy = self._was_healthy = True
+        self.is_healthy = True
         self.last_error = None
         self.last_seen = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
 
@@ -147,7 +143,7 @@ class Endpoint:
             if has_failed:
                 self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
             else:
-                self.breaker.succeeded(permit, boot_time())
+                self.breaker.succeeded(permit)
 
     def error(self, reason: str, *, status: int | None = None, is_temporary: bool = False) -> EndpointError:
         return EndpointError(self.id, reason, status=status, is_temporary=is_temporary)

@@ -11,7 +11,6 @@ from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.thresholds import Thresholds
@@ -22,6 +21,7 @@ from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.first_answers import wait_for_answers
 from gpu_worker_pool.wire.transport import Transport
 
+from .balancing import Balancer, EndpointView
 from .endpoint import Endpoint
 from .member import Entry, FleetPool, Member, Place
 from .seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool, parse_sizes, parse_summary
@@ -134,11 +134,9 @@ class KnownEndpoints:
             return self.places()
         views = []
         for member in self.members.values():
-            gpus, endpoint = member.gpus(), member.endpoint
-            views.append(
-                EndpointView(member.id, endpoint.is_healthy, len(gpus.gpus), gpus.available, endpoint.recovered_at)
-            )
-        return self._places(self.members[endpoint_id] for endpoint_id in self.balancer.order(views, boot_time()))
+            gpus = member.gpus()
+            views.append(EndpointView(member.id, member.endpoint.is_healthy, len(gpus.gpus), gpus.available))
+        return self._places(self.members[endpoint_id] for endpoint_id in self.balancer.order(views))
 
     def places(self) -> list[Place]:
         """All places, those that are down too, in the order of the endpoints."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from gpu_worker_pool.core.endpoints.backoff import Backoff
+from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker_pool.cli.batch.jobs import Batch, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.run.attempt import Outcome
-from gpu_worker_pool.core.jobs.life import MAX_PREEMPTIONS
+from gpu_worker_pool.jobs.life import MAX_PREEMPTIONS
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import end_all, gpu_pool, start_gpu_pool
 from tests.server.leasing import OFTEN, eventually, queue, release

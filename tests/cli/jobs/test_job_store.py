@@ -18,8 +18,9 @@ from gpu_worker_pool.cli.jobs.job_store import JobStore, jobs_folder
 from gpu_worker_pool.cli.jobs.job_view import say_of_jobs
 from gpu_worker_pool.cli.jobs.keeper_link import lock_keeper
 from gpu_worker_pool.cli.jobs.keeper_server import write_facts
-from gpu_worker_pool.core.jobs.job_key import JobKey
-from gpu_worker_pool.core.jobs.life import (
+from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.jobs.job_key import JobKey
+from gpu_worker_pool.jobs.life import (
     CancelAsked,
     GuardOutcome,
     JobClosed,
@@ -32,8 +33,7 @@ from gpu_worker_pool.core.jobs.life import (
     UsageMeasured,
     found_again,
 )
-from gpu_worker_pool.core.model.lease import EndReason
-from tests.core.jobs.lives import STARTED, failed, job, running
+from tests.jobs.lives import STARTED, failed, job, running
 
 USED = UsageMeasured(at=2.5, peak_memory_mb=1.0, peak_utilization_percent=None, mean_utilization_percent=2.0)
 EVENTS: list[JobEvent] = [

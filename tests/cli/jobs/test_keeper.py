@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.jobs.keeper_link import lock_keeper
-from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs import soak
 from tests.cli.jobs.user_jobs import UserJobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.jobs.life import JobState
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.notify.receiver import receiver
 from tests.server.leasing import eventually

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.jobs.job_spec import JobSpec
-from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.jobs.life import JobState
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.server.leasing import eventually
 

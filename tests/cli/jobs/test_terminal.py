@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from gpu_worker_pool.core.jobs.life import JobState
+from gpu_worker_pool.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.jobs.user_jobs import UserJobs

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpu_worker_pool.cli.jobs.job_store import JobRecord, JobStore
-from gpu_worker_pool.core.jobs.job_key import parse_key
-from gpu_worker_pool.core.jobs.life import JobState
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.jobs.job_key import parse_key
+from gpu_worker_pool.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, gpu_pool
 from tests.processes import has_ended

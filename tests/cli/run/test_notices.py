@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.run.notices import CommandNotices
-from gpu_worker_pool.core.hooks.notice import Notice
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.notify.notice import Notice
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end, the_lease

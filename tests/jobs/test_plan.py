@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.jobs.array import ArrayTasks, parse_array
-from gpu_worker_pool.core.jobs.job_key import JobKey
-from gpu_worker_pool.core.jobs.life import AfterFailure, JobLife, JobState
-from gpu_worker_pool.core.jobs.plan import JobPlan, make_plan
+from gpu_worker_pool.jobs.job_key import ArrayTasks, JobKey, parse_array
+from gpu_worker_pool.jobs.life import AfterFailure, JobLife, JobState
+from gpu_worker_pool.jobs.plan import JobPlan, make_plan
 
 from .lives import failed, job
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.hooks import pending as bounds
-from gpu_worker_pool.core.hooks.notice import Notice, Occasion, ends, warns
-from gpu_worker_pool.core.hooks.pending import Delivery, PendingNotices
-from gpu_worker_pool.core.hooks.rule import Program, Rule, Webhook
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.notify import pending as bounds
+from gpu_worker_pool.notify.notice import Notice, Occasion, ends, warns
+from gpu_worker_pool.notify.pending import Delivery, PendingNotices
+from gpu_worker_pool.notify.rule import Program, Rule, Webhook
 
 NOTICE = Notice(Occasion.GRANTED, 0.0, "a", "ada", (GpuKey("gpu-1", "GPU-0"),))
 

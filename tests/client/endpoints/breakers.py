@@ -1,7 +1,7 @@
 """A breaker that opens after three failures, and calls that succeed or fail."""
 
-from gpu_worker_pool.core.endpoints.backoff import Backoff
-from gpu_worker_pool.core.endpoints.breaker import CircuitBreaker, Permit
+from gpu_worker_pool.client.endpoints.breaker import CircuitBreaker, Permit
+from gpu_worker_pool.core.backoff import Backoff
 
 THRESHOLD = 3
 OPEN_FOR = Backoff(first_s=4.0, max_s=16.0)
@@ -16,7 +16,7 @@ def new_breaker() -> CircuitBreaker:
 def hand_back(breaker: CircuitBreaker, permit: Permit, report: str, now: float) -> None:
     match report:
         case "succeeded":
-            breaker.succeeded(permit, now)
+            breaker.succeeded(permit)
         case "failed":
             breaker.failed(permit, now, jitter=0.0)
         case "cancelled":

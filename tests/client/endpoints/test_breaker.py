@@ -1,13 +1,11 @@
 """A circuit breaker in each of its states, and what it shows."""
 
 import json
-import math
-from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.endpoints.breaker import BreakerState, CircuitBreaker, Permit
-from tests.core.endpoints.breakers import PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
+from gpu_worker_pool.client.endpoints.breaker import BreakerState, CircuitBreaker, Permit
+from tests.client.endpoints.breakers import OPEN_FOR, PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
 
 
 def acquired(breaker: CircuitBreaker, now: float) -> Permit:
@@ -23,7 +21,7 @@ def fail(breaker: CircuitBreaker, now: float, times: int = 1) -> None:
 
 def succeed(breaker: CircuitBreaker, now: float, times: int = 1) -> None:
     for _ in range(times):
-        breaker.succeeded(acquired(breaker, now), now)
+        breaker.succeeded(acquired(breaker, now))
 
 
 def opened_breaker(now: float) -> CircuitBreaker:
@@ -40,7 +38,7 @@ def test_a_new_breaker_is_closed_and_lets_everyone_through() -> None:
     breaker = new_breaker()
 
     assert breaker.state_at(0.0) is BreakerState.CLOSED
-    assert all(acquired(breaker, 0.0).is_probe is False for _ in range(100))
+    assert None not in [breaker.try_acquire(0.0) for _ in range(100)]
     assert breaker.retry_in_s(0.0) == 0.0
 
 
@@ -136,7 +134,7 @@ def test_a_manual_trigger_lets_a_probe_through_at_once() -> None:
     breaker.allow_probe_now(0.5)
 
     assert breaker.state_at(0.5) is BreakerState.HALF_OPEN
-    assert acquired(breaker, 0.5).is_probe
+    acquired(breaker, 0.5)
     assert breaker.try_acquire(0.5) is None
 
 
@@ -173,7 +171,7 @@ def test_it_is_half_open_when_its_time_is_over() -> None:
 def test_one_probe_is_let_through_and_everyone_else_waits_for_it() -> None:
     breaker = opened_breaker(0.0)
 
-    assert acquired(breaker, 2.0).is_probe
+    acquired(breaker, 2.0)
     assert [breaker.try_acquire(2.0 + 0.1 * second) for second in range(90)] == [None] * 90
     assert breaker.state_at(11.0) is BreakerState.HALF_OPEN
 
@@ -183,7 +181,7 @@ def test_a_successful_probe_closes_it() -> None:
     succeed(breaker, 2.0)
 
     assert breaker.state_at(2.0) is BreakerState.CLOSED
-    assert not acquired(breaker, 2.0).is_probe
+    assert None not in [breaker.try_acquire(2.0) for _ in range(100)]
 
 
 def test_a_closed_again_breaker_takes_the_full_number_of_failures_to_open() -> None:
@@ -211,7 +209,7 @@ def test_a_cancelled_probe_gives_its_place_to_the_next_who_asks() -> None:
 
     assert breaker.state_at(2.0) is BreakerState.HALF_OPEN
     assert breaker.retry_in_s(2.0) == 0.0
-    assert acquired(breaker, 2.0).is_probe
+    acquired(breaker, 2.0)
     assert breaker.try_acquire(2.0) is None
 
 
@@ -221,7 +219,7 @@ def test_a_probe_whose_caller_vanished_is_given_up_after_its_timeout() -> None:
 
     assert breaker.retry_in_s(3.0) == PROBE_TIMEOUT_S - 1.0
     assert breaker.try_acquire(11.999) is None
-    assert acquired(breaker, 12.0).is_probe
+    acquired(breaker, 12.0)
     assert breaker.try_acquire(12.0) is None
 
 
@@ -229,7 +227,7 @@ def test_a_slow_probe_still_counts_while_nobody_replaced_it() -> None:
     breaker = opened_breaker(0.0)
     slow = acquired(breaker, 2.0)
 
-    breaker.succeeded(slow, 1000.0)
+    breaker.succeeded(slow)
 
     assert breaker.state_at(1000.0) is BreakerState.CLOSED
 
@@ -244,11 +242,11 @@ def test_a_probe_that_was_replaced_decides_nothing(report: str) -> None:
 
     assert breaker.state_at(13.0) is BreakerState.HALF_OPEN
     assert breaker.try_acquire(13.0) is None
-    breaker.succeeded(current, 13.0)
+    breaker.succeeded(current)
     assert breaker.state_at(13.0) is BreakerState.CLOSED
 
 
-# --- late, repeated and out of order -------------------------------------------------------------------------------
+# --- late --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("report", ["succeeded", "failed", "cancelled"])
@@ -288,53 +286,6 @@ def test_late_failures_do_not_open_a_breaker_that_has_closed_again() -> None:
 
     assert breaker.state_at(3.0) is BreakerState.CLOSED
     assert breaker.stats(3.0)["consecutive_failures"] == 0
-
-
-@pytest.mark.parametrize("first", ["succeeded", "failed", "cancelled"])
-@pytest.mark.parametrize("second", ["succeeded", "failed", "cancelled"])
-def test_a_second_report_of_the_same_permit_changes_nothing(first: str, second: str) -> None:
-    breaker = new_breaker()
-    permit = acquired(breaker, 0.0)
-    hand_back(breaker, permit, first, 0.0)
-    before = breaker.stats(0.0)
-
-    for _ in range(THRESHOLD):
-        hand_back(breaker, permit, second, 0.0)
-
-    assert breaker.stats(0.0) == before
-
-
-def test_a_probe_cancelled_twice_gives_back_its_own_place_only() -> None:
-    breaker = opened_breaker(0.0)
-    first = acquired(breaker, 2.0)
-    breaker.cancelled(first)
-    acquired(breaker, 2.0)
-
-    breaker.cancelled(first)
-
-    assert breaker.try_acquire(2.0) is None
-
-
-def test_a_time_before_the_opening_lets_nobody_through() -> None:
-    breaker = opened_breaker(100.0)
-
-    assert breaker.try_acquire(50.0) is None
-    assert breaker.retry_in_s(50.0) == 2.0
-
-
-def test_a_clock_set_back_does_not_keep_it_open_longer_than_its_duration() -> None:
-    breaker = opened_breaker(1_000_000.0)
-
-    assert breaker.try_acquire(10.0) is None
-    assert breaker.try_acquire(12.0) is not None
-
-
-def test_a_clock_set_back_does_not_keep_a_vanished_probe_alive_longer_than_its_timeout() -> None:
-    breaker = opened_breaker(1_000_000.0)
-    acquired(breaker, 1_000_002.0)
-
-    assert breaker.try_acquire(10.0) is None
-    assert breaker.try_acquire(10.0 + PROBE_TIMEOUT_S) is not None
 
 
 # --- what it shows -------------------------------------------------------------------------------------------------
@@ -377,12 +328,12 @@ def test_the_state_in_the_stats_is_a_plain_string() -> None:
 
 
 def test_the_failure_rate_is_a_percentage_of_the_last_calls_only() -> None:
-    breaker = CircuitBreaker(failure_threshold=100, window_size=10)
-    fail(breaker, 0.0, times=50)
-    succeed(breaker, 0.0, times=7)
+    breaker = CircuitBreaker(failure_threshold=100, open_for=OPEN_FOR, probe_timeout_s=PROBE_TIMEOUT_S)
+    fail(breaker, 0.0, times=80)
+    succeed(breaker, 0.0, times=35)
 
     stats = breaker.stats(0.0)
-    assert (stats["failure_rate"], stats["failure_count"], stats["success_count"]) == (30.0, 50, 7)
+    assert (stats["failure_rate"], stats["failure_count"], stats["success_count"]) == (30.0, 80, 35)
 
 
 def test_the_failure_rate_is_rounded_for_people() -> None:
@@ -404,41 +355,9 @@ def test_late_results_are_counted_though_they_decide_nothing() -> None:
     breaker = new_breaker()
     late = [acquired(breaker, 0.0) for _ in range(2)]
     fail(breaker, 0.0, times=THRESHOLD)
-    breaker.succeeded(late[0], 1.0)
+    breaker.succeeded(late[0])
     breaker.failed(late[1], 1.0, jitter=0.0)
 
     stats = breaker.stats(1.0)
     assert (stats["success_count"], stats["failure_count"], stats["failure_rate"]) == (1, 4, 80.0)
     assert stats["consecutive_failures"] == 3
-
-
-def test_the_repr_shows_the_state_and_why() -> None:
-    breaker = new_breaker()
-    succeed(breaker, 0.0)
-    assert repr(breaker) == "<CircuitBreaker closed, 0 failures in a row, 0.0% of the last 1 calls failed>"
-
-    fail(breaker, 100.0, times=THRESHOLD)
-    assert repr(breaker) == (
-        "<CircuitBreaker open until 102.000, 3 failures in a row, 75.0% of the last 4 calls failed>"
-    )
-
-    breaker.try_acquire(102.0)
-    assert repr(breaker) == (
-        "<CircuitBreaker half_open, probe in flight until 112.000, 3 failures in a row, "
-        "75.0% of the last 4 calls failed>"
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"failure_threshold": 0}, "failure_threshold must be at least 1, not 0"),
-        ({"window_size": 0}, "window_size must be at least 1, not 0"),
-        ({"probe_timeout_s": 0.0}, "probe_timeout_s must be a finite number above 0, not 0.0"),
-        ({"probe_timeout_s": math.inf}, "probe_timeout_s .* not inf"),
-        ({"probe_timeout_s": math.nan}, "probe_timeout_s .* not nan"),
-    ],
-)
-def test_a_bad_setting_is_refused_by_name_value_and_range(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CircuitBreaker(**settings)

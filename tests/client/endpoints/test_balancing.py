@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
@@ -7,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.endpoints.balancing import Balancer, EndpointView
-from gpu_worker_pool.core.endpoints.strategies import STRATEGIES
-
-NOW = 1000.0
+from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
+from gpu_worker_pool.config import STRATEGIES
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
@@ -21,14 +18,13 @@ def endpoint(
     available: int | None = None,
     *,
     is_healthy: bool = True,
-    recovered_at: float | None = None,
 ) -> EndpointView:
-    return EndpointView(endpoint_id, is_healthy, total, total if available is None else available, recovered_at)
+    return EndpointView(endpoint_id, is_healthy, total, total if available is None else available)
 
 
-def served(balancer: Balancer, views: Iterable[EndpointView], calls: int = 1000, now: float = NOW) -> Counter[str]:
+def served(balancer: Balancer, views: Iterable[EndpointView], calls: int = 1000) -> Counter[str]:
     views = list(views)
-    return Counter(balancer.order(views, now)[0] for _ in range(calls))
+    return Counter(balancer.order(views)[0] for _ in range(calls))
 
 
 def test_the_strategies_are_those_of_the_documents() -> None:
@@ -45,25 +41,19 @@ def test_an_unknown_strategy_is_refused_with_the_choices() -> None:
         Balancer("random")
 
 
-@pytest.mark.parametrize("ramp_s", [-1.0, math.nan, math.inf])
-def test_a_bad_ramp_is_refused_by_name_and_value(ramp_s: float) -> None:
-    with pytest.raises(ValueError, match=f"ramp_s must be .* not {ramp_s}"):
-        Balancer("weighted", ramp_s)
-
-
 @every_strategy
 def test_without_a_healthy_endpoint_there_is_nothing_to_try(name: str) -> None:
     balancer = Balancer(name)
 
-    assert balancer.order([], NOW) == []
-    assert balancer.order([endpoint("a", is_healthy=False)], NOW) == []
+    assert balancer.order([]) == []
+    assert balancer.order([endpoint("a", is_healthy=False)]) == []
 
 
 @every_strategy
 def test_unhealthy_endpoints_are_left_out(name: str) -> None:
     views = [endpoint("a"), endpoint("b", is_healthy=False), endpoint("c")]
 
-    assert sorted(Balancer(name).order(views, NOW)) == ["a", "c"]
+    assert sorted(Balancer(name).order(views)) == ["a", "c"]
 
 
 @every_strategy
@@ -77,7 +67,7 @@ def test_equal_endpoints_get_equal_shares(name: str) -> None:
 @every_strategy
 def test_a_repr_shows_the_strategy_and_who_is_owed_what(name: str) -> None:
     balancer = Balancer(name)
-    balancer.order([endpoint("a"), endpoint("b")], NOW)
+    balancer.order([endpoint("a"), endpoint("b")])
 
     assert repr(balancer) == f"<Balancer {name}: a -0.50, b +0.50>"
 
@@ -89,7 +79,7 @@ def test_round_robin_goes_round_and_lists_the_next_ones_in_turn() -> None:
     balancer = Balancer("round_robin")
     views = [endpoint("c"), endpoint("a"), endpoint("b")]
 
-    assert [balancer.order(views, NOW) for _ in range(4)] == [
+    assert [balancer.order(views) for _ in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
         ["c", "a", "b"],
@@ -101,7 +91,7 @@ def test_round_robin_keeps_its_order_over_many_rounds() -> None:
     balancer = Balancer("round_robin")
     views = [endpoint(id_) for id_ in "abcdefg"]
 
-    firsts = "".join(balancer.order(views, NOW)[0] for _ in range(14_000))
+    firsts = "".join(balancer.order(views)[0] for _ in range(14_000))
 
     assert firsts == "abcdefg" * 2_000
 
@@ -116,10 +106,10 @@ def test_round_robin_ignores_capacity_and_availability() -> None:
 @pytest.mark.parametrize("dead", ["a", "b", "c"])
 def test_round_robin_goes_on_in_turn_when_an_endpoint_dies(dead: str) -> None:
     balancer = Balancer("round_robin")
-    balancer.order([endpoint("a"), endpoint("b"), endpoint("c")], NOW)
+    balancer.order([endpoint("a"), endpoint("b"), endpoint("c")])
     survivors = [endpoint(id_) for id_ in "abc" if id_ != dead]
 
-    firsts = [balancer.order(survivors, NOW)[0] for _ in range(4)]
+    firsts = [balancer.order(survivors)[0] for _ in range(4)]
 
     # "a" has been served, so it comes after whoever has not.
     assert "".join(firsts) == {"a": "bcbc", "b": "caca", "c": "baba"}[dead]
@@ -134,7 +124,7 @@ def test_round_robin_treats_two_endpoints_alike_however_others_come_and_go(other
     shares: Counter[str] = Counter()
     for healthy in others:
         views = [endpoint(id_, is_healthy=id_ in "ab" or id_ in healthy) for id_ in "abcdefg"]
-        shares[balancer.order(views, NOW)[0]] += 1
+        shares[balancer.order(views)[0]] += 1
 
         assert abs(shares["a"] - shares["b"]) <= 1
 
@@ -147,7 +137,7 @@ def test_round_robin_gives_everyone_a_fair_share_of_the_requests_it_was_there_fo
     served_first: Counter[str] = Counter()
     fair: dict[str, float] = dict.fromkeys("cdefg", 0.0)
     for healthy in filter(None, fleets):
-        served_first[balancer.order([endpoint(id_, is_healthy=id_ in healthy) for id_ in "cdefg"], NOW)[0]] += 1
+        served_first[balancer.order([endpoint(id_, is_healthy=id_ in healthy) for id_ in "cdefg"])[0]] += 1
         for id_ in healthy:
             fair[id_] += 1 / len(healthy)
 
@@ -157,7 +147,7 @@ def test_round_robin_gives_everyone_a_fair_share_of_the_requests_it_was_there_fo
 def test_round_robin_favours_nobody_while_another_endpoint_flaps() -> None:
     balancer = Balancer("round_robin")
     firsts = [
-        balancer.order([endpoint("a"), endpoint("b"), endpoint("c", is_healthy=call % 2 == 0)], NOW)[0]
+        balancer.order([endpoint("a"), endpoint("b"), endpoint("c", is_healthy=call % 2 == 0)])[0]
         for call in range(1000)
     ]
 
@@ -182,7 +172,7 @@ def test_weighted_is_smooth_as_in_nginx() -> None:
     balancer = Balancer("weighted")
     views = [endpoint("a", 5), endpoint("b", 1), endpoint("c", 1)]
 
-    firsts = "".join(balancer.order(views, NOW)[0] for _ in range(14))
+    firsts = "".join(balancer.order(views)[0] for _ in range(14))
 
     assert firsts == "aabacaa" * 2
 
@@ -198,7 +188,7 @@ def test_weighted_lists_an_endpoint_without_gpus_last() -> None:
     balancer = Balancer("weighted")
     views = [endpoint("a", 0), endpoint("b", 1), endpoint("c", 100)]
 
-    orders = [balancer.order(views, NOW) for _ in range(1000)]
+    orders = [balancer.order(views) for _ in range(1000)]
 
     assert all(order[-1] == "a" for order in orders)
 
@@ -212,7 +202,7 @@ def test_weighted_keeps_its_proportions_while_another_endpoint_flaps() -> None:
     shares: Counter[str] = Counter()
     for call in range(9000):
         views = [endpoint("a", 8), endpoint("b", 1), endpoint("c", 8, is_healthy=call % 2 == 0)]
-        shares[balancer.order(views, NOW)[0]] += 1
+        shares[balancer.order(views)[0]] += 1
 
     assert shares["b"] > 500
     assert abs(shares["a"] - 8 * shares["b"]) <= 16
@@ -234,19 +224,19 @@ def test_weighted_is_never_far_from_the_fair_share(capacities: list[int], calls:
 def test_availability_puts_the_highest_percentage_first() -> None:
     views = [endpoint("a", 8, 4), endpoint("b", 2, 2), endpoint("c", 100, 99)]
 
-    assert Balancer("availability").order(views, NOW) == ["b", "c", "a"]
+    assert Balancer("availability").order(views) == ["b", "c", "a"]
 
 
 def test_availability_puts_more_gpus_first_where_percentages_are_equal() -> None:
     views = [endpoint("a", 2, 1), endpoint("b", 8, 4), endpoint("c", 6, 3)]
 
-    assert Balancer("availability").order(views, NOW) == ["b", "c", "a"]
+    assert Balancer("availability").order(views) == ["b", "c", "a"]
 
 
 def test_availability_lists_full_endpoints_and_those_without_gpus_last() -> None:
     views = [endpoint("a", 8, 0), endpoint("b", 0, 0), endpoint("c", 100, 1)]
 
-    order = Balancer("availability").order(views, NOW)
+    order = Balancer("availability").order(views)
 
     assert order[0] == "c"
     assert sorted(order) == ["a", "b", "c"]
@@ -271,65 +261,12 @@ def test_availability_rotates_evenly_even_if_others_take_the_lead_in_between() -
     for call in range(1200):
         lead = 8 if call % 2 else 4
         views = [endpoint("a", 8, 4), endpoint("b", 8, 4), endpoint("c", 8, lead)]
-        shares[balancer.order(views, NOW)[0]] += 1
+        shares[balancer.order(views)[0]] += 1
 
     assert shares == {"a": 200, "b": 200, "c": 800}
 
 
 # --- recovery ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["round_robin", "weighted", "availability"])
-@pytest.mark.parametrize(
-    ("since_s", "weight"), [(-5.0, 0.1), (0.0, 0.1), (15.0, 0.55), (29.999, 1.0), (30.0, 1.0), (1e6, 1.0)]
-)
-def test_a_recovered_endpoint_comes_back_gradually(name: str, since_s: float, weight: float) -> None:
-    views = [endpoint("a"), endpoint("b", recovered_at=NOW - since_s)]
-
-    shares = served(Balancer(name, ramp_s=30.0), views)
-
-    assert shares["b"] == pytest.approx(1000 * weight / (1.0 + weight), abs=1)
-
-
-def test_weighted_scales_the_capacity_of_a_recovered_endpoint() -> None:
-    views = [endpoint("a", 2), endpoint("b", 8, recovered_at=NOW)]
-
-    assert served(Balancer("weighted"), views)["b"] == pytest.approx(1000 * 0.8 / 2.8, abs=1)
-
-
-def test_availability_does_not_give_every_request_to_a_recovered_endpoint_at_once() -> None:
-    busy, recovered = endpoint("a", 8, 1), endpoint("b", 8, 8, recovered_at=NOW)
-    balancer = Balancer("availability", ramp_s=30.0)
-
-    assert served(balancer, [busy, recovered], 1100) == {"a": 1000, "b": 100}
-    assert served(balancer, [busy, recovered], 1100, now=NOW + 30.0) == {"b": 1100}
-
-
-def test_availability_does_not_favour_a_recovered_endpoint_that_is_busier_than_others() -> None:
-    views = [endpoint("a", 8, 2), endpoint("b", 8, 1, recovered_at=NOW)]
-
-    assert served(Balancer("availability"), views) == {"a": 1000}
-
-
-def test_availability_uses_a_recovered_endpoint_fully_if_the_others_are_full() -> None:
-    views = [endpoint("a", 8, 0), endpoint("b", 8, 8, recovered_at=NOW)]
-
-    assert served(Balancer("availability"), views) == {"b": 1000}
-
-
-@every_strategy
-def test_endpoints_that_recovered_together_share_evenly(name: str) -> None:
-    views = [endpoint("a", recovered_at=NOW), endpoint("b", recovered_at=NOW)]
-
-    assert served(Balancer(name), views) == {"a": 500, "b": 500}
-
-
-@every_strategy
-@pytest.mark.parametrize("now", [NOW - 1.0, NOW, NOW + 1.0])
-def test_a_ramp_of_zero_restores_the_full_share_at_once(name: str, now: float) -> None:
-    views = [endpoint("a"), endpoint("b", recovered_at=NOW)]
-
-    assert served(Balancer(name, ramp_s=0.0), views, now=now) == {"a": 500, "b": 500}
 
 
 @every_strategy
@@ -340,7 +277,7 @@ def test_a_returning_endpoint_gets_no_burst(name: str) -> None:
     assert served(balancer, everyone, calls=3) == {"a": 1, "b": 1, "c": 1}
     served(balancer, [*everyone[:3], endpoint("d", is_healthy=False)], calls=1000)
 
-    firsts = "".join(balancer.order(everyone, NOW)[0] for _ in range(12))
+    firsts = "".join(balancer.order(everyone)[0] for _ in range(12))
 
     assert firsts.count("d") <= 4
     assert "dd" not in firsts
@@ -350,9 +287,9 @@ def test_a_returning_endpoint_gets_no_burst(name: str) -> None:
 def test_an_endpoint_that_is_no_longer_there_is_forgotten(name: str) -> None:
     balancer = Balancer(name)
     for number in range(1000):
-        balancer.order([endpoint(f"gone{number}"), endpoint("a")], NOW)
+        balancer.order([endpoint(f"gone{number}"), endpoint("a")])
 
-    assert balancer.order([endpoint("a")], NOW) == ["a"]
+    assert balancer.order([endpoint("a")]) == ["a"]
     assert "gone" not in repr(balancer)
 
 
@@ -371,7 +308,7 @@ def test_weighted_keeps_its_proportions_while_another_endpoint_is_added_and_remo
     shares: Counter[str] = Counter()
     for call in range(9000):
         others = [endpoint("c", 8)] if call % 2 else []
-        shares[balancer.order([endpoint("a", 8), endpoint("b", 1), *others], NOW)[0]] += 1
+        shares[balancer.order([endpoint("a", 8), endpoint("b", 1), *others])[0]] += 1
 
     assert shares["b"] > 500
     assert abs(shares["a"] - 8 * shares["b"]) <= 16
@@ -386,40 +323,37 @@ views_of_a_fleet = st.lists(
         st.booleans(),
         st.integers(0, 16),
         st.integers(0, 16),
-        st.none() | st.floats(NOW - 100.0, NOW + 100.0),
     ),
     unique_by=lambda view: view.endpoint_id,
 )
-histories = st.lists(st.tuples(views_of_a_fleet, st.floats(NOW - 50.0, NOW + 50.0)), max_size=30)
+histories = st.lists(views_of_a_fleet, max_size=30)
 names = st.sampled_from(STRATEGIES)
 
 
 @given(names, histories)
 def test_the_order_is_always_a_permutation_of_the_healthy_endpoints(
-    name: str, history: list[tuple[list[EndpointView], float]]
+    name: str, history: list[list[EndpointView]]
 ) -> None:
     balancer = Balancer(name)
-    for views, now in history:
-        assert sorted(balancer.order(views, now)) == sorted(v.endpoint_id for v in views if v.is_healthy)
+    for views in history:
+        assert sorted(balancer.order(views)) == sorted(v.endpoint_id for v in views if v.is_healthy)
 
 
 @given(names, histories, st.randoms(use_true_random=False))
-def test_the_order_of_the_views_does_not_matter(
-    name: str, history: list[tuple[list[EndpointView], float]], random: Random
-) -> None:
+def test_the_order_of_the_views_does_not_matter(name: str, history: list[list[EndpointView]], random: Random) -> None:
     first, second = Balancer(name), Balancer(name)
-    for views, now in history:
+    for views in history:
         shuffled = list(views)
         random.shuffle(shuffled)
-        assert first.order(views, now) == second.order(shuffled, now)
+        assert first.order(views) == second.order(shuffled)
 
 
 @given(histories)
 def test_availability_never_puts_a_full_endpoint_before_a_free_one(
-    history: list[tuple[list[EndpointView], float]],
+    history: list[list[EndpointView]],
 ) -> None:
     balancer = Balancer("availability")
-    for views, now in history:
+    for views in history:
         is_free = {view.endpoint_id: view.available_gpus > 0 < view.total_gpus for view in views}
-        flags = [is_free[id_] for id_ in balancer.order(views, now)]
+        flags = [is_free[id_] for id_ in balancer.order(views)]
         assert flags == sorted(flags, reverse=True)

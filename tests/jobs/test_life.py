@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.core.jobs.life import (
+from gpu_worker_pool.jobs.job_key import JobKey, parse_key
+from gpu_worker_pool.jobs.life import (
     MAX_PREEMPTIONS,
     CancelAsked,
     ImpossibleEvent,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_worker_pool.core.jobs.job_key import JobKey
-from gpu_worker_pool.core.jobs.life import (
+from gpu_worker_pool.jobs.job_key import JobKey
+from gpu_worker_pool.jobs.life import (
     GuardFacts,
     JobEvent,
     JobLife,

@@ -6,13 +6,34 @@ Every action is checked when it is asked for: `Broken` says which promise it bre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from gpu_worker_pool.core.executor import actions as do
-from gpu_worker_pool.core.executor import facts
-from gpu_worker_pool.core.executor.crew import Crew, CrewRules, Requesting
+from gpu_worker_pool.executor.crew import Crew, CrewActions, CrewRules, EndingWay, FailureCause, Phase
 
 Happening = tuple[str, Callable[[], None]]
+# The name of a fact or an action, and of whom and what it is.
+Told = tuple[Any, ...]
+_FLAGS = {"worker_warned": "is_warned", "shut_down": "cancels_tasks"}
+
+
+class RecordedCrew(Crew):
+    """A crew that writes down what it wants done."""
+
+    def __init__(self, rules: CrewRules) -> None:
+        self.wanted: list[Told] = []
+        super().__init__(
+            rules, CrewActions(**{field.name: self._recorder(field.name) for field in fields(CrewActions)})
+        )
+
+    def _recorder(self, name: str) -> Callable[..., None]:
+        return lambda *args: self.wanted.append((name, *args))
+
+
+def tell(crew: Crew, now: float, name: str, *args: Any) -> None:
+    """Tell a crew a fact by its name; a flag comes last."""
+    flags = {_FLAGS[name]: args[-1]} if args and isinstance(args[-1], bool) else {}
+    crew.handle(now, getattr(crew, name), *args[: len(args) - len(flags)], **flags)
 
 
 class Broken(AssertionError):  # noqa: N818 - what is found
@@ -36,7 +57,8 @@ class SimulatedWorker:
 
 class CrewSimulation:
     def __init__(self, rules: CrewRules) -> None:
-        self.crew = Crew(rules)
+        actions = CrewActions(**{field.name: getattr(self, f"_{field.name}") for field in fields(CrewActions)})
+        self.crew = Crew(rules, actions)
         self.rules = rules
         self.now = 0.0
         self.workers: dict[int, SimulatedWorker] = {}
@@ -47,11 +69,14 @@ class CrewSimulation:
         self.is_closed = False
         self.is_stopped = False
 
-    def happen(self, fact: facts.Fact) -> None:
-        for action in self.crew.handle(fact, self.now):
-            self._carry_out(action)
+    def happen(self, name: str, *args: Any) -> None:
+        tell(self.crew, self.now, name, *args)
+        if self.crew.is_stopped and not self.is_stopped:
+            require(not self.workers, "no lease is left")
+            require(len(self.outcome) == self.submitted, "every task is settled")
+            self.is_stopped = True
         unserved = len(self.crew.waiting) + len(self.crew.repeated)
-        requested = sum(isinstance(member.state, Requesting) for member in self.crew.members.values())
+        requested = sum(member.phase is Phase.REQUESTING for member in self.crew.members.values())
         require(requested <= unserved, "no lease is requested without a task for it")
         require(len(self.workers) <= self.rules.max_workers, "there are at most max_workers leases")
 
@@ -60,101 +85,101 @@ class CrewSimulation:
         require(not any(worker.task == task for worker in self.workers.values()), "no process still has it")
         self.outcome[task] = outcome
 
-    def _carry_out(self, action: do.CrewAction) -> None:
-        match action:
-            case do.LeaseWorker(number):
-                require(number not in self.workers, "a worker has one lease")
-                require(not self.is_broken, "no lease is requested where no worker can work")
-                self.workers[number] = SimulatedWorker()
-            case do.StartWorker(number):
-                worker = self.workers[number]
-                require(
-                    worker.is_leased and not worker.is_started and not worker.is_ending, "it starts once, on a lease"
-                )
-                worker.is_started = True
-            case do.SendTask(number, task):
-                worker = self.workers[number]
-                require(worker.is_ready and worker.task is None, "a task goes to a worker that is ready and idle")
-                require(not worker.is_ending and not worker.is_gone, "and that is not being ended")
-                require(task not in self.outcome, "a task that is settled is not sent")
-                require(all(other.task != task for other in self.workers.values()), "a task runs once at a time")
-                self.sent[task] = self.sent.get(task, 0) + 1
-                require(self.sent[task] <= 1 + self.rules.retries, "a task is repeated as often as was allowed")
-                worker.task = task
-            case do.EndWorker(number):
-                require(not self.workers[number].is_gone, "what is gone is not ended")
-                self.workers[number].is_ending = True
-            case do.ReleaseWorker(number):
-                require(self.workers[number].is_gone, "a lease is released when no process is left on its GPU")
-            case do.FailTask(task, number, cause, attempts):
-                require(attempts == self.sent.get(task, 0), "it says how often the task was tried")
-                self._settle(task, cause.name)
-            case do.RepeatTask(task, number, cause, attempts):
-                require(attempts == self.sent[task] and task not in self.outcome, "it says what is repeated")
-            case do.CancelTask(task):
-                require(not self.sent.get(task), "only a task that never ran is cancelled")
-                self._settle(task, "cancelled")
-            case do.BreakCrew():
-                require(not self.is_broken, "it breaks once")
-                self.is_broken = True
-            case do.StopCrew():
-                require(not self.workers, "no lease is left")
-                require(len(self.outcome) == self.submitted, "every task is settled")
-                self.is_stopped = True
+    def _lease_worker(self, number: int) -> None:
+        require(number not in self.workers, "a worker has one lease")
+        require(not self.is_broken, "no lease is requested where no worker can work")
+        self.workers[number] = SimulatedWorker()
+
+    def _start_worker(self, number: int) -> None:
+        worker = self.workers[number]
+        require(worker.is_leased and not worker.is_started and not worker.is_ending, "it starts once, on a lease")
+        worker.is_started = True
+
+    def _send_task(self, number: int, task: int) -> None:
+        worker = self.workers[number]
+        require(worker.is_ready and worker.task is None, "a task goes to a worker that is ready and idle")
+        require(not worker.is_ending and not worker.is_gone, "and that is not being ended")
+        require(task not in self.outcome, "a task that is settled is not sent")
+        require(all(other.task != task for other in self.workers.values()), "a task runs once at a time")
+        self.sent[task] = self.sent.get(task, 0) + 1
+        require(self.sent[task] <= 1 + self.rules.retries, "a task is repeated as often as was allowed")
+        worker.task = task
+
+    def _end_worker(self, number: int, _: EndingWay) -> None:
+        require(not self.workers[number].is_gone, "what is gone is not ended")
+        self.workers[number].is_ending = True
+
+    def _release_worker(self, number: int) -> None:
+        require(self.workers[number].is_gone, "a lease is released when no process is left on its GPU")
+
+    def _fail_task(self, task: int, _: int, cause: FailureCause, attempts: int) -> None:
+        require(attempts == self.sent.get(task, 0), "it says how often the task was tried")
+        self._settle(task, cause.name)
+
+    def _repeat_task(self, task: int, _: int, __: FailureCause, attempts: int) -> None:
+        require(attempts == self.sent[task] and task not in self.outcome, "it says what is repeated")
+
+    def _cancel_task(self, task: int) -> None:
+        require(not self.sent.get(task), "only a task that never ran is cancelled")
+        self._settle(task, "cancelled")
+
+    def _break_crew(self, _: int, __: FailureCause) -> None:
+        require(not self.is_broken, "it breaks once")
+        self.is_broken = True
 
     def _submit(self) -> None:
         task, self.submitted = self.submitted, self.submitted + 1
-        self.happen(facts.TaskSubmitted(task))
+        self.happen("task_submitted", task)
 
     def _cancel(self, task: int) -> None:
         self._settle(task, "cancelled")
-        self.happen(facts.TaskCancelled(task))
+        self.happen("task_cancelled", task)
 
     def _pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.happen(facts.TimePassed())
+        self.happen("time_passed")
 
     def _grant(self, number: int) -> None:
         self.workers[number].is_leased = True
-        self.happen(facts.WorkerLeased(number))
+        self.happen("worker_leased", number)
 
     def _ready(self, number: int) -> None:
         self.workers[number].is_ready = True
-        self.happen(facts.WorkerReady(number))
+        self.happen("worker_ready", number)
 
     def _answer(self, number: int) -> None:
         worker = self.workers[number]
         task, worker.task = worker.task, None
         assert task is not None
         self._settle(task, "done")
-        self.happen(facts.TaskSettled(number, task))
+        self.happen("task_settled", number, task)
 
     def _fail_to_send(self, number: int) -> None:
         worker = self.workers[number]
         task, worker.task = worker.task, None
         assert task is not None
         self._settle(task, "cancelled")
-        self.happen(facts.TaskNotSent(number, task))
+        self.happen("task_not_sent", number, task)
 
     def _undeliver(self, number: int) -> None:
         worker = self.workers[number]
         task, worker.task = worker.task, None
         assert task is not None
         self.sent[task] -= 1
-        self.happen(facts.TaskUndelivered(number, task))
+        self.happen("task_undelivered", number, task)
 
     def _die(self, number: int) -> None:
         self.workers[number].is_gone = True
         self.workers[number].task = None
-        self.happen(facts.WorkerGone(number))
+        self.happen("worker_gone", number)
 
     def _release(self, number: int) -> None:
         del self.workers[number]
-        self.happen(facts.WorkerReleased(number))
+        self.happen("worker_released", number)
 
-    def close(self, fact: facts.ShutDown | facts.CrewInterrupted) -> None:
+    def close(self, end: Told) -> None:
         self.is_closed = True
-        self.happen(fact)
+        self.happen(*end)
 
     def of_worker(self, number: int, worker: SimulatedWorker) -> list[Happening]:
         """What can happen to a worker, the best first."""
@@ -168,15 +193,15 @@ class CrewSimulation:
             found.append(("ended", lambda: self._die(number)))
         if not worker.is_leased:
             found.append(("granted", lambda: self._grant(number)))
-            found.append(("refused", lambda: self.happen(facts.WorkerRefused(number))))
+            found.append(("refused", lambda: self.happen("worker_refused", number)))
         elif worker.is_started and not worker.is_ready:
             found.append(("ready", lambda: self._ready(number)))
-            found.append(("unfit", lambda: self.happen(facts.WorkerUnfit(number))))
+            found.append(("unfit", lambda: self.happen("worker_unfit", number)))
         if worker.is_leased:
-            found.append(("hung up", lambda: self.happen(facts.WorkerHungUp(number))))
-            found.append(("lost", lambda: self.happen(facts.WorkerLeaseLost(number))))
-            found.append(("warned", lambda: self.happen(facts.WorkerWarned(number, True))))
-            found.append(("goes on", lambda: self.happen(facts.WorkerWarned(number, False))))
+            found.append(("hung up", lambda: self.happen("worker_hung_up", number)))
+            found.append(("lost", lambda: self.happen("worker_lease_lost", number)))
+            found.append(("warned", lambda: self.happen("worker_warned", number, True)))
+            found.append(("goes on", lambda: self.happen("worker_warned", number, False)))
         return [*found, ("died", lambda: self._die(number))]
 
     def possible(self) -> list[Happening]:

@@ -1,4 +1,6 @@
-"""The indices of a job array: `0-9`, `1,5,7-9`, `0-100:10`, and `0-99%4` for at most four at once."""
+"""The names of jobs: `12`, and `12_3` for task 3 of the array 12; and the indices that `--array` gives: `0-9`, `1,5,7-9`,
+`0-100:10`, and `0-99%4` for at most four at once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,30 @@ MOST_TASKS: Final = 10_000
 MOST_INDEX: Final = 999_999_999
 _ADVICE: Final = "write 0-9, 1,5,7-9, 0-100:10 (in steps of 10) or 0-99%4 (at most 4 at once)"
 _PART: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
+_KEY: Final = re.compile(r"([1-9][0-9]{0,8})(?:_([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobKey:
+    """A job: the number of its submission, and its index where that is an array."""
+
+    number: int
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.number) if self.index is None else f"{self.number}_{self.index}"
+
+    def includes(self, other: JobKey) -> bool:
+        """Whether this name means that job: the number of an array means all its tasks."""
+        return self.number == other.number and self.index in (None, other.index)
+
+
+def parse_key(text: str) -> JobKey:
+    """Read `12` or `12_3`; a ValueError says what was expected."""
+    found = _KEY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not the id of a job; an id is 12, or 12_3 for a task of an array")
+    return JobKey(int(found[1]), None if found[2] is None else int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""Decisions about endpoints: balancing, backoff, circuit breaking."""

@@ -1,1 +1,0 @@
-"""The decisions of an executor: its tasks, its workers and their leases."""

@@ -1,1 +1,0 @@
-"""Hooks: who is told of what happens to leases and nodes, and how often that is tried."""
