@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .core.model.checks import check_number, check_whole
-from .core.model.thresholds import DEFAULT_THRESHOLDS
-from .core.model.ttl import DEFAULT_TTL_S, MAX_TTL_S
+from .core.model.request import DEFAULT_TTL_S, MAX_TTL_S
+from .core.model.settings import DEFAULT_THRESHOLDS
 from .logins import TOKEN, Login, LoginsUnusable, find_logins
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 

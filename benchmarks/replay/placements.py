@@ -13,14 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
+from gpu_worker_pool.core.queue.capacity import Capacity
+
 from benchmarks.replay.fragmentation import Kind, least_growth
 from benchmarks.replay.openb import GPU_MILLI, MB_PER_MILLI
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.slot import GpuSlot
-from gpu_worker_pool.core.model.thresholds import Thresholds
-from gpu_worker_pool.core.queue.capacity import Capacity
 
 
 class NodeCapacity(Capacity, ABC):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from gpu_worker_pool.core.queue.capacity import Capacity
+
 from benchmarks.replay.fragmentation import Kind
 from benchmarks.replay.placements import BestFit, LeastFragmentation, Random
-from gpu_worker_pool.core.queue.capacity import Capacity
 
 
 class Rule(Enum):

@@ -21,13 +21,10 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import Holder, Request
-from gpu_worker_pool.core.model.reservation import Reservation
-from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.core.model.lease import EndReason, Reservation
+from gpu_worker_pool.core.model.request import MAX_TTL_S, Holder, Request
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.thresholds import Thresholds
-from gpu_worker_pool.core.model.ttl import MAX_TTL_S
 
 SETTINGS = PoolSettings(
     thresholds=Thresholds(100.0, 100.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from gpu_worker_pool.core.model import memory
-from gpu_worker_pool.core.model.span import parse_span
+from gpu_worker_pool.core.model.units import parse_span
 
 
 def parse_memory_mb(text: str | float) -> float:

@@ -8,7 +8,7 @@ import pwd
 from dataclasses import dataclass
 from time import monotonic
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 
 # A directory service may be slow, and each new connection asks.
 _KEEP_S = 10.0

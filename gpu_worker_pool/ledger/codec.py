@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import cast
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.access_token import AccessToken
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 
 from .records import RecordCodec, parse_object, shortened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from gpu_worker_pool.core.model.access_token import MAX_NOTE
+from gpu_worker_pool.core.model.configured import MAX_NOTE
 
 from .bounds import MAX_TEXT, Note, Printable
 

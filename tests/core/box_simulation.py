@@ -22,10 +22,9 @@ from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import Booking
+from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pickle
 from bisect import bisect_right
-from dataclasses import replace
 from typing import Any
 
 import pytest

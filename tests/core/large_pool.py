@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.configured import Booking
+from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
-from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState

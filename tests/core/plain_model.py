@@ -86,9 +86,7 @@ class Model(PlainGpus):
         """The GPU time of an owner, each second of it worth half as much after a half-life."""
         wall_now, total = self.now + self.wall, 0.0
         running = [
-            (x.weight, x.granted_at, wall_now)
-            for x in self.leases.values()
-            if x.state == "active" and x.owner == owner
+            (x.weight, x.granted_at, wall_now) for x in self.leases.values() if x.state == "active" and x.owner == owner
         ]
         for weight, begin, end in (*self.spans.get(owner, ()), *running):
             left = [2.0 ** (-(wall_now - at) / HALF_LIFE_S) for at in (begin, end)]
@@ -306,7 +304,9 @@ class Model(PlainGpus):
                 of_nodes.append((len(chosen), [_youth(x) for x in reversed(chosen)], node, chosen))
         if len(of_nodes) < wishes.nodes:
             return None
-        together = {x.id: x for *_, chosen in sorted(of_nodes, key=lambda each: each[:3])[: wishes.nodes] for x in chosen}
+        together = {
+            x.id: x for *_, chosen in sorted(of_nodes, key=lambda each: each[:3])[: wishes.nodes] for x in chosen
+        }
         victims = self.needed(sorted(together.values(), key=_youth), is_enough)
         usable = [key for key in keys if self.would_be_usable(key, wishes, victims)]
         return self.first_of(usable, wishes, victims), tuple(x.id for x in victims)

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpu_worker_pool.core.queue.capacity import ROUNDING_MB, Capacity
+from gpu_worker_pool.core.queue.node_index import SlotFacts, facts_of
+
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.settings import Thresholds
-from gpu_worker_pool.core.queue.serve import QueuePass
-from gpu_worker_pool.core.queue.capacity import ROUNDING_MB, Capacity
-from gpu_worker_pool.core.queue.withheld import Keeps
-from gpu_worker_pool.core.queue.node_index import SlotFacts, facts_of
-from gpu_worker_pool.core.queue.owners import Order
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.owners import Order, obstacle
 from gpu_worker_pool.core.queue.placement import Grant, Survey
-from gpu_worker_pool.core.queue.preemption import Preemption, spared
-from gpu_worker_pool.core.queue.owners import obstacle
 from gpu_worker_pool.core.queue.planner import Reserving
+from gpu_worker_pool.core.queue.preemption import Preemption, spared
+from gpu_worker_pool.core.queue.serve import QueuePass
+from gpu_worker_pool.core.queue.withheld import Keeps
 
 
 class PlainCapacity(Capacity):

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host import connections
 from gpu_worker_pool.host.connections import UserNotKnown, uid_of_tcp_peer, uid_of_unix_peer
 from gpu_worker_pool.host.users import Users, is_in_group, user_name

@@ -7,21 +7,19 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.access_token import AccessToken, Role
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from gpu_worker_pool.core.model.quota import Quota
 from gpu_worker_pool.core.model.request import (
     MAX_GPUS,
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
+    MAX_TTL_S,
     Holder,
     Request,
     Wishes,
 )
-from gpu_worker_pool.core.model.ttl import MAX_TTL_S
 
 GPU = GpuKey("box", "GPU-0")
 OTHER = GpuKey("box", "GPU-1")

@@ -7,8 +7,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import expected_starts
-from gpu_worker_pool.core.queue.forecast import FreeTime
+from gpu_worker_pool.core.queue.planner import FreeTime, expected_starts
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from tests.core.build import Box
 

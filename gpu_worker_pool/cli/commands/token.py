@@ -19,7 +19,7 @@ from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.tokens import TokenList, TokenView

@@ -21,8 +21,8 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.status_line import StatusLine
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import show_duration
-from gpu_worker_pool.core.model.memory import MB_PER_GB, show_mb
 from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.units import MB_PER_GB, show_mb
 
 POLL_S: Final = 1.0
 # Every server has at least so long for its first answer, however short the timeout is.

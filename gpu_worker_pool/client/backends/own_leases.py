@@ -17,12 +17,11 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.ttl import MAX_TTL_S
 from gpu_worker_pool.core.queue.eligibility import judge
-from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.core.queue.verdicts import Eligible
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver

@@ -56,9 +56,7 @@ class Condensed:
         for lease in granted:
             if isinstance(lease, EndedLease):
                 since = at if lease.drains_since is None else lease.drains_since
-                yield ev.LeaseEnded(
-                    since, lease.id, lease.reason, lease.draining, lease.ended_at, lease.by, lease.why
-                )
+                yield ev.LeaseEnded(since, lease.id, lease.reason, lease.draining, lease.ended_at, lease.by, lease.why)
         # After the ends of leases that drain: how long these lasted is counted already.
         yield self._counters
         waiting = {lease.id: lease for lease in self._leases if isinstance(lease, QueuedLease)}

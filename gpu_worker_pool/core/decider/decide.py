@@ -62,7 +62,10 @@ def _too_many(state: PoolState, request: Request) -> tuple[Code, str] | None:
     of_owner = f"for {owner}" if owner else "for requests that name no owner"
     if state.live_count.get(owner, 0) >= settings.max_leases_per_owner:
         most = settings.max_leases_per_owner
-        return Code.TOO_MANY_LEASES, f"there are {most} leases {of_owner} already, waiting ones included, which is the limit"
+        return (
+            Code.TOO_MANY_LEASES,
+            f"there are {most} leases {of_owner} already, waiting ones included, which is the limit",
+        )
     if len(state.queue) >= settings.max_queued:
         return Code.QUEUE_FULL, f"the queue is full: {settings.max_queued} requests wait, which is the limit"
     limit, own_limit = settings.max_queued_per_owner, quota_of(state, owner).max_queued

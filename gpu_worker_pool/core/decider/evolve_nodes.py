@@ -95,9 +95,7 @@ def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
     _forget_plans(state)
 
 
-def _on_renamed(
-    lease: Lease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]
-) -> Lease:
+def _on_renamed(lease: Lease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]) -> Lease:
     holder, wishes = lease.request.holder, lease.request.wishes
     if holder.node == event.old:
         lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))

@@ -189,7 +189,9 @@ class Planner:
                     del best[wishes.nodes :]
         return together(best, wishes.nodes)
 
-    def plan_on_all(self, nodes: Iterable[str], request_class: RequestClass, reserved: Container[GpuKey]) -> Plan | None:
+    def plan_on_all(
+        self, nodes: Iterable[str], request_class: RequestClass, reserved: Container[GpuKey]
+    ) -> Plan | None:
         """The soonest plan on these nodes, where these GPUs are reserved already; None if there is none on one of them."""
         plans = [self._plan_on(node, request_class, reserved) for node in sorted(nodes)]
         return together(filter(None, plans), request_class.wishes.nodes)

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker_pool.core.decider.put_back import put_back
+from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors

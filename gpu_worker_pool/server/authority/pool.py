@@ -18,8 +18,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.expectation import Expectation
-from gpu_worker_pool.core.queue.forecast import FreeTime
+from gpu_worker_pool.core.queue.planner import Expectation, FreeTime
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time

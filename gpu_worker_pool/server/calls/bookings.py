@@ -6,10 +6,10 @@ from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.span import show_span
-from gpu_worker_pool.core.queue.quotas import quota_of
+from gpu_worker_pool.core.model.units import show_span
+from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for

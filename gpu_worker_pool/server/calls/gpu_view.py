@@ -9,8 +9,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
-from gpu_worker_pool.core.queue.keeps import why_kept_from_newcomer
 from gpu_worker_pool.core.queue.verdicts import Eligible, Verdict
+from gpu_worker_pool.core.queue.withheld import why_kept_from_newcomer
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess
 

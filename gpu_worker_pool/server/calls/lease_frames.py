@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.core.queue.forecast import FreeTime
+from gpu_worker_pool.core.queue.planner import FreeTime
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import JsonFrame, encode

@@ -14,8 +14,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
-from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.core.queue.idleness import idle_s
+from gpu_worker_pool.core.queue.planner import FreeTime
 from gpu_worker_pool.core.queue.sub_leases import ancestors
 from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.host.clock import iso_time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.booking import late_leases
+from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.plans import BookingView, ReservationView

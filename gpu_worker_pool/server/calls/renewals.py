@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.lease import ActiveLease, custodian
 from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE

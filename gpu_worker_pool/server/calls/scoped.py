@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.lease import DrainingLease, Lease, LiveLease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.order import Order
+from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.core.queue.sub_leases import leases_inside, parent_of
 from gpu_worker_pool.server.http.scope import Scope
 

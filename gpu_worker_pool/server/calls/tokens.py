@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.access_token import AccessToken, Role
+from gpu_worker_pool.core.model.configured import AccessToken, Role
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import name_of

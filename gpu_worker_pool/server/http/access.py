@@ -9,7 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
 

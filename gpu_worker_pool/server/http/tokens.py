@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.access_token import AccessToken, Role, is_name
+from gpu_worker_pool.core.model.configured import AccessToken, Role, is_name
 
 # The name in the settings whose tokens are an administrator's.
 ADMIN = "admin"

@@ -12,9 +12,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.quota import EVERYBODY_ELSE
-from gpu_worker_pool.core.model.reservation import Basis
+from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE
+from gpu_worker_pool.core.model.lease import (
+    FULL_WEIGHT,
+    ActiveLease,
+    Basis,
+    DrainingLease,
+    EndedLease,
+    EndReason,
+    QueuedLease,
+)
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler

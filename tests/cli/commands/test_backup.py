@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.decider.put_back import FENCES_AHEAD
+from gpu_worker_pool.core.decider.condense import FENCES_AHEAD
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool

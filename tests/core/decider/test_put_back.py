@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.decider.condense import FENCES_AHEAD, put_back
+from gpu_worker_pool.core.decider.condense import FENCES_AHEAD, condense, put_back
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import GpuKey, Reading
 from tests.core.build import START, Box, key, reading

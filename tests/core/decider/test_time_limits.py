@@ -8,8 +8,8 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
 from gpu_worker_pool.core.model.configured import Quota
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.queue.planner import NEVER, Forecast
 from tests.core.build import START, Box, of_kind, reading, request

@@ -8,8 +8,7 @@ import pytest
 
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes, matches_model
-from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
 
 NAN = float("nan")
 INF = float("inf")

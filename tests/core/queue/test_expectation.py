@@ -13,10 +13,17 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import Expectation, expected_starts
-from gpu_worker_pool.core.queue.planner import NEVER, Forecast, FreeTime, soonest, together
-from gpu_worker_pool.core.queue.withheld import Keeps
 from gpu_worker_pool.core.queue.owners import Order
+from gpu_worker_pool.core.queue.planner import (
+    NEVER,
+    Expectation,
+    Forecast,
+    FreeTime,
+    expected_starts,
+    soonest,
+    together,
+)
+from gpu_worker_pool.core.queue.withheld import Keeps
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 # GPUs on each node, nodes, MB of a share, and a time limit of each request.

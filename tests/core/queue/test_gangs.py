@@ -10,10 +10,9 @@ from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import Booking
+from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.planner import expected_starts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.configured import Quota
+from gpu_worker_pool.core.model.lease import EndReason
 from tests.core.build import START, Box, key, of_kind, process, reading
 from tests.core.queue.boxes import free_at_once
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
 from gpu_worker_pool.core.model.lease import Basis, Reservation
+from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
 from gpu_worker_pool.core.queue.planner import MOST_GPUS, TRY_AGAIN_S, TRY_NEXT_S
 from tests.core.build import START, T4, Box, key, reading
 from tests.core.queue.boxes import free_at_once

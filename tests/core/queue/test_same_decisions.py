@@ -7,13 +7,13 @@ from math import inf
 from typing import Any
 
 import pytest
+from gpu_worker_pool.core.queue.reclaim import reclaim
 
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
-from gpu_worker_pool.core.queue.reclaim import reclaim
 from tests.core.large_pool import LargePool
 from tests.core.plain_pass import PlainCapacity, plain_pass
 

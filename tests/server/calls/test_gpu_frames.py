@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.booking import Booking
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.server.calls.gpu_frames import GpuFrames
 from gpu_worker_pool.server.calls.gpu_view import gpu_view

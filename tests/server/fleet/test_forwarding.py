@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import pid_namespace

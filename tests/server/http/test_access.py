@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.access_token import AccessToken, Role
+from gpu_worker_pool.core.model.configured import AccessToken, Role
 from gpu_worker_pool.server.http.access import (
     AccessRules,
     Caller,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core.model.access_token import Role
+from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
 from gpu_worker_pool.server.http.access import (
