@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping
 from math import inf
+from types import MappingProxyType
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, Reading
@@ -13,16 +13,21 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import stale_at
 
+NO_READINGS: Mapping[GpuKey, float] = MappingProxyType({})
+
 
 def idle_s(
-    state: PoolState, lease: ActiveLease, now: float, being_read: AbstractSet[GpuKey] = frozenset()
+    state: PoolState, lease: ActiveLease, now: float, being_read: Mapping[GpuKey, float] = NO_READINGS
 ) -> float | None:
-    """How long none of its GPUs has computed; None if one did lately, or if that is unknown."""
+    """How long none of its GPUs has computed; None if one did lately, or if that is unknown: what a GPU did while it was not
+    read, and a silent node of a gang. `being_read` are GPUs with new readings, and when these began.
+    """
     since = -inf
     for slot in map(state.slots.__getitem__, lease.gpus):
-        is_read = slot.key in being_read or (slot.reading is not None and now <= stale_at(state, slot.reading))
-        if not is_read or slot.busy is None:
-            return None  # one node of a gang may be silent while others are read
+        if slot.reading is None or slot.busy is None:
+            return None
+        if being_read.get(slot.key, now) > stale_at(state, slot.reading):
+            return None
         since = max(since, slot.busy)
     return now - since if now - since >= state.settings.idle_after_s else None
 
@@ -38,7 +43,7 @@ def idle_warnings(state: PoolState, readings: Collection[Reading], now: float) -
         is_busy = load_percent is None or load_percent >= state.settings.computing_percent
         for lease_id in slot.occupants if slot else ():
             computing[lease_id] = computing.get(lease_id, False) or is_busy
-    being_read = {reading.gpu.key for reading in readings}
+    being_read = {reading.gpu.key: reading.at for reading in readings}
     events = []
     for lease_id, is_busy in computing.items():
         lease = state.leases[lease_id]
