@@ -215,6 +215,8 @@ def _set_wall_time(_: PoolState, command: cmd.SetWallTime, now: float) -> list[e
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
+    if state.is_settled_at(now):
+        return []
     found = serve_queue(state, now)
     fences: dict[str, int] = {}
     events: list[ev.Event] = []

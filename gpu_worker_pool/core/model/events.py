@@ -182,6 +182,15 @@ class Configured(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WallTimeSet(DurableEvent):
+    """The clock of the driver's machine was set. The pool's clock plus `wall_offset_s` is the time of day. It is durable,
+    because the pool's clock goes on by it after a reboot.
+    """
+
+    wall_offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAnnounced(VolatileEvent):
     """The node is there under the present driver: its readings count from here on. It has seen fences up to this one."""
 
@@ -227,13 +236,6 @@ class TimeLost(VolatileEvent):
     """The driver was away this long, and took no heartbeats: every TTL and drain limit is later by that."""
 
     lost_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class WallTimeSet(VolatileEvent):
-    """The clock of the driver's machine was set. The pool's clock plus `wall_offset_s` is the time of day."""
-
-    wall_offset_s: float
 
 
 class Code(StrEnum):
