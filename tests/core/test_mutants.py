@@ -167,7 +167,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "a lease runs out",
         "decide",
-        "for lease_id in islice(state.deadlines.due(min(now, command.heard_until)), MOST_DUE):",
+        "for lease_id in islice(state.deadlines.due(state.live(now)), MOST_DUE):",
         "for lease_id in ():",
     ),
     Mutant(

@@ -81,7 +81,6 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
 
 
 def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
-    arrived_at = now if command.arrived_at is None else min(command.arrived_at, now)
     renewed: list[str] = []
     refused: list[ev.Event] = []
     for lease_id in dict.fromkeys(command.lease_ids):
@@ -94,7 +93,7 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(ev.RenewalRefused(now, lease_id, lease.reason))
         elif state.epoch > 0 and isinstance(lease, ActiveLease):
             refused.append(ev.KeptByBox(now, lease_id, custodian(lease)))
-        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= arrived_at:
+        elif (due_at := state.deadlines.due_at(lease_id)) is not None and due_at <= state.live(now):
             refused.append(ev.RenewalRefused(now, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
@@ -186,11 +185,11 @@ def _newest(state: PoolState, readings: tuple[Reading, ...], now: float) -> tupl
     return tuple(newest.values())
 
 
-def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
+def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
     over: set[str] = set()
     # The others stay due: the next tick, at once, ends them.
-    for lease_id in islice(state.deadlines.due(min(now, command.heard_until)), MOST_DUE):
+    for lease_id in islice(state.deadlines.due(state.live(now)), MOST_DUE):
         lease: LiveLease = state.leases[lease_id]
         if isinstance(lease, DrainingLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
@@ -205,6 +204,14 @@ def _tick(state: PoolState, command: cmd.Tick, now: float) -> list[ev.Event]:
             over.update(event.lease_id for event in on_time)
             events += on_time
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
+
+
+def _lose_time(_: PoolState, command: cmd.LoseTime, now: float) -> list[ev.Event]:
+    return [ev.TimeLost(now, command.lost_s)]
+
+
+def _set_wall_time(_: PoolState, command: cmd.SetWallTime, now: float) -> list[ev.Event]:
+    return [ev.WallTimeSet(now, command.offset_s)]
 
 
 def _on_timetable(state: PoolState, lease_id: str, now: float) -> list[ev.LeaseWarned | ev.LeaseEnded]:
@@ -360,6 +367,8 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.RecoverLease: recover_lease,
     cmd.Observe: _observe,
     cmd.Tick: _tick,
+    cmd.LoseTime: _lose_time,
+    cmd.SetWallTime: _set_wall_time,
     cmd.ServeQueue: _serve_queue,
     cmd.ExcludeGpu: _exclude_gpu,
     cmd.IncludeGpu: _include_gpu,

@@ -320,14 +320,16 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
             state.touched.add(slot.key)
         if slot.reading is None:
             state.inside.unsettle()
-        if slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s:
+        was_unread = slot.reading is None or event.at - slot.reading.at > state.settings.stale_after_s
+        if was_unread:
             state.unsettle()
-        elif not state.preemptible.isdisjoint(slot.occupants) and slot.reading.use != reading.use:
+        elif not state.preemptible.isdisjoint(slot.occupants) and slot.reading and slot.reading.use != reading.use:
             state.unsettle()  # a waiter may have it, or no longer, if the leases there end
         slot.reading = reading
-        # Unknown is not idle. What it did before it was first read is unknown, too.
+        # Unknown is not idle. What it did while it was not read is unknown, too.
         load_percent = reading.load_percent
-        if slot.busy is None or load_percent is None or load_percent >= state.settings.computing_percent:
+        is_idle = load_percent is not None and load_percent < state.settings.computing_percent
+        if was_unread or slot.busy is None or not is_idle:
             slot.busy = event.at if slot.busy is None else max(reading.at, slot.busy)
 
 

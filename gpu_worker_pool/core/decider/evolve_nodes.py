@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.state import PoolState
 def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
     state.taken_over = event.at
     state.epoch, state.boot_id = event.epoch, event.boot_id
-    state.clock_base, state.wall_offset_s = event.clock_base, event.wall_offset_s
+    state.clock_base, state.wall_offset_s, state.lost_s = event.clock_base, event.wall_offset_s, 0.0
     state.announced.clear()
     _void_readings(state, state.slots.values())
     for slot in state.slots.values():
@@ -28,6 +28,15 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
     for lease in state.leases.values():
         state.restart_deadline(lease, event.at)
     _forget_plans(state)
+
+
+def _wall_time_set(state: PoolState, event: ev.WallTimeSet) -> None:
+    state.wall_offset_s = event.offset_s
+    state.unsettle()  # bookings and reservations are earlier or later now
+
+
+def _time_lost(state: PoolState, event: ev.TimeLost) -> None:
+    state.lost_s += event.lost_s
 
 
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
@@ -160,6 +169,8 @@ def _forget_plans(state: PoolState) -> None:
 
 NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.TakenOver: _taken_over,
+    ev.WallTimeSet: _wall_time_set,
+    ev.TimeLost: _time_lost,
     ev.NodeJoined: _node_joined,
     ev.NewGpusExcluded: _new_gpus_excluded,
     ev.NodeRebooted: _node_rebooted,

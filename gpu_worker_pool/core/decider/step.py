@@ -13,12 +13,11 @@ from .decide import decide
 from .evolve import replay
 
 
-def step(  # noqa: PLR0917 - one step, and what bounds it
+def step(
     state: PoolState,
     command: cmd.Command,
     now: float,
     most_passes: float = inf,
-    heard_until: float = inf,
     has_time: Callable[[], bool] = lambda: True,
 ) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
@@ -29,8 +28,6 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
 
     After `most_passes` over the queue, or once it has no time left, it stops, with the queue as it is then. The next step, at any time, goes on: every
     pass begins with the first waiter. The pool is settled (`settled_until`) only when all is done.
-
-    `heard_until` is that of the `Tick` which comes before every other command.
     """
     happened: list[ev.Event] = []
 
@@ -41,8 +38,9 @@ def step(  # noqa: PLR0917 - one step, and what bounds it
             happened.extend(events)
         return bool(events)
 
-    if not isinstance(command, (cmd.TakeOver, cmd.Tick)) and state.has_due(now, heard_until):
-        carry_out(cmd.Tick(heard_until))
+    # What is due waits until the time that was lost is known.
+    if not isinstance(command, (cmd.TakeOver, cmd.LoseTime, cmd.Tick)) and state.has_due(now):
+        carry_out(cmd.Tick())
     carry_out(command)
     while most_passes > 0 and not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
         most_passes -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from .access_token import AccessToken
 from .booking import Booking
@@ -71,10 +70,9 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued. It counts as of `arrived_at`, if it is carried out later."""
+    """A heartbeat for these leases, active or queued."""
 
     lease_ids: tuple[str, ...]
-    arrived_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +123,21 @@ class Observe:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Only time has passed. Heartbeats that arrived after `heard_until` are not carried out yet, so no lease that was due
-    later expires.
-    """
+    """Only time has passed."""
 
-    heard_until: float = inf
+
+@dataclass(frozen=True, slots=True)
+class LoseTime:
+    """The driver was away for this long, and could read no heartbeat: the time does not count for TTLs and drain limits."""
+
+    lost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetWallTime:
+    """The machine's wall clock was set. `offset_s` is the difference from the pool's clock to the time of day."""
+
+    offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +221,8 @@ Command = (
     | RecoverLease
     | Observe
     | Tick
+    | LoseTime
+    | SetWallTime
     | ServeQueue
     | ExcludeGpu
     | IncludeGpu

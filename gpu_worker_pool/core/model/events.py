@@ -50,6 +50,16 @@ class TakenOver(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WallTimeSet(DurableEvent):
+    """The machine's wall clock was set; `offset_s` is as in SetWallTime.
+
+    Durable, because the pool's clock goes on by the time of day after a reboot.
+    """
+
+    offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined(DurableEvent):
     """The inventory of a node, which replaces an earlier one. It is None while the node has not told it."""
 
@@ -249,6 +259,13 @@ class NodeSilenced(VolatileEvent):
     """The node is not heard of any more, and its readings are void. It ends no lease."""
 
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLost(VolatileEvent):
+    """The driver was away for this long: all TTLs and drain limits are later by that."""
+
+    lost_s: float
 
 
 @dataclass(frozen=True, slots=True)

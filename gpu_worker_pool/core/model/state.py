@@ -29,8 +29,8 @@ from .slot import GpuSlot
 class PoolState:
     """Everything a decision is made from.
 
-    `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases: the TTL while
-    queued or active, the drain limit while draining. An active lease of a local holder has none, nor has one in a fleet
+    `clock` is the latest time seen; it never goes back. `deadlines` has the due times of live leases, in live time
+    (`live`): the TTL while queued or active, the drain limit while draining. An active lease of a local holder has none, nor has one in a fleet
     (an epoch above 0): its box counts its TTL. `timetable` has the
     times at which active leases are to be warned or ended. Until `settled_until` no waiter except `newcomers` can be
     served unless an event happens; a change that may matter resets it. `capacity` is an index over the slots and can be
@@ -45,6 +45,8 @@ class PoolState:
     boot_id: str | None = None
     clock_base: float = 0.0
     wall_offset_s: float = 0.0
+    # The time since then in which the driver was away, and could read no heartbeat.
+    lost_s: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
     # The nodes that have announced themselves since.
     announced: set[str] = field(default_factory=set)
@@ -154,6 +156,10 @@ class PoolState:
         self.queue.split_owners(is_split, [self.queued(lease_id) for lease_id in self.queue])
         self.unsettle()
 
+    def live(self, now: float) -> float:
+        """The live time: it does not advance while the driver is away."""
+        return now - self.lost_s
+
     def restart_deadline(self, lease: LiveLease, at: float) -> None:
         """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
         its TTL.
@@ -168,15 +174,17 @@ class PoolState:
         if limit_s is None:
             self.deadlines.drop(lease.id)
         else:
-            self.deadlines.set(lease.id, at + limit_s)
+            self.deadlines.set(lease.id, self.live(at) + limit_s)
 
     def expires_at(self, lease_id: str) -> float | None:
         """When a lease expires without a heartbeat; None if it does not. In a fleet the box of an active lease counts its
         heartbeats: then this is the earliest time.
         """
         due_at, lease = self.deadlines.due_at(lease_id), self.leases.get(lease_id)
-        if due_at is not None or not isinstance(lease, ActiveLease) or lease.ttl_s is None:
-            return due_at
+        if due_at is not None:
+            return due_at + self.lost_s
+        if not isinstance(lease, ActiveLease) or lease.ttl_s is None:
+            return None
         slot = self.slots.get(lease.gpus[0])
         occupant = None if slot is None else slot.occupants.get(lease_id)
         since = -inf if occupant is None else occupant.since
@@ -185,21 +193,21 @@ class PoolState:
         is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
         return -inf if is_brought_back else since + lease.ttl_s
 
-    def has_due(self, now: float, heard_until: float) -> bool:
+    def has_due(self, now: float) -> bool:
         """Whether a `Tick` may bring something about. Bookings do so at times of their own."""
         now = max(now, self.clock)
         expiry, warning = self.deadlines.next_due_at(), self.timetable.next_due_at()
-        is_expired = expiry is not None and expiry <= min(now, heard_until)
+        is_expired = expiry is not None and expiry <= self.live(now)
         return bool(self.bookings) or is_expired or (warning is not None and warning <= now)
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.
         due_at = nextafter(self.settled_until, inf)
-        for at in (self.deadlines.next_due_at(), self.timetable.next_due_at()):
-            if at is not None and at < due_at:
-                due_at = at
-        return due_at
+        expiry, warning = self.deadlines.next_due_at(), self.timetable.next_due_at()
+        if expiry is not None:
+            due_at = min(due_at, expiry + self.lost_s)
+        return due_at if warning is None else min(due_at, warning)
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from collections.abc import Set as AbstractSet
 from math import inf
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import stale_at
 
 
-def idle_s(
-    state: PoolState, lease: ActiveLease, now: float, being_read: AbstractSet[GpuKey] = frozenset()
-) -> float | None:
-    """How long none of its GPUs has computed; None if one did lately, or if that is unknown."""
+def idle_s(state: PoolState, lease: ActiveLease, now: float) -> float | None:
+    """How long none of its GPUs has computed; None if one did lately, or if that is unknown. What a GPU did since a reading
+    that is stale is unknown, also if it is read again now.
+    """
     since = -inf
     for slot in map(state.slots.__getitem__, lease.gpus):
-        is_read = slot.key in being_read or (slot.reading is not None and now <= stale_at(state, slot.reading))
-        if not is_read or slot.busy is None:
+        if slot.busy is None or slot.reading is None or now > stale_at(state, slot.reading):
             return None  # one node of a gang may be silent while others are read
         since = max(since, slot.busy)
     return now - since if now - since >= state.settings.idle_after_s else None
@@ -38,13 +36,12 @@ def idle_warnings(state: PoolState, readings: Collection[Reading], now: float) -
         is_busy = load_percent is None or load_percent >= state.settings.computing_percent
         for lease_id in slot.occupants if slot else ():
             computing[lease_id] = computing.get(lease_id, False) or is_busy
-    being_read = {reading.gpu.key for reading in readings}
     events = []
     for lease_id, is_busy in computing.items():
         lease = state.leases[lease_id]
         if not isinstance(lease, ActiveLease):
             continue
-        if lease.ending is None and not is_busy and idle_s(state, lease, now, being_read) is not None:
+        if lease.ending is None and not is_busy and idle_s(state, lease, now) is not None:
             ends = now + state.settings.preempt_grace_s
             events.append(ev.LeaseWarned(now, lease_id, EndReason.IDLE, min(ends, lease.limit or ends)))
         elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:
