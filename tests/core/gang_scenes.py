@@ -326,7 +326,7 @@ GANG_MUTANTS = (
         hold_where_one_node_is_silent,
         "a gang is not idle where a node is silent",
         "idleness",
-        "if not is_read or slot.busy is None:",
+        "if slot.busy is None or slot.reading is None or now > stale_at(state, slot.reading):",
         "if slot.busy is None:",
     ),
     _mutant(

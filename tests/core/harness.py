@@ -419,10 +419,12 @@ class CheckedPool(QueueChecks):
             assert key.node in self.model.announced, "a reading of a node that has not announced itself"
             assert self.model.inventory[key][:2] == (reading.gpu.index, reading.gpu.name)
             assert reading.memory_total_mb in {None, self.model.inventory[key][2]}
-            self.model.readings[key] = reading
+            known, self.model.readings[key] = self.model.readings.get(key), reading
+            was_unread = known is None or self.model.now - known.at > self.settings.stale_after_s
             load = reading.utilization_percent
-            if key not in self.model.busy or load is None or load >= self.settings.computing_percent:
-                # What it did before it was seen is unknown.
+            is_idle = load is not None and load < self.settings.computing_percent
+            if key not in self.model.busy or was_unread or not is_idle:
+                # What it did while it was not read is unknown.
                 self.model.busy[key] = max(reading.at, self.model.busy.get(key, self.model.now))
             for lease in self.model.on(key):
                 mine = {tuple(p.id) for p in reading.processes or () if self.model.is_mine(key, lease, p)}
