@@ -107,7 +107,7 @@ class Driver:
         self.fence_seen = 0
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
-        self._live = LiveTime(clock, self._tick)
+        self._live = LiveTime(clock, self._lose, self._tick)
         self._budget = LoopBudget(self._go_on, work_clock)
         self._calls = WaitingCalls()
         # Callers whose requests were not considered yet: their turn had no time for that.
@@ -349,8 +349,8 @@ class Driver:
         """
         if not self.is_leading or not isinstance(command, cmd.Renew):
             raise self.not_written()
+        self._live.look()
         now = self.now()
-        self._lose(self._live.lost_s(), now)
         written = tuple(filter(self.is_written, command.lease_ids))
         events = decide(self.state, cmd.Renew(written), now)
         replay(self.state, events)
@@ -368,30 +368,26 @@ class Driver:
         if self._calls or self._readings:
             self._budget.count()
 
-    def _tick(self, lost_s: float) -> None:
+    def _tick(self) -> None:
         """The ticker rings: something may be due though no command comes."""
-        now = self.now()
-        lost = self._lose(lost_s, now)
         if self.trouble is not None:
             self._wake_undecided()
             return
-        wall_offset_s = self._wall_clock() - now
+        wall_offset_s = self._wall_clock() - self.now()
         if abs(wall_offset_s - self.state.wall_offset_s) > WALL_CLOCK_SET_S:
             logger.warning("the wall clock was set by %+.1f s", wall_offset_s - self.state.wall_offset_s)
             self._carry_out(cmd.SetWallTime(wall_offset_s))
-        self._carry_out(cmd.Tick(), lost)
+        self._carry_out(cmd.Tick())
 
-    def _lose(self, lost_s: float, now: float) -> list[ev.Event]:
+    def _lose(self, lost_s: float) -> None:
         """Let no lease run in the time in which no heartbeat could be read."""
-        if not lost_s:
-            return []
-        if lost_s >= LONG_AWAY_S:
+        if lost_s >= LONG_AWAY_S and self.state.leases:
             logger.warning(
                 "this process was stopped or busy, or its machine slept, and took no heartbeat for %.1f s, which do not "
                 "count for any lease",
                 lost_s,
             )
-        return step(self.state, cmd.LoseTime(lost_s), now, most_passes=0)
+        step(self.state, cmd.LoseTime(lost_s), self.now(), most_passes=0)
 
     def _step(self, command: cmd.Command, now: float) -> tuple[list[ev.Event], list[str]]:
         """One step within this turn; return its events, and the leases that it granted to processes which are dead."""
@@ -402,13 +398,10 @@ class Driver:
         budget.passes_left -= len(granted)
         return events, list(filter(self._is_dead, granted))
 
-    def _carry_out(
-        self, command: cmd.Command, lost: Sequence[ev.Event] = ()
-    ) -> tuple[list[ev.Event], WriteBatch | None]:
+    def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
+        self._live.look()
         now = self.now()
-        events = [*lost, *self._lose(self._live.lost_s(), now)]
-        latest, dead = self._step(command, now)
-        events += latest
+        events, dead = self._step(command, now)
         while dead:
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             steps = [self._step(cmd.ReportDeath(lease_id), now) for lease_id in dead]

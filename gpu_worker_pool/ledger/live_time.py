@@ -16,11 +16,12 @@ READ_S = 0.5
 
 class LiveTime:
     """A ticker that always runs, and notices when the loop comes late for it. `clock` must count the time while the machine
-    sleeps. `tick` gets the time that was lost before it, as `lost_s` does.
+    sleeps. `lose` is called with the time that is lost, before `tick` or what is done next.
     """
 
-    def __init__(self, clock: Callable[[], float], tick: Callable[[float], None]) -> None:
+    def __init__(self, clock: Callable[[], float], lose: Callable[[float], object], tick: Callable[[], object]) -> None:
         self._clock = clock
+        self._lose = lose
         self._tick = tick
         self._ran_at = self._rings_at = inf
         self._timer: asyncio.TimerHandle | None = None
@@ -34,14 +35,13 @@ class LiveTime:
             self._timer.cancel()
         self._timer, self._rings_at = None, inf
 
-    def lost_s(self) -> float:
-        """Note that the loop runs; return the time that is lost because it was away before, 0.0 if it was not."""
+    def look(self) -> None:
+        """Note that the loop runs. This comes before everything that depends on the time."""
         now = self._clock()
         ran_at, self._ran_at = self._ran_at, now
-        if now <= self._rings_at + LATE_S:
-            return 0.0
-        self._rings_at = now + TICK_S  # the ticker itself rings before that
-        return now - ran_at + READ_S
+        if now > self._rings_at + LATE_S:
+            self._rings_at = now + TICK_S  # the ticker itself rings before that
+            self._lose(now - ran_at + READ_S)
 
     def ring_at(self, due_at: float) -> None:
         """Ring at this time, if that is before the next tick."""
@@ -54,6 +54,6 @@ class LiveTime:
         self._timer = asyncio.get_running_loop().call_later(max(rings_at - self._clock(), 0.0), self._ring)
 
     def _ring(self) -> None:
-        lost_s = self.lost_s()
+        self.look()
         self._set(self._ran_at + TICK_S)
-        self._tick(lost_s)
+        self._tick()

@@ -85,7 +85,7 @@ class Agent:
         self._holders = BoxHolders(node, self._on_death, sampler.records, simulated)
         self._search = LeaderSearch(listed, zlib.crc32(f"{node} {url}".encode()) % 1000 / 1000)
         self._waiters = Waiters()
-        self._live = LiveTime(boot_time, self._tick)
+        self._live = LiveTime(boot_time, self._custody.lose_time, self._tick)
         self._renewals = Renewals(self._custody, self._waiters, self._now)
         # What is to be carried out, each with the connection that it is for.
         self._todo: deque[tuple[CustodyAction, LeaderLink | None]] = deque()
@@ -287,11 +287,10 @@ class Agent:
 
     def _now(self) -> float:
         """The time, at which something is about to be done. No lease has run while this process was away before that."""
-        self._custody.lose_time(self._live.lost_s())
+        self._live.look()
         return boot_time()
 
-    def _tick(self, lost_s: float) -> None:
-        self._custody.lose_time(lost_s)
+    def _tick(self) -> None:
         self._do(self._custody.tick(boot_time()))
 
     def _on_death(self, lease_id: str) -> None:
