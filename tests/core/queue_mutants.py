@@ -237,14 +237,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "memory alone is not use",
         "evolve",
-        "if slot.busy is None or load_percent is None or",
-        "if slot.busy is None or reading.memory_used_mb or load_percent is None or",
+        "if was_unread or slot.busy is None or not is_idle:",
+        "if was_unread or slot.busy is None or not is_idle or reading.memory_used_mb:",
     ),
     Mutant(
         "unknown load is not idle",
         "evolve",
-        "if slot.busy is None or load_percent is None or load_percent >=",
-        "if slot.busy is None or (load_percent or 0.0) >=",
+        "is_idle = load_percent is not None and load_percent <",
+        "is_idle = (load_percent or 0.0) <",
     ),
     Mutant(
         "the warning of a holder that computes again is withdrawn",

@@ -87,7 +87,7 @@ AT_MOST: dict[str, dict[str, int]] = {
         "tasks": 1,
         "futures": 1,
         "messages by uvicorn": 0,
-        "callbacks": 7,
+        "callbacks": 10,
         # That of the commit, which waits no longer than a little for the reading.
         "timers": 2,
         "answers in one write": 2,
