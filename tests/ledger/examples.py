@@ -59,6 +59,7 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.TokenAdded(22.0, AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")),
     ev.TokenRevoked(23.0, "ab" * 32),
     ev.NewGpusExcluded(24.0, "restored"),
+    ev.WallTimeSet(1.75, 1.7e9),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -145,6 +146,7 @@ tokens = st.builds(
 
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.TakenOver: st.builds(ev.TakenOver, floats, wholes, texts, floats, floats),
+    ev.WallTimeSet: st.builds(ev.WallTimeSet, floats, floats),
     ev.NodeJoined: st.builds(
         ev.NodeJoined,
         floats,

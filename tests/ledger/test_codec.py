@@ -63,6 +63,7 @@ GOLDEN = (
     ),
     '{"kind":"TokenRevoked","at":23.0,"digest":"' + "ab" * 32 + '"}',
     '{"kind":"NewGpusExcluded","at":24.0,"reason":"restored"}',
+    '{"kind":"WallTimeSet","at":1.75,"offset_s":1700000000.0}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'

@@ -14,12 +14,12 @@ from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.codec import decode_event
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.rows import check_ended, checked_event
 from gpu_worker_pool.ledger.sql_files import load_queries
-from gpu_worker_pool.ledger.take_over import restored
 
 from .high_water_mark import HighWaterMark
 from .migrations import create_private, known_migrations, version_of

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.faults import journal_errors
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sql_files import load_queries
 from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
-from gpu_worker_pool.ledger.take_over import restored
 
 from . import quarantine
 from .backup import JournalFacts, check, copy_rows, facts_of

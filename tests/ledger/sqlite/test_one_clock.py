@@ -114,7 +114,7 @@ async def test_it_goes_on_where_it_was(path: Path) -> None:
     journal = SqliteJournal(path)
     driver = Driver(PoolSettings(), clock=lambda: 60.0)
 
-    driver.open(journal.load(10), InlineWriter(journal), boot_id="boot2", wall_now=WALL + 5180.0, node="box")
+    driver.open(journal.load(10), InlineWriter(journal), boot_id="boot2", wall_clock=lambda: WALL + 5180.0, node="box")
 
     assert driver.now() == 5180.0
     assert driver.state.wall_offset_s == WALL
@@ -135,7 +135,9 @@ async def test_a_reboot_before_the_first_start_of_the_new_version_is_noticed(pat
     journal = SqliteJournal(path)
     driver = Driver(PoolSettings(), clock=lambda: 20.0)
 
-    driver.open(journal.load(10), InlineWriter(journal), boot_id="boot2", wall_now=WALL + 5140.0, node="new name")
+    driver.open(
+        journal.load(10), InlineWriter(journal), boot_id="boot2", wall_clock=lambda: WALL + 5140.0, node="new name"
+    )
 
     assert isclose(driver.now(), 5140.0)
     assert driver.state.ended["local"].reason is EndReason.HOLDER_DIED
