@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .access_token import AccessToken
 from .booking import Booking
+from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason
 from .quota import Quota
@@ -234,6 +235,15 @@ class ProcessIgnored(DurableEvent):
 @dataclass(frozen=True, slots=True)
 class ProcessCounted(DurableEvent):
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configured(DurableEvent):
+    """A row of a table that operators set (see configured.py). None: it was removed."""
+
+    table: str
+    key: Key
+    value: Value | None
 
 
 @dataclass(frozen=True, slots=True)

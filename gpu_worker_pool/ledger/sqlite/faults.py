@@ -1,4 +1,4 @@
-"""Faults of a journal's file: which of them mean damage, and messages for all."""
+"""Faults of a SQLite file: which of them mean damage, and messages for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
