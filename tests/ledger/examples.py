@@ -44,7 +44,9 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.Configured(10.0, "ignored_processes", ("Xorg",), "root"),
     ev.Configured(11.0, "new_gpus", ("",), "restored"),
     ev.LeaseWarned(12.0, "a", EndReason.TIME_LIMIT, 72.0),
-    ev.Configured(13.0, "quotas", ("alice",), Quota(2, weight=1.5, max_priority=10, max_time_limit_s=7200.0, max_queued=50)),
+    ev.Configured(
+        13.0, "quotas", ("alice",), Quota(2, weight=1.5, max_priority=10, max_time_limit_s=7200.0, max_queued=50)
+    ),
     ev.UseCounted(14.0, "alice", 1234.5, 13.5, (60.0, 90.25)),
     ev.Configured(
         15.0, "bookings", ("b1",), Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")
@@ -69,7 +71,7 @@ def ended(lease_id: str, *, ended_at: float = 1.0) -> EndedLease:
 
 def note(number: int) -> ev.DurableEvent:
     """A small event that can be told from others."""
-    return ev.Configured(float(number), "ignored_processes", (f"program {number}",), "root")
+    return ev.UseCounted(float(number), f"program {number}", 1.0, 0.0, ())
 
 
 def numbers(history_events: tuple[ev.DurableEvent, ...]) -> list[int]:

@@ -58,7 +58,11 @@ GOLDEN = (
     '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
     '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',
     (
-        '{"kind":"Configured","at":22.0,"table":"tokens","key":["' + "ab" * 32 + '"],"value":{"digest":"' + "ab" * 32 + '",'
+        '{"kind":"Configured","at":22.0,"table":"tokens","key":["'
+        + "ab" * 32
+        + '"],"value":{"digest":"'
+        + "ab" * 32
+        + '",'
         '"name":"alice","role":"operator","added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
     ),
 )
@@ -106,7 +110,9 @@ def test_the_format_of_ended_leases_has_not_changed() -> None:
 
 def test_a_field_with_its_default_is_not_written_and_what_equality_leaves_out_is() -> None:
     plain = ev.LeaseQueued(1.0, "a", Request(), 1, 2.0)
-    assert encode_event(plain) == '{"kind":"LeaseQueued","at":1.0,"lease_id":"a","request":{},"seq":1,"requested_at":2.0}'
+    assert (
+        encode_event(plain) == '{"kind":"LeaseQueued","at":1.0,"lease_id":"a","request":{},"seq":1,"requested_at":2.0}'
+    )
     assert exact(decode_event(encode_event(plain))) == exact(plain)
 
     local = replace(plain, request=Request(holder=Holder(process=ProcessId(7))))

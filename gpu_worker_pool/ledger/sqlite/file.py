@@ -78,7 +78,7 @@ class SqliteFile:
         """While the file is opened or read: what is wrong with it, and not with its environment, is damage."""
         try:
             yield
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, TypeError) as error:  # TypeError: a row that must be there is not
             if isinstance(error, sqlite3.Error) and is_environmental(error):
                 raise as_journal_error(error, self.path, self._what) from error
             raise JournalDamaged(f"the {self._what} {self.path} is damaged ({error})") from error
@@ -97,7 +97,7 @@ class SqliteFile:
             connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
             self._log = None
             if self._position_query is not None:
-                (self.position,) = connection.execute(self._position_query).fetchone()
+                self.position = int(connection.execute(self._position_query).fetchone()[0])
                 if missing := self._mark.missing_after(self.position):
                     raise ValueError(f"its last {missing} events, which were written, are missing")
                 self._write_mark()

@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from gpu_worker_pool.core.accounting.timeline import Timeline
+from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.timeline import Timeline
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
+from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_queries
 
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
-from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_queries
 from tests.ledger.examples import note
 from tests.ledger.postgres.conftest import execute
 from tests.ledger.postgres.server import PostgresServer
