@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role
+from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role, Value
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
@@ -144,6 +144,14 @@ tokens = st.builds(
     texts.map(lambda text: "".join(filter(str.isprintable, text))[:200]),
 )
 
+TABLES: dict[str, st.SearchStrategy[Value]] = {
+    "excluded": texts,
+    "new_gpus": texts,
+    "ignored_processes": texts,
+    "quotas": quotas,
+    "tokens": tokens,
+    "bookings": bookings,
+}
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.TakenOver: st.builds(ev.TakenOver, floats, wholes, texts, floats, floats),
     ev.NodeJoined: st.builds(
@@ -167,15 +175,10 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
     ev.Configured: st.one_of(
-        st.builds(ev.Configured, floats, st.just(table), st.lists(texts, max_size=2).map(tuple), st.none() | values)
-        for table, values in {
-            "excluded": texts,
-            "new_gpus": texts,
-            "ignored_processes": texts,
-            "quotas": quotas,
-            "tokens": tokens,
-            "bookings": bookings,
-        }.items()
+        [
+            st.builds(ev.Configured, floats, st.just(table), st.lists(texts, max_size=2).map(tuple), st.none() | values)
+            for table, values in TABLES.items()
+        ]
     ),
     ev.UseCounted: st.builds(ev.UseCounted, floats, optional, floats, floats, some_floats),
     ev.LeaseEnded: st.builds(ev.LeaseEnded, floats, texts, reasons, some_gpus, floats),

@@ -158,15 +158,16 @@ def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(pa
         assert len(journal.load(1000).ended) == 100
 
 
-def make_directory(file: Path) -> None:
-    file.mkdir()
+def make_link_to_a_pipe(file: Path) -> None:
+    os.mkfifo(f"{file}.pipe")
+    file.symlink_to(f"{file}.pipe")
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
-    "a directory": make_directory,
+    "a directory": Path.mkdir,
     "a device": lambda file: file.symlink_to("/dev/zero"),
-    "a link to a pipe": lambda file: (os.mkfifo(f"{file}.pipe"), file.symlink_to(f"{file}.pipe")),
+    "a link to a pipe": make_link_to_a_pipe,
 }
 
 
