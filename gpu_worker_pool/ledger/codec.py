@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import TABLES
@@ -29,7 +29,6 @@ EVENT_KINDS: dict[str, type[ev.DurableEvent]] = {
 
 # Turns a JSON value back into the original value. A ValueError says what is wrong with it.
 Reader = Callable[[Any], Any]
-_T = TypeVar("_T")
 
 
 def encode_event(event: ev.DurableEvent) -> str:
@@ -46,7 +45,7 @@ def decode_event(text: str) -> ev.DurableEvent:
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
         raise ValueError(f"not an event of a known kind: {shortened(text)}")
-    return cast("ev.DurableEvent", reader(kind)(parts))
+    return cast("ev.DurableEvent", STRICT.of(kind)(parts))
 
 
 def encode_ended(lease: EndedLease) -> str:
@@ -54,14 +53,7 @@ def encode_ended(lease: EndedLease) -> str:
 
 
 def decode_ended(text: str) -> EndedLease:
-    return decode(EndedLease, text)
-
-
-def decode(kind: type[_T], text: str, *, is_tolerant: bool = False) -> _T:
-    """The object of this class; a ValueError says what is wrong with the text. A tolerant one leaves out fields that are
-    not known here: the next version writes them.
-    """
-    return cast("_T", reader(kind, is_tolerant=is_tolerant)(parse_object(text)))
+    return cast("EndedLease", STRICT.of(EndedLease)(parse_object(text)))
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -129,33 +121,82 @@ def _encoder() -> Callable[[object], str]:
 encode = _encoder()
 
 
-_readers: dict[tuple[Any, bool], Reader] = {}
+class Readers:
+    """The readers of types. A tolerant one leaves out fields that are not known here: the next version writes them."""
 
+    def __init__(self, *, is_tolerant: bool) -> None:
+        self._is_tolerant = is_tolerant
+        self._known: dict[Any, Reader] = {}
 
-def reader(kind: Any, *, is_tolerant: bool = False) -> Reader:
-    known = _readers.get((kind, is_tolerant))
-    if known is None:
-        known = _readers[kind, is_tolerant] = _reader(kind, is_tolerant=is_tolerant)
-    return known
+    def of(self, kind: Any) -> Reader:
+        if kind not in self._known:
+            self._known[kind] = self._make(kind)
+        return self._known[kind]
 
-
-def _reader(kind: Any, *, is_tolerant: bool) -> Reader:
-    """The reader of a type. The order matters: a named tuple is also a tuple."""
-    if isinstance(kind, UnionType):
-        (inner,) = (reader(part, is_tolerant=is_tolerant) for part in get_args(kind) if part is not NoneType)
-        return lambda value: None if value is None else inner(value)
-    if get_origin(kind) is tuple:
+    def _make(self, kind: Any) -> Reader:
+        """The order matters: a named tuple is also a tuple."""
         parts = get_args(kind)
-        if parts[-1] is Ellipsis:
-            item = reader(parts[0], is_tolerant=is_tolerant)
-            return lambda value: tuple([item(each) for each in _array(value)])
-        return _row(tuple, parts, is_tolerant=is_tolerant)
-    if is_dataclass(kind):
-        return _record(kind, is_tolerant=is_tolerant)
-    if issubclass(kind, tuple):
-        return _row(kind._make, tuple(get_type_hints(kind).values()), is_tolerant=is_tolerant)
-    if issubclass(kind, StrEnum):
-        return cast("Reader", kind)
+        if isinstance(kind, UnionType):
+            (inner,) = (self.of(part) for part in parts if part is not NoneType)
+            return lambda value: None if value is None else inner(value)
+        if get_origin(kind) is tuple:
+            if parts[-1] is Ellipsis:
+                item = self.of(parts[0])
+                return lambda value: tuple([item(each) for each in _array(value)])
+            return self._row(tuple, parts)
+        if is_dataclass(kind):
+            return self._record(kind)
+        if issubclass(kind, tuple):
+            return self._row(kind._make, tuple(get_type_hints(kind).values()))
+        return cast("Reader", kind) if issubclass(kind, StrEnum) else _plain(kind)
+
+    def _record(self, kind: Any) -> Reader:
+        hints = get_type_hints(kind)
+        has_tables = kind is ev.Configured
+        readers = {
+            field.name: self.of(hints[field.name])
+            for field in fields(kind)
+            if not (has_tables and field.name == "value")
+        }
+
+        def read(parts: Any) -> Any:
+            if not isinstance(parts, dict):
+                raise ValueError(f"is {shortened(repr(parts))}, not an object")  # noqa: TRY004 - the text is wrong, not a type
+            known = {**readers, "value": self._value_of(parts.get("table"))} if has_tables else readers
+            values, name = {}, ""
+            try:
+                for name, value in parts.items():
+                    if name in known:
+                        values[name] = known[name](value)
+                    elif not self._is_tolerant:
+                        raise ValueError("is not a field that is known here")  # noqa: TRY301 - the name is added below
+            except ValueError as error:
+                raise ValueError(f"{kind.__name__}.{name} {error}") from None
+            try:
+                return kind(**values)
+            except TypeError as error:
+                raise ValueError(f"{kind.__name__} has the wrong fields: {error}") from None
+
+        return read
+
+    def _value_of(self, table: object) -> Reader:
+        kind = TABLES.get(str(table))
+        if kind is None:
+            raise ValueError(f"{table!r} is not a table that is known here")
+        return self.of(kind | None)
+
+    def _row(self, make: Callable[[list[Any]], Any], kinds: tuple[Any, ...]) -> Reader:
+        readers = [self.of(kind) for kind in kinds]
+
+        def read(value: Any) -> Any:
+            if len(_array(value)) != len(readers):
+                raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
+            return make([inner(item) for inner, item in zip(readers, value, strict=True)])
+
+        return read
+
+
+def _plain(kind: type) -> Reader:
     # A float field may hold an int, which stays one: 8000 does not become 8000.0.
     kinds = (int, float) if kind is float else (kind,)
 
@@ -167,53 +208,10 @@ def _reader(kind: Any, *, is_tolerant: bool) -> Reader:
     return read
 
 
-def _record(kind: Any, *, is_tolerant: bool) -> Reader:
-    hints = get_type_hints(kind)
-    of_table = hints.pop("value") if kind is ev.Configured else None
-    readers = {
-        field.name: reader(hints[field.name], is_tolerant=is_tolerant) for field in fields(kind) if field.name in hints
-    }
-
-    def read(parts: Any) -> Any:
-        if not isinstance(parts, dict):
-            raise ValueError(f"is {shortened(repr(parts))}, not an object")  # noqa: TRY004 - the text is wrong, not a type
-        known = readers if of_table is None else readers | {"value": _value_of(parts.get("table"))}
-        values, name = {}, ""
-        try:
-            for name, value in parts.items():
-                if name in known:
-                    values[name] = known[name](value)
-                elif not is_tolerant:
-                    raise ValueError("is not a field that is known here")  # noqa: TRY301 - the name is added below
-        except ValueError as error:
-            raise ValueError(f"{kind.__name__}.{name} {error}") from None
-        try:
-            return kind(**values)
-        except TypeError as error:
-            raise ValueError(f"{kind.__name__} has the wrong fields: {error}") from None
-
-    return read
-
-
-def _value_of(table: object) -> Reader:
-    kind = TABLES.get(str(table))
-    if kind is None:
-        raise ValueError(f"{table!r} is not a table that is known here")
-    return reader(kind | None)
-
-
-def _row(make: Callable[[list[Any]], Any], kinds: tuple[Any, ...], *, is_tolerant: bool) -> Reader:
-    readers = [reader(kind, is_tolerant=is_tolerant) for kind in kinds]
-
-    def read(value: Any) -> Any:
-        if len(_array(value)) != len(readers):
-            raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
-        return make([inner(item) for inner, item in zip(readers, value, strict=True)])
-
-    return read
-
-
 def _array(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"is {shortened(repr(value))}, not an array")  # noqa: TRY004 - the text is wrong, not a type
     return value
+
+
+STRICT, TOLERANT = Readers(is_tolerant=False), Readers(is_tolerant=True)

@@ -20,14 +20,12 @@ from gpu_worker_pool.ledger.codec import decode_ended, decode_event
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
-from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 from gpu_worker_pool.ledger.take_over import restored
 
 from .faults import as_journal_error, journal_errors
-from .file import FILES, check_version, connect, create_private, isolate, sync_folder
+from .file import SqliteFile, check_version, connect, create_private, sync_folder
 from .high_water_mark import HighWaterMark
 from .journal import SqliteJournal
-from .lock import FileLock
 
 T = TypeVar("T")
 
@@ -101,32 +99,23 @@ def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool 
     """
     copy, journal = copy.absolute(), journal.absolute()
     _must_be_regular(copy, f"there is no file {copy}")
-    with _locked(journal):
+    with closing(_held(journal)) as held, journal_errors(journal), _folder(journal) as folder:
+        new = folder / journal.name
+        create_private(new)
+        _copy_pages(copy, new, "backup")
+        facts = check(new, settings, copy)
         is_there = any(os.path.lexists(f"{journal}{end}") for end in ("", "-wal"))
-        folder = Path(f"{journal}.restoring")
-        shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
-        folder.mkdir(mode=0o700)
-        try:
-            new = folder / journal.name
-            create_private(new)
-            _copy_pages(copy, new, "backup")
-            facts = check(new, settings, copy)
-            if is_there and not replace:
-                raise JournalError(
-                    f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, "
-                    "and puts the backup in its place"
-                )
-            token_names = _put_out_of_service(new, settings)
-            # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves
-            # no way to grant anything.
-            aside = isolate(journal) if is_there else None
-            reach("in_restore")
-            for end in (".mark", "-shm"):
-                Path(f"{journal}{end}").unlink(missing_ok=True)
-            new.rename(journal)
-            sync_folder(journal.parent)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        if is_there and not replace:
+            raise JournalError(
+                f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, "
+                "and puts the backup in its place"
+            )
+        token_names = _put_out_of_service(new, settings)
+        # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
+        # way to grant anything.
+        aside = held.set_aside()
+        reach("in_restore")
+        held.put_in_place(new)
         return Restored(facts, token_names, None if aside is None else _kept(aside))
 
 
@@ -272,22 +261,30 @@ def _kept(aside: Path) -> Path:
     return kept
 
 
+def _held(journal: Path) -> SqliteFile:
+    """The place of the journal, kept from every server. JournalInUse if one has it."""
+    if journal.parent.exists() and (owner := journal.parent.stat().st_uid) != os.geteuid():
+        raise JournalError(
+            f"{journal.parent} belongs to the user with uid {owner}, whose server could not write a journal of another "
+            f"user; restore it as that user: sudo -u '#{owner}' gpu-pool restore"
+        )
+    held = SqliteFile(journal, load_schema(__package__))
+    try:
+        with held.errors():
+            held.hold()
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
 @contextmanager
-def _locked(journal: Path) -> Iterator[None]:
-    """Keep every server from this journal. JournalInUse if one has it."""
-    with journal_errors(journal):
-        if journal.parent.exists() and (owner := journal.parent.stat().st_uid) != os.geteuid():
-            raise JournalError(
-                f"{journal.parent} belongs to the user with uid {owner}, whose server could not write a journal of another "
-                f"user; restore it as that user: sudo -u '#{owner}' gpu-pool restore"
-            )
-        make_state_dir(journal.parent)
-        check_files(*(Path(f"{journal}{end}") for end in FILES))
-        locks = [FileLock(Path(f"{journal}.lock"), is_signed=True)]
-        try:
-            if journal.exists():
-                locks.append(FileLock(journal))
-            yield
-        finally:
-            for lock in reversed(locks):
-                lock.release()
+def _folder(journal: Path) -> Iterator[Path]:
+    """A folder of its own beside the journal, until it is done."""
+    folder = Path(f"{journal}.restoring")
+    shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -83,10 +83,14 @@ class SqliteFile:
                 raise as_journal_error(error, self.path, self._what) from error
             raise JournalDamaged(f"the {self._what} {self.path} is damaged ({error})") from error
 
+    def hold(self) -> None:
+        """Lock the database itself, if it is there. JournalInUse if another process has it under another name."""
+        if self._file_lock is None and self.path.exists():
+            self._file_lock = FileLock(self.path)
+
     def open(self) -> sqlite3.Connection:
         """Connect to the file that is in place. JournalDamaged, or JournalError if it is of another version."""
-        if self._file_lock is None:
-            self._file_lock = FileLock(self.path)
+        self.hold()
         with self.reading():
             connection = self._connection = connect(self.path)
             self._inode = self.path.stat().st_ino
@@ -155,13 +159,13 @@ class SqliteFile:
     def create(self, fill: Change) -> None:
         """Make the file with its tables, and with what `fill` writes."""
         self._mark.remove()  # of a file that was moved away
-        self._put_in_place(self._build(fill))
+        self.put_in_place(self._build(fill))
 
     def replace(self, fill: Change) -> Path | None:
         """Set the file aside, and put a new one in its place; return where the old one is."""
         new = self._build(fill)
         aside = self.set_aside()
-        self._put_in_place(new)
+        self.put_in_place(new)
         return aside
 
     def set_aside(self) -> Path | None:
@@ -198,7 +202,8 @@ class SqliteFile:
         reach("after_creation")
         return new
 
-    def _put_in_place(self, new: Path) -> None:
+    def put_in_place(self, new: Path) -> None:
+        """Give a complete file its name."""
         new.rename(self.path)
         sync_folder(self.path.parent)
 

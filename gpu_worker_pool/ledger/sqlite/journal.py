@@ -23,7 +23,7 @@ MOST_ENDED = 1_000_000
 # The file is kept to about this size by forgetting the oldest ended leases.
 MOST_BYTES = 1024 * 1024 * 1024
 # The oldest ended leases are forgotten in small steps, each a commit of its own: clients wait meanwhile.
-PRUNED_AT_ONCE = 1000
+PRUNED_AT_ONCE = 500
 APPENDS_PER_STEP = 8
 
 T = TypeVar("T")
