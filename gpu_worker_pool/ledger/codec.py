@@ -106,19 +106,9 @@ def _plan(kind: Any) -> tuple[tuple[str, ...], Callable[[object], tuple[object, 
     )
 
 
-def _encoder() -> Callable[[object], str]:
-    """Encode as JSONEncoder does, which makes a new encoder in C for every text; this runs for every lease. Named tuples
-    become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8 cannot store.
-    """
-    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=as_object)
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return encoder.encode
-    pieces = make(None, as_object, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # noqa: FBT003
-    return lambda thing: "".join(pieces(thing, 0))
-
-
-encode = _encoder()
+# Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8
+# cannot store.
+encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=as_object).encode
 
 
 class Readers:

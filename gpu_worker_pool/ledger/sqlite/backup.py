@@ -7,27 +7,24 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from gpu_worker_pool.core.decider.put_back import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event
 from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
 from gpu_worker_pool.ledger.take_over import restored
 
 from .faults import as_journal_error, journal_errors
 from .file import SqliteFile, check_version, connect, create_private, sync_folder
 from .high_water_mark import HighWaterMark
-from .journal import SqliteJournal
-
-T = TypeVar("T")
+from .journal import SqliteJournal, read_events, understood
 
 # A server that starts, or compacts, may lock the file for a moment.
 BUSY_TIMEOUT_S = 10.0
@@ -99,7 +96,7 @@ def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool 
     """
     copy, journal = copy.absolute(), journal.absolute()
     _must_be_regular(copy, f"there is no file {copy}")
-    with closing(_held(journal)) as held, journal_errors(journal), _folder(journal) as folder:
+    with journal_errors(journal), closing(_held(journal)) as held, _folder(journal) as folder:
         new = folder / journal.name
         create_private(new)
         _copy_pages(copy, new, "backup")
@@ -126,27 +123,19 @@ def check(
     anything is wrong, or if it ends before `least_position`. `shown` is its name in messages, and `what` it is there.
     """
     name, sql = shown or path, load_queries(__package__)
-
-    def understood(decode: Callable[[str], T], body: str) -> T:
-        try:
-            return decode(body)
-        except ValueError as error:
-            raise JournalTooNew(
-                f"the {what} {name} was made by a newer version of this program ({error}): install the newer one"
-            ) from None
-
     with journal_errors(name, what), closing(connect(path, "ro")) as connection:
         try:
             check_version(connection, name, what)
             _check_tables(connection)
-            _check_pages(connection)
             ended = 0
             for body, crc in connection.execute(sql["read_whole_ended"]):
                 checked_crc(body, crc)
-                understood(decode_ended, body)
+                understood(decode_ended, body, name, what)
                 ended += 1
-            events = [understood(decode_event, body) for body in _checked_events(connection, least_position)]
-            state = restored(History(tuple(events)), settings)
+            events = tuple(understood(decode_event, body, name, what) for body in read_events(connection))
+            (position,) = connection.execute(sql["last_position"]).fetchone()
+            _check_end(position, least_position)
+            state = restored(History(events), settings)
         except (JournalDamaged, ValueError) as error:
             raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
         (complete_since,) = connection.execute(sql["complete_since"]).fetchone()
@@ -209,7 +198,9 @@ def _copy_pages(source: Path, target: Path, what: str) -> None:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
-    """A ValueError unless the tables are exactly ours. A trigger or a view would be a program of another hand."""
+    """A ValueError unless the tables are exactly ours, and their pages whole. A trigger or a view would be a program of
+    another hand.
+    """
     with closing(sqlite3.connect(":memory:")) as own:
         own.executescript(load_schema(__package__))
         expected = set(own.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
@@ -217,28 +208,14 @@ def _check_tables(connection: sqlite3.Connection) -> None:
     if found != expected:
         names = sorted({f"{kind} {name}" for kind, name, *_ in found ^ expected})
         raise ValueError(f"its tables are not those of a pool: {', '.join(names)}")
-
-
-def _check_pages(connection: sqlite3.Connection) -> None:
     findings = [str(finding) for (finding,) in connection.execute("PRAGMA integrity_check(3)")]
     if findings != ["ok"]:
         raise ValueError("; ".join(findings))
 
 
-def _checked_events(connection: sqlite3.Connection, least_position: int) -> Iterator[str]:
-    crc, last = 0, None
-    sql = load_queries(__package__)
-    for position, body, noted_crc in connection.execute(sql["read_whole_events"]):
-        crc = checked_crc(body, noted_crc, crc)
-        if last not in (None, position - 1):
-            raise ValueError(f"event {position} follows event {last}")
-        last = position
-        yield body
-    _, compacted_to, _ = connection.execute(sql["read_pool"]).fetchone()
-    if last is not None and compacted_to > last:
-        raise ValueError(f"it was compacted to event {compacted_to}, and has none after event {last}")
-    if missing := max(least_position - (compacted_to if last is None else last), 0):
-        raise ValueError(f"its last {missing} events, which were written, are missing")
+def _check_end(position: int, least_position: int) -> None:
+    if position < least_position:
+        raise ValueError(f"its last {least_position - position} events, which were written, are missing")
 
 
 def _put_out_of_service(journal: Path, settings: PoolSettings) -> tuple[str, ...]:
@@ -270,8 +247,7 @@ def _held(journal: Path) -> SqliteFile:
         )
     held = SqliteFile(journal, load_schema(__package__))
     try:
-        with held.errors():
-            held.hold()
+        held.hold()
     except BaseException:
         held.close()
         raise

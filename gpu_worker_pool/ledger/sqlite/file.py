@@ -112,7 +112,7 @@ class SqliteFile:
         if self._lock is None:
             raise JournalError(f"the {self._what} {self.path} is closed; open it again to go on")
         found = _identity(self._name)
-        if found is None or found[0] != self._inode:
+        if found is None or found[0] != self._inode or self._connection is None:
             raise JournalDamaged(f"the {self._what} {self.path} was deleted, moved or replaced while it was in use")
         if self._log is not None:
             log = _identity(self._log_name)
@@ -122,7 +122,7 @@ class SqliteFile:
                     f"the log of the {self._what}, {self._log_name}, was deleted or cut while it was in use"
                 )
             self._log = log
-        return self.open() if self._connection is None else self._connection
+        return self._connection
 
     def transact(self, change: Change, position: int | None = None) -> None:
         """Make a change, all of it or nothing, and note the last position. No context managers: this runs for every lease."""
@@ -146,7 +146,7 @@ class SqliteFile:
 
     def fold_log(self) -> None:
         """Fold the log into the file, unless a reader or a fault prevents it now; then a later call does."""
-        with suppress(sqlite3.Error, JournalError):
+        with suppress(sqlite3.Error, OSError, JournalError):
             connection = self.connection()
             connection.execute("PRAGMA busy_timeout = 0")
             try:

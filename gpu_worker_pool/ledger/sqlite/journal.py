@@ -73,13 +73,14 @@ class SqliteJournal:
         with self._file.errors():
             connection = self._file.connection()
             with self._quarantine():
-                events = list(self._read_events(connection))
+                events = read_events(connection)
                 ended = connection.execute(self._sql["read_last_ended"], (most_ended,)).fetchall()
                 for body, crc in ended:
                     checked_crc(body, crc)
+        path = self._file.path
         return History(
-            tuple(self._understand(decode_event, events)),
-            tuple(self._understand(decode_ended, [row[0] for row in ended])),
+            tuple(understood(decode_event, body, path) for body in events),
+            tuple(understood(decode_ended, body, path) for body, _ in ended),
         )
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
@@ -194,22 +195,6 @@ class SqliteJournal:
             f"sure that no process still uses the GPUs, then move that file out of {path.parent} and restart."
         )
 
-    def _read_events(self, connection: sqlite3.Connection) -> Iterator[str]:
-        crc = 0
-        for body, noted_crc in connection.execute(self._sql["read_events"]):
-            crc = checked_crc(body, noted_crc, crc)
-            yield body
-
-    def _understand(self, decode: Callable[[str], T], bodies: Sequence[str]) -> Iterator[T]:
-        """What these texts say, which are as they were written."""
-        try:
-            yield from map(decode, bodies)
-        except ValueError as error:
-            raise JournalTooNew(
-                f"the journal {self._file.path} was written by a newer version of this program ({error}): install the newer "
-                "one again, or give this server another GPU_POOL_STATE_DIR"
-            ) from error
-
     def _last_to_prune(self, connection: sqlite3.Connection) -> int:
         """The position of the last ended lease to forget. In a file that is too large, a quarter of them go."""
         used, first, last = connection.execute(self._sql["size_of_ended"]).fetchone()
@@ -233,3 +218,23 @@ class SqliteJournal:
             self._file.transact(change)
             if first + PRUNED_AT_ONCE > self._prune_to:
                 self._prune_to = 0
+
+
+def read_events(connection: sqlite3.Connection) -> list[str]:
+    """The bodies of all events; a ValueError if one was altered, lost or moved."""
+    bodies, crc = [], 0
+    for body, noted_crc in connection.execute(load_queries(__package__)["read_events"]):
+        crc = checked_crc(body, noted_crc, crc)
+        bodies.append(body)
+    return bodies
+
+
+def understood(decode: Callable[[str], T], body: str, path: Path, what: str = "journal") -> T:
+    """What this text says, which is as it was written."""
+    try:
+        return decode(body)
+    except ValueError as error:
+        raise JournalTooNew(
+            f"the {what} {path} was written by a newer version of this program ({error}): install the newer one again, or "
+            "give this server another GPU_POOL_STATE_DIR"
+        ) from error

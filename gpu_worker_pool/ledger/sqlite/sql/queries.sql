@@ -112,11 +112,5 @@ WHERE (ended_at >= ?1 OR ended_at IS NULL) AND gpu_count > 0
         SELECT json_extract(value, '$[0]'), json_extract(value, '$[4]') FROM json_each(?3)
     );
 
--- name: count_ended
-SELECT count(*) FROM ended_lease;
-
--- name: read_whole_events
-SELECT position, body, crc FROM event ORDER BY position;
-
 -- name: read_whole_ended
 SELECT body, crc FROM ended_lease;
