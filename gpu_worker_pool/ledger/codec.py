@@ -93,17 +93,14 @@ def as_object(thing: object) -> dict[str, object]:
 @cache
 def _plan(kind: Any) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]], tuple[object, ...], list[str]]:
     """Names, values and defaults of the fields, and those whose default is an object. Equality leaves out some fields of
-    such an object, so these fields are compared one by one.
+    such an object, so it is compared field by field.
     """
     found = fields(kind)
     names = tuple(field.name for field in found)
     values = attrgetter(*names)
-    return (
-        names,
-        cast("Any", values if len(names) > 1 else lambda thing: (values(thing),)),
-        tuple(field.default for field in found),
-        [field.name for field in found if field.default is not MISSING and is_dataclass(field.default)],
-    )
+    values_of = values if len(names) > 1 else lambda thing: (values(thing),)
+    nested = [field.name for field in found if field.default is not MISSING and is_dataclass(field.default)]
+    return names, values_of, tuple(MISSING if field.name in nested else field.default for field in found), nested
 
 
 # Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8

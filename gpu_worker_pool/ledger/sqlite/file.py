@@ -27,6 +27,8 @@ Change = Callable[[sqlite3.Connection], None]
 FILES = ("", ".lock", ".mark", "-wal", "-shm")
 # In the header of each file. Unreleased versions of this program wrote none.
 APPLICATION_ID = int.from_bytes(b"gpup")
+# The first with generated columns.
+OLDEST_SQLITE = (3, 31)
 # For a program that locks the file for a moment. Short, because clients wait meanwhile.
 BUSY_TIMEOUT_S = 1.0
 
@@ -47,6 +49,12 @@ class SqliteFile:
         position_query: str | None = None,
         what: str = "journal",
     ) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            needed = ".".join(map(str, OLDEST_SQLITE))
+            raise JournalError(
+                f"SQLite is {sqlite3.sqlite_version}, and the {what} needs {needed} or newer: use another Python, such as "
+                "one of uv or conda, which brings its own"
+            )
         self.path = path.absolute()
         self.position = 0
         self._schema = schema

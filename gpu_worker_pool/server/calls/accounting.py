@@ -102,7 +102,6 @@ class UsageCalls(PastLeases):
     async def weeks(self, number: int, scope: Scope) -> bytes:
         """GPU-hours by owner of so many weeks, from Monday to Sunday in this machine's time zone."""
         self.check_journal()
-
         starts = _mondays(self._pool.wall_now(), number)
 
         def count(leases: Sequence[WaitingOrActive], accounts: Accounts) -> bytes:
