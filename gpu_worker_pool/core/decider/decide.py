@@ -211,7 +211,7 @@ def _lose_time(_: PoolState, command: cmd.LoseTime, now: float) -> list[ev.Event
 
 
 def _set_wall_time(_: PoolState, command: cmd.SetWallTime, now: float) -> list[ev.Event]:
-    return [ev.WallTimeSet(now, command.wall_offset_s)]
+    return [ev.WallTimeSet(now, command.offset_s)]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:

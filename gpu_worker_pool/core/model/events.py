@@ -183,11 +183,11 @@ class Configured(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class WallTimeSet(DurableEvent):
-    """The clock of the driver's machine was set. The pool's clock plus `wall_offset_s` is the time of day. It is durable,
+    """The clock of the driver's machine was set. The pool's clock plus `offset_s` is the time of day. It is durable,
     because the pool's clock goes on by it after a reboot.
     """
 
-    wall_offset_s: float
+    offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
