@@ -24,7 +24,7 @@ from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -320,7 +320,7 @@ class Driver:
 
     @property
     def _is_settled(self) -> bool:
-        return self.state.settled_until > -inf and not self.state.newcomers
+        return self.state.settled_until > -inf
 
     def _wake_undecided(self) -> None:
         callers, self._undecided = self._undecided, []
@@ -354,7 +354,8 @@ class Driver:
         written = tuple(filter(self.is_written, command.lease_ids))
         events = decide(self.state, cmd.Renew(written), now)
         replay(self.state, events)
-        return events + [ev.LeaseUnknown(now, id_) for id_ in command.lease_ids if not self.is_written(id_)]
+        unknown = [id_ for id_ in command.lease_ids if not self.is_written(id_)]
+        return events + [ev.Refused(now, ev.Code.UNKNOWN_LEASE, id_) for id_ in unknown]
 
     def _go_on(self) -> None:
         """Do what the turn before had no time for."""

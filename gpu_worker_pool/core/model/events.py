@@ -243,6 +243,7 @@ class Code(StrEnum):
 
     UNSERVABLE = "unservable"  # no GPU of the pool could ever serve the request, or its owner may not ask for that
     QUEUE_FULL = "queue_full"
+    OWNERS_QUEUE_FULL = "owners_queue_full"
     TOO_MANY_LEASES = "too_many_leases"
     CONFLICT = "conflict"  # the id belongs to a different request
     UNKNOWN_LEASE = "unknown_lease"

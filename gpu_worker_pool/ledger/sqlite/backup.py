@@ -16,10 +16,10 @@ from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
-from gpu_worker_pool.ledger.driver import restored
 
 from .faults import as_journal_error, journal_errors
 from .file import SqliteFile, check_version, connect, create_private, sync_folder
