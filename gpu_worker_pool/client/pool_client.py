@@ -49,7 +49,6 @@ class GPUWorkerPoolClient:
         endpoint_max_retries: int | None = None,
         endpoint_health_check_interval: float | None = None,
         token: str | Mapping[str, str] | None = None,
-        workers_per_gpu: int | None = None,
         scope: Scope | None = None,
         on_lost: Callable[[Assignment], None] | None = None,
         on_ending: Callable[[Assignment], None] | None = None,
@@ -67,7 +66,6 @@ class GPUWorkerPoolClient:
             endpoint_max_retries=endpoint_max_retries,
             endpoint_health_check_interval=endpoint_health_check_interval,
             token=token,
-            workers_per_gpu=workers_per_gpu,
             scope=scope,
         )
         self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)

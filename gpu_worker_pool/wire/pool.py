@@ -78,7 +78,6 @@ class PoolView:
     node: str | None = None
     gpus: tuple[PoolGpu, ...]
     thresholds: ThresholdsView = ThresholdsView()
-    workers_per_gpu: int | None = None
     queue_length: int | None = None
     server_id: str | None = None
     pool_id: str | None = None

@@ -232,7 +232,7 @@ def test_who_may_do_what() -> None:
 def test_what_a_server_answers_below_a_prefix() -> None:
     settings = {
         "API_PREFIX": "/gpu-pool/v1/", "DOCS_URL": "/reference/try", "REDOC_URL": "/reference/read", "TITLE": "<Our> GPUs",
-        "VERSION": "7", "GPU_POOL_WORKERS_PER_GPU": "2", "GPU_POOL_DCGM_METRICS": "true", "MAX_HISTORY": "3",
+        "VERSION": "7", "GPU_POOL_DCGM_METRICS": "true", "MAX_HISTORY": "3",
         "GPU_MEMORY_THRESHOLD_PERCENT": "70",
     }  # fmt: skip
     with a_book("prefix", settings) as (book, server):
