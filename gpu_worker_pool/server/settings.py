@@ -151,7 +151,6 @@ class ServerSettings:
     simulated_outsiders: str | None = None
     gpu_pool_node: str = setting(socket.gethostname, _node)
     gpu_pool_dcgm_metrics: bool = False
-    gpu_pool_peers: str | None = None
 
     # The database of the fleet; its URL may hold a password. A server that cannot use it does not start without it.
     gpu_pool_fleet: Secret | None = None

@@ -44,7 +44,6 @@ class PageExtras:
     refresh_interval_s: float
     max_history: int
     happened: tuple[RecentEvent, ...]
-    has_peers: bool
     has_tokens: bool
     title: str
     docs: str | None

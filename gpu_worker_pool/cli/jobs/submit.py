@@ -55,7 +55,6 @@ def submit(
     timeout: options.Timeout = None,
     time: options.TimeLimit = None,
     preemptible: options.Preemptible = False,
-    on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     max_log: Annotated[
         float | None,
@@ -136,7 +135,6 @@ def submit(
         timeout_s=timeout,
         time_limit_s=time,
         is_preemptible=preemptible,
-        on_lost=on_lost,
         grace_s=grace,
         is_remote=remote,
         nodes=nodes,

@@ -21,7 +21,6 @@ def run(
     timeout: options.Timeout = None,
     time: options.TimeLimit = None,
     preemptible: options.Preemptible = False,
-    on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     name: options.Name = None,
     remote: options.Remote = False,
@@ -69,7 +68,7 @@ def run(
     async def run_and_tell() -> int:
         async with told(rules, label, os.environ.get(JOB_ID_VARIABLE)) as notices:
             reporter = RunReporter(is_json=json, is_quiet=quiet, notices=notices)
-            runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
+            runner = Runner(command, request, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
             return await runner.run()
 
     return asyncio.run(run_and_tell())

@@ -84,14 +84,14 @@ class RunReporter:
         else:
             complain(f"the command was stopped: {text}")
 
-    def lost(self, reason: str, *, is_stopped: bool) -> None:
+    def lost(self, reason: str) -> None:
+        """The command is stopped because its lease is lost."""
         if self._notices is not None:
             self._notices.lost(None, reason)
         if self.is_json:
-            self._print("lost", reason=reason, is_stopped=is_stopped)
-            return
-        what = "is stopped (--on-lost finish would let it go on)" if is_stopped else "goes on (--on-lost finish)"
-        complain(f"the GPU is no longer ours ({reason}); the command {what}")
+            self._print("lost", reason=reason)
+        else:
+            complain(f"the GPU is no longer ours ({reason}); the command is stopped")
 
     def failed(self, message: str) -> None:
         """For --json only: otherwise the failure itself is shown, as with every command."""

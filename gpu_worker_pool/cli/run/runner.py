@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Any
 
 from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
-from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -38,7 +37,6 @@ class Runner:
 
     command: Sequence[str]
     request: GpuRequest
-    on_lost: OnLost
     grace_s: float
     is_remote: bool
     endpoints: Sequence[str] | None
@@ -189,7 +187,7 @@ class Runner:
             return SIGNAL_BASE + ended_by[0]
         if not done.cancelled():
             return self._tell_failure(done.result())
-        self.reporter.lost(str(lost.result()), is_stopped=True)
+        self.reporter.lost(str(lost.result()))
         return FAILED
 
     def _tell_failure(self, failed: FailedBox | None) -> int:
@@ -228,7 +226,7 @@ class Runner:
     ) -> int:
         failed_code, is_told_to_end = 0, False
         grace_s = grace_after_loss(self.grace_s, ttl_s)
-        shares_terminal, stops, is_stopped = has_controlling_terminal(), self.on_lost is OnLost.STOP, False
+        shares_terminal, is_stopped = has_controlling_terminal(), False
 
         def pass_on(received: Received) -> None:
             nonlocal is_told_to_end
@@ -241,17 +239,16 @@ class Runner:
             nonlocal is_stopped
             if end_if_announced(guarded, assignment, grace_s):
                 return
-            is_stopped = stops
-            if stops:
-                guarded.end(grace_s)
-            self.reporter.lost(reason, is_stopped=stops)
+            is_stopped = True
+            guarded.end(grace_s)
+            self.reporter.lost(reason)
 
         async def warn_and_watch() -> None:
             nonlocal failed_code
             warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
             try:
                 failed = None if others is None else await others.failure()
-                # Ctrl-C reaches ssh too. When the lease is lost the others end, and --on-lost decides here.
+                # Ctrl-C reaches ssh too, and when the lease is lost the others end.
                 if failed is not None and not is_told_to_end and not assignment.is_lost:
                     failed_code = self._tell_failure(failed)
                     guarded.end(grace_s)
@@ -266,12 +263,12 @@ class Runner:
                 (0, 1, 2),
                 group=os.getpgrp() if shares_terminal else 0,
                 grace_s=grace_s,
-                safe_until=safe_until(assignment) if stops else None,
+                safe_until=safe_until(assignment),
                 limit=limit_of(assignment),
                 marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
-                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warn_and_watch())
+                code = await wait_for_end(guarded, assignment, ttl_s, lose, warn_and_watch())
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
         except BaseException:

@@ -361,18 +361,6 @@ def test_a_journal_in_trouble() -> None:
         book.close()
 
 
-def test_peers() -> None:
-    with Server({"GPU_POOL_NODE": "box2"}) as live:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            dead = free.getsockname()[1]
-        peers = f"http://127.0.0.1:{live.port},http://127.0.0.1:{dead},http://127.0.0.1:{live.port}/ui,not a url"
-        with a_book("peers", {"GPU_POOL_PEERS": peers}) as (book, server):
-            scene = book.scene("answers", server, {f":{live.port}": ":<live>", f":{dead}": ":<dead>"})
-            scene.ask("GET /peers")
-            scene.ask("GET /ui/data/peers")
-            scene.ask("GET /ui/data/pool")
-
-
 def test_a_body_that_does_not_arrive(slow_body: tuple[Server, Connection]) -> None:
     server, connection = slow_body
     book = Book("slow")

@@ -5,10 +5,7 @@ import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
 import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, parentName, plural } from "./words.js";
 
-const NO_RIGHTS = { isOperator: false, mayRelease: () => false };
-
 export class Access {
-  none = NO_RIGHTS;
   #token = null;
   #name = null;
   #isOperator = false;

@@ -1,5 +1,4 @@
-// Reads a pool. A peer may have another version or be a foreign server, so a value of an unexpected kind counts as
-// unknown.
+// Reads a pool. The server may have another version than this page, so a value of an unexpected kind counts as unknown.
 
 /** All states of a GPU, in the order in which they are shown. */
 export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "outside", "out_of_service", "unhealthy", "unknown"];
@@ -31,7 +30,6 @@ export function readPool(answer) {
   return {
     node: word(pool.node),
     source: word(pool.source),
-    sentAt: Date.parse(word(pool.now) ?? ""),
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
     thresholds: {

@@ -8,13 +8,16 @@ import { clock, details, duration, holderName, otherLabels, parentName } from ".
 const FEW = 3;
 
 export class Queue {
-  #nodes;
+  #more = el("p", { class: "quiet" });
+  #waiters;
   #pieces = new Pieces();
   #isWhole = false;
   #last = null;
 
   constructor(actions) {
-    this.#nodes = new KeyedChildren(byId("queues"), (key) => new NodeQueue(key === "" ? actions : null, this.#pieces));
+    const list = el("ol", { class: "queue" });
+    byId("queues").append(list, this.#more);
+    this.#waiters = new KeyedChildren(list, () => new Waiter(actions));
     byId("queue-all").addEventListener("click", () => {
       this.#isWhole = !this.#isWhole;
       this.update(...this.#last);
@@ -22,48 +25,24 @@ export class Queue {
   }
 
   /** With `isShort`, only the first waiters and the user's own are shown until the user asks for all. */
-  update(fleet, access, mine, isShort) {
-    this.#last = [fleet, access, mine, isShort];
-    const total = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
+  update(own, access, mine, isShort) {
+    this.#last = [own, access, mine, isShort];
+    const { pool, clocks } = own;
+    const total = pool.queueLength;
     text(byId("queue-length"), total ? String(total) : "");
     show(byId("queue-empty"), total === 0);
-    const waiting = fleet.filter((node) => node.pool.queueLength > 0);
     const isWanted = (lease, i) => !isShort || this.#isWhole || i < FEW || mine.owns(lease);
-    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, access, mine, isWanted));
-    const all = byId("queue-all");
-    show(all, isShort && waiting.some((node) => node.pool.queue.length > FEW));
-    attribute(all, "aria-expanded", String(this.#isWhole));
-    text(all, this.#isWhole ? "Show the first only" : `Show all ${waiting.reduce((sum, node) => sum + node.pool.queue.length, 0)}`);
-  }
-}
-
-class NodeQueue {
-  #name = el("bdi");
-  #heading = el("h3", {}, this.#name);
-  #list = el("ol", { class: "queue" });
-  #more = el("p", { class: "quiet" });
-  #waiters;
-  #pieces;
-  node = el("div", {}, this.#heading, this.#list, this.#more);
-
-  constructor(actions, pieces) {
-    this.#waiters = new KeyedChildren(this.#list, () => new Waiter(actions));
-    this.#pieces = pieces;
-  }
-
-  update(node, isOneOfMany, access, mine, isWanted) {
-    const { pool, clocks } = node;
-    attribute(this.node, "data-up", String(node.isUp));
-    show(this.#heading, isOneOfMany);
-    text(this.#name, node.isUp === false ? `${node.title}: no answer, as it was ${duration(node.ageS)} ago` : node.title);
-    const rights = node.key === "" ? access : access.none;
     const shown = pool.queue.filter(isWanted);
     this.#waiters.arrange(shown.map((lease) => lease.key)).forEach((waiter, i) => {
-      this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, rights, mine));
+      this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, access, mine));
     });
-    const hidden = pool.queueLength - pool.queue.length;
+    const hidden = total - pool.queue.length;
     show(this.#more, hidden > 0 && shown.length === pool.queue.length);
     text(this.#more, `and ${hidden} more`);
+    const all = byId("queue-all");
+    show(all, isShort && pool.queue.length > FEW);
+    attribute(all, "aria-expanded", String(this.#isWhole));
+    text(all, this.#isWhole ? "Show the first only" : `Show all ${pool.queue.length}`);
   }
 }
 

@@ -330,7 +330,7 @@ def test_the_home_page_and_the_document_list_these_calls(server: ServerProcess) 
     endpoints = server.json("/")["endpoints"]
     paths = server.json("/openapi.json")["paths"]
 
-    reading = {"/leases", "/pool", "/usage", "/timeline", "/peers", "/events"}
+    reading = {"/leases", "/pool", "/usage", "/timeline", "/events"}
     assert endpoints.keys() >= {"/leases/{id}", "/leases/renew", *reading}
     assert paths["/leases/{lease_id}"].keys() == {"put", "get", "delete"}
     assert paths["/leases/{lease_id}"]["put"]["responses"].keys() >= {"200", "201", "202", "409", "422", "429", "503"}
