@@ -74,7 +74,7 @@ async def test_a_change_of_one_lease_is_encoded_once_however_many_leases_and_str
     frames, events = LeaseFrames(pool), EventStream(pool)
     for number in range(leases):
         box.ask(f"lease-{number}", ttl_s=60.0 + number)
-    streams = [events.messages(Listener(), None) for _ in range(listeners)]
+    streams = [events.messages(Listener()) for _ in range(listeners)]
     for stream in streams:
         await anext(stream)
     await listed(frames)

@@ -180,18 +180,6 @@ def test_a_lease_from_asking_to_its_end() -> None:
         scene.note("what the stream told")
         scene.stream(stream)
         scene.stream(paced)
-        last = stream.events[-1].split(b"\n")[0].removeprefix(b"id: ").decode()
-        scene.varying[last.partition("-")[0]] = "<epoch>"
-        for path, seen, told in (
-            ("/events", last.partition("-")[0] + "-999999", b"event: reset"),
-            ("/events", "other-1", b"event: reset"),
-            ("/events", last.partition("-")[0] + "-1", b"event: lease_queued"),
-            ("/events?pace_s=60", "other-1", b"event: changed"),
-        ):
-            with Stream(server, path, f"Last-Event-ID: {seen}") as again:
-                again.until(told)
-                del again.events[2:]
-                scene.stream(again)
         scene.note("readings, as a stream tells them")
         stream.until(b"event: readings")
         stream.events = stream.readings[:1]
