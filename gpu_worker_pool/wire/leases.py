@@ -30,7 +30,6 @@ VerdictCode = Literal[
     "held",
     "booked",
     "over_quota",
-    "over_ceiling",
 ]
 DateBasis = Literal["declared", "predicted", "unknown"]
 
@@ -85,7 +84,6 @@ class VerdictView:
     ends_at: float | None = None
     held: float | None = None
     quota: int | None = None
-    ceiling: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,9 +90,9 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("DELETE", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
         span = {"starts_at": "2099-01-01", "ends_at": "2099-01-02T12:00:00Z"}
         ask("PUT", "/bookings/course", "/bookings/{booking_id}", {"gpus": 2, "reason": "a course", **span})
-        ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1, "ceiling": 2})
+        ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1})
         ask("PUT", "/quotas/*", "/quotas/{owner}", {"weight": 2})
-        ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": 2, "ceiling": 1})
+        ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": -1})
         digest = "ab" * 32
         ask(
             "PUT",

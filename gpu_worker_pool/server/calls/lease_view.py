@@ -17,7 +17,7 @@ from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
 from gpu_worker_pool.core.queue.forecast import FreeTime
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.core.queue.sub_leases import ancestors
-from gpu_worker_pool.core.queue.verdicts import Verdict
+from gpu_worker_pool.core.queue.verdicts import OverCeiling, Verdict
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire import leases as wire
@@ -145,7 +145,10 @@ def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
 def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     """A verdict as data and as a sentence. The type has the keys of all verdicts; each is sent with its own only."""
     own = {item.name: getattr(verdict, item.name) for item in fields(verdict)}
-    return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
+    code: str = verdict.code
+    if isinstance(verdict, OverCeiling):  # until the core has one number
+        code, own = "over_quota", {"held": verdict.held, "quota": verdict.ceiling}
+    return cast("wire.VerdictView", {**where, "code": code, "text": str(verdict), **own})
 
 
 def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:

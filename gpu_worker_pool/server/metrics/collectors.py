@@ -151,8 +151,7 @@ class LeaseMetrics(Collector):
         with_quota = [owner for owner in (EVERYBODY_ELSE, *sorted(self._owners)) if owner in state.quotas]
         for name, text, values in (
             ("owner_gpus", "GPUs held now, by owner; a share of a GPU counts as a part.", held),
-            ("quota_gpus", "Quota of GPUs.", {owner: state.quotas[owner].gpus for owner in with_quota}),
-            ("quota_ceiling_gpus", "Most GPUs allowed.", {owner: state.quotas[owner].ceiling for owner in with_quota}),
+            ("quota_gpus", "Most GPUs allowed.", {owner: state.quotas[owner].gpus for owner in with_quota}),
         ):
             family = GaugeMetricFamily(f"gpupool_{name}", text, labels=["owner"])
             for label, value in values.items():
