@@ -68,9 +68,6 @@ class LeaseForm:
     boot_id: Text = None
     pid_namespace: Text = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    parent: Annotated[
-        str | None, Note("The id of an active lease of the same owner, whose GPUs are to be used instead of others.")
-    ] = None
     time_limit_s: Annotated[
         float | None,
         Range(1, MAX_TIME_LIMIT_S),

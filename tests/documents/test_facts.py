@@ -39,6 +39,8 @@ NOT_SETTINGS = frozenset(
         # What `gpu-pool run` and `batch` tell the command.
         "GPU_POOL_LEASE_ID",
         "GPU_POOL_LEASE_GPUS",
+        "GPU_POOL_LEASE_UUIDS",
+        "GPU_POOL_LEASE_MEMORY_MB",
         "GPU_POOL_LEASE_ENDPOINT",
         "GPU_POOL_LEASE_URL",
         "GPU_POOL_NODES",

@@ -39,8 +39,8 @@ def run(
     """Wait for GPUs, run a command on them, release them.
 
     The command gets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. If CUDA_VISIBLE_DEVICES is set already, only GPUs among
-    those are requested. Inside another gpu-pool run or batch, the command uses GPUs of that lease and waits for others
-    inside it; --new requests other GPUs. Processes that the command leaves running when it ends are ended too.
+    those are requested. Inside another gpu-pool run or batch, the command uses the GPUs of that lease at once; --new
+    requests other GPUs. Processes that the command leaves running when it ends are ended too.
 
     With --nodes the command is started here for the part of this box, with GPU_POOL_NODES, GPU_POOL_NODE_RANK, MASTER_ADDR
     and MASTER_PORT; on the others `gpu-pool join` starts it, or --ssh does.

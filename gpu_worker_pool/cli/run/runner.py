@@ -16,18 +16,20 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
+from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
+from gpu_worker_pool.core.model.ttl import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.holder_mark import mark_names
 
 from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
-from .gpu_request import GpuRequest, acquire, release
+from .gpu_request import GpuRequest, acquire, core_request, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
 from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, warn_command
 from .lease_loss import wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
-from .sources import ELSEWHERE, Sources, choose_sources, leave_out_if_elsewhere
+from .sources import ELSEWHERE, Sources, check_inside, choose_sources, find_lease_around, leave_out_if_elsewhere
 from .waiting_line import WaitingLine
 
 
@@ -63,13 +65,15 @@ class Runner:
 
     async def _find_and_run(self, signals: Signals) -> int:
         check_can_run(self.command[0], os.environ)
+        lease = None if self.request.is_new else find_lease_around(self.endpoints, os.environ)
+        if lease is not None:
+            return await self._run_inside(lease, signals)
         async with self._in_time():
             sources = await choose_sources(
                 self.endpoints,
                 os.environ,
                 is_remote=self.is_remote,
                 is_new=self.request.is_new,
-                nodes=self.request.nodes,
                 counts_gpus=False,
                 warn=self.reporter.warn,
                 note=self.reporter.note,
@@ -82,6 +86,15 @@ class Runner:
                 if isinstance(done, int):
                     return done
                 sources = done
+
+    async def _run_inside(self, lease: InheritedLease, signals: Signals) -> int:
+        """Run the command on the GPUs of the lease around this process. `run` outside ends it when that lease is lost."""
+        request = core_request(self.request)
+        check_inside(lease, request.wishes, os.environ)
+        assignment = lease.assignment(request, lease.gpus, is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""))
+        self.reporter.inside(assignment)
+        with closing(GuardedCommand()) as guarded:
+            return await self._run_on(assignment, guarded, DEFAULT_TTL_S, signals)
 
     @property
     def _left_s(self) -> float | None:

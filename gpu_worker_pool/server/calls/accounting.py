@@ -65,8 +65,7 @@ class PastLeases:
         try:
             async with self._turn:
                 self.check_journal()
-                # A lease inside another is part of that one, and its GPUs' time is counted there.
-                leases = [lease for lease in self._pool.state.leases.values() if lease.request.parent is None]
+                leases = list(self._pool.state.leases.values())
                 await self._pool.caught_up()
                 self.check_journal()
                 return await asyncio.to_thread(lambda: work(leases, self._open_accounts()))

@@ -81,8 +81,7 @@ class LeaseMetrics(Collector):
         """
         state, looked = self._pool.state, _LeasesNow(dict(self._gpu_seconds))
         now, now_at = self._pool.now(), self._pool.wall_now()
-        # Leases inside others are part of those.
-        for lease in [lease for lease in state.leases.values() if lease.request.parent is None]:
+        for lease in list(state.leases.values()):
             looked.kinds[type(lease)] += 1
             if isinstance(lease, QueuedLease):
                 looked.waiting.append(lease.id)
@@ -174,7 +173,7 @@ class LeaseMetrics(Collector):
                 self._note_end(self._found(event.lease_id))
 
     def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
-        if isinstance(lease, EndedLease) and lease.granted_at is not None and lease.request.parent is None:
+        if isinstance(lease, EndedLease) and lease.granted_at is not None:
             self._hold.add(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
             counted_s = self._counted_s(lease.granted_at, lease.ended_at)

@@ -120,7 +120,7 @@ class EventStream:
         if lease is not None:
             # More may have happened since; the event shows the lease as it was.
             name, as_it_was = _AS_IT_WAS[type(event)]
-            nodes = nodes_of(state, lease)
+            nodes = nodes_of(lease)
             # A waiter that any node may serve concerns them all.
             audience = Audience(nodes) if nodes else FOR_ALL
             self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), audience)
@@ -130,9 +130,8 @@ class EventStream:
         state = self._pool.state
         for node in {scope.node for scope in self._listeners.values()}:
             first, length = first_waiters(state, Scope(node), self._pool.now(), MOST_QUEUED)
-            parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
-            self._record("queue", QueueChange(length=length, first=tuple(first), parents=parents), audience)
+            self._record("queue", QueueChange(length=length, first=tuple(first)), audience)
 
     def _record(self, name: str, data: object, audience: Audience = FOR_ALL) -> None:
         self._record_encoded(name, encode(data), audience)

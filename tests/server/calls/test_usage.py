@@ -24,7 +24,7 @@ from gpu_worker_pool.server.http.scope import EVERYTHING
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
-from tests.server.past_leases import THEN, inside, past, server_with_past
+from tests.server.past_leases import THEN, past, server_with_past
 
 NOTHING = {
     "gpu_hours": 0.0,
@@ -42,7 +42,6 @@ NOTHING = {
 PAST = (
     past("ada", 2, 0, 1, 4),
     past("ada", 1, 4, 4, 5),
-    inside(past("ada", 1, 1, 2, 3)),  # part of the lease it was in, which is counted
     past("bob", 1, 0, 0.5, 2.5, memory_mb=1000),
     past(None, 1, 2, 2, 3),
     past("eve", 1, 2, 5, 3),  # the clock was set back while it was held

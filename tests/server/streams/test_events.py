@@ -79,22 +79,10 @@ def test_the_queue_is_told_whenever_it_changes(server: ServerProcess) -> None:
     take(server)
     with Stream(server) as stream:
         first, second = queue(server)["id"], queue(server)["id"]
-        assert stream.until("queue")[-1].data == {"length": 1, "first": [first], "parents": {}}
-        assert stream.until("queue")[-1].data == {"length": 2, "first": [first, second], "parents": {}}
+        assert stream.until("queue")[-1].data == {"length": 1, "first": [first]}
+        assert stream.until("queue")[-1].data == {"length": 2, "first": [first, second]}
         release(server, first)
-        assert stream.until("queue")[-1].data == {"length": 1, "first": [second], "parents": {}}
-
-
-def test_the_queue_is_told_with_the_waiters_inside_leases_and_these_leases(server: ServerProcess) -> None:
-    outer = take(server)["id"]
-    take(server, parent=outer)
-    with Stream(server) as stream:
-        inner, waiter = queue(server, parent=outer)["id"], queue(server)["id"]
-        assert stream.until("queue")[-1].data == {"length": 1, "first": [inner], "parents": {inner: outer}}
-        told = stream.until("queue")[-1].data
-    assert told == {"length": 2, "first": [waiter, inner], "parents": {inner: outer}}
-    pool = server.json("/pool")
-    assert (told["length"], told["first"]) == (pool["queue_length"], [lease["id"] for lease in pool["queue"]])
+        assert stream.until("queue")[-1].data == {"length": 1, "first": [second]}
 
 
 def test_a_lease_that_was_granted_at_once_is_not_told_as_queued_with_a_gpu(server: ServerProcess) -> None:

@@ -211,7 +211,6 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
         "reason": None,
         "by": None,
         "note": None,
-        "parent": None,
     }
     assert happened[1]["reason"] == "dust"
     times = [shown["started_at"], *(item["at"] for item in reversed(happened)), shown["now"]]

@@ -5,7 +5,7 @@ import { Readings } from "./curve.js";
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { GpuCard } from "./gpu_card.js";
 import { Grid } from "./grid.js";
-import { holdersOf, leasesOn, STATES } from "./pool.js";
+import { holdersOf, STATES } from "./pool.js";
 import { remember, remembered } from "./remembered.js";
 import { stateWord } from "./words.js";
 
@@ -157,8 +157,8 @@ export class Gpus {
 }
 
 function searchText(gpu, box) {
-  const words = ({ lease, inside }) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels), ...inside.flatMap(words)];
-  const of = leasesOn(gpu, box.pool).flatMap(words);
+  const words = (lease) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels)];
+  const of = holdersOf(gpu, box.pool).flatMap(words);
   return [box.title, `gpu ${gpu.gpu_id}`, gpu.name, gpu.uuid, stateWord(gpu.state), gpu.reason, ...of].join("\n").toLowerCase();
 }
 

@@ -2,7 +2,7 @@
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { startOf, termsOf } from "./terms.js";
-import { clock, details, duration, holderName, otherLabels, parentName } from "./words.js";
+import { clock, details, duration, holderName, otherLabels } from "./words.js";
 
 // In the grid's view so many are shown until the user asks for all: the GPUs below must stay in sight.
 const FEW = 3;
@@ -70,12 +70,10 @@ class Waiter {
   update(lease, pool, clocks, access, mine) {
     this.#shown = { lease, pool };
     attribute(this.node, "data-mine", mine.owns(lease) || null);
-    // Inside a lease there is a line of its own, which has nothing to do with the pool's.
-    text(this.#position, lease.parent === null ? String(lease.position ?? "") : "\u21b3");
+    text(this.#position, String(lease.position ?? ""));
     text(this.#who, holderName(lease));
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
-    const where = lease.parent === null ? "waits" : `waits inside the lease of ${parentName(lease, pool)},`;
-    const since = `${where} ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
+    const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     const parts = [since, lease.priority ? `priority ${lease.priority}` : "", termsOf(lease, clocks)];
     text(this.#times, parts.filter((part) => part !== "").join(", "));
     text(this.#reason, lease.reason ?? "reason unknown");
