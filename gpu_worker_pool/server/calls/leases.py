@@ -73,9 +73,8 @@ class LeaseCalls:
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         known = await pool.find(lease_id)
-        for involved in (known, request.parent and await pool.find(request.parent)):
-            if involved:
-                self._check_may_manage(caller, involved)
+        if known is not None:
+            self._check_may_manage(caller, known)
         events = await pool.request(
             lease_id,
             request,
@@ -276,7 +275,6 @@ def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> R
         ttl_s=form.ttl_s,
         # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
-        parent=form.parent,
         time_limit_s=form.time_limit_s,
         preemptible=form.preemptible,
     )
