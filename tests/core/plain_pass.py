@@ -12,9 +12,9 @@ from typing import Any
 from gpu_worker_pool.core.queue.capacity import ROUNDING_MB, Capacity
 from gpu_worker_pool.core.queue.node_index import SlotFacts, facts_of
 
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order, obstacle
 from gpu_worker_pool.core.queue.placement import Grant, Survey

@@ -15,7 +15,6 @@ from gpu_worker_pool.core.model.request import (
     MAX_GPUS,
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
-    MAX_TTL_S,
     Holder,
     Request,
     Wishes,

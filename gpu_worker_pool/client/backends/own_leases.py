@@ -15,9 +15,10 @@ from typing import Final
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
