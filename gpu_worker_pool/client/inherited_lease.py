@@ -87,11 +87,10 @@ class InheritedLease:
 
     def release(self, assignment: GPUAssignment | GlobalGPUAssignment) -> bool:
         """Note that an assignment is not used any more; False where it is not one of this lease."""
-        for number, taken in enumerate(self._taken):
-            if taken is assignment:
-                del self._taken[number]
-                return True
-        return False
+        if assignment not in self._taken:
+            return False
+        self._taken.remove(assignment)
+        return True
 
     def assignment(
         self, request: Request, gpus: Sequence[LeasedGpu], *, is_multi: bool
