@@ -307,16 +307,15 @@ def _warned(outcome: RenewAnswer) -> set[str]:
 def _refuse(lease_id: str, events: list[ev.Event]) -> None:
     for event in events:
         if isinstance(event, ev.Refused) and event.subject == lease_id:
-            sentence = f"{event.why[:1].upper()}{event.why[1:]}."
             match event.code:
                 case ev.Code.UNSERVABLE:
                     raise Refused(422, f"This can never be granted here: {event.why}.")
                 case ev.Code.CONFLICT:
                     raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
                 case ev.Code.OWNERS_QUEUE_FULL | ev.Code.TOO_MANY_LEASES:
-                    raise Refused(429, sentence, RETRY_AFTER)
+                    raise Refused(429, f"{event.why}.", RETRY_AFTER)
                 case ev.Code.QUEUE_FULL:
-                    raise Refused(503, sentence, RETRY_AFTER)
+                    raise Refused(503, f"{event.why}.", RETRY_AFTER)
 
 
 def _rounded_down(seconds: float) -> float:
