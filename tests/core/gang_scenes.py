@@ -145,7 +145,7 @@ def make_room_unseen(core: Core) -> None:
     scene.want(1, 3.0, preemptible=True)
     scene.want(2, 4.0)
     scene.give("ada", gpus=1)
-    scene.pool.do(core.commands.SetQuota("ada", None), 30.0)
+    scene.pool.do(core.commands.Configure("quotas", ("ada",), None), 30.0)
 
 
 def make_room_for_a_booking_and_a_waiter(core: Core) -> None:

@@ -31,10 +31,10 @@ class QueueScene(Scene):
             self.pool.do(self.core.commands.Tick(), now)
 
     def give(self, owner: str, **quota: Any) -> None:
-        self.pool.do(self.core.commands.SetQuota(owner, self.core.quota.Quota(**quota)), 2.0)
+        self.pool.do(self.core.commands.Configure("quotas", (owner,), self.core.configured.Quota(**quota)), 2.0)
 
     def book(self, starts: float, ends: float | None, owner: str | None = None) -> None:
-        booking = self.core.booking.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
+        booking = self.core.configured.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
         self.pool.do(self.core.commands.BookGpus(booking, self.core.request.Wishes()), 2.0)
 
     def end(self) -> None:
@@ -127,11 +127,11 @@ def predict_far_ahead(core: Core) -> None:
 
 def be_granted_in_the_look_that_reserves(core: Core) -> None:
     scene = QueueScene(core, gpus=2)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 2.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1]), "repair"), 2.0)
     scene.want(1, 3.0, time_limit_s=100.0)
     scene.want(2, 4.0)
     scene.want(3, 5.0, gpus=2)
-    scene.pool.do(core.commands.IncludeGpu(scene.keys[1]), 6.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1])), 6.0)
 
 
 def drain_before_the_first_waiter(core: Core) -> None:
@@ -333,7 +333,9 @@ def just_fit_before_a_booking(core: Core) -> None:
 def drain_before_a_booking(core: Core) -> None:
     scene = wait_for_two_before_a_booking(core, 103.0 + 20.0 + 50.0)
     scene.tick(53.0, 103.0)
-    scene.pool.do(core.commands.SetQuota("ada", core.quota.Quota()), 105.0)  # so the whole queue is looked at
+    scene.pool.do(
+        core.commands.Configure("quotas", ("ada",), core.configured.Quota()), 105.0
+    )  # so the whole queue is looked at
     scene.see(106.0)
 
 

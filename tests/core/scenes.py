@@ -56,7 +56,7 @@ class Scene:
 
 def ask_for_what_is_out_of_service(core: Core) -> None:
     scene = Scene(core)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[0], "repair"), 2.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[0]), "repair"), 2.0)
     scene.ask(1, 3.0)
     scene.ask(2, 4.0, gpus=1, memory_mb=8_000.0)
 
@@ -213,7 +213,7 @@ def wait_for_one_behind_who_can_have_none(core: Core) -> None:
     scene.ask(1, 2.0, gpus=2)
     scene.ask(2, 3.0, gpus=2)
     scene.ask(3, 4.0)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 5.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1]), "repair"), 5.0)
     scene.release(1, 6.0)
     scene.see(7.0)
 

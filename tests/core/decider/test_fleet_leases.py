@@ -72,7 +72,7 @@ def test_the_leader_ends_no_active_lease_by_its_ttl() -> None:
     box.pass_time(3600)
 
     assert box.stage("a") == "active"
-    assert box.state.deadlines.due_at("a") is None
+    assert box.state.ttl_due.due_at("a") is None
 
 
 def test_a_waiter_of_a_fleet_still_needs_its_heartbeats() -> None:
@@ -127,7 +127,7 @@ def test_a_lease_ends_when_its_box_says_that_its_ttl_ran_out() -> None:
     assert isinstance(ended, ev.LeaseEnded)
     assert (ended.reason, ended.draining) == ("expired", gpus)
     assert box.do(cmd.ExpireLease("a")) == []
-    assert box.do(cmd.ExpireLease("b")) == [ev.LeaseUnknown(box.now, "b")]
+    assert box.do(cmd.ExpireLease("b")) == [ev.Refused(box.now, ev.Code.UNKNOWN_LEASE, "b")]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_node_that_is_gone_is_forgotten_with_its_leases() -> None:
     box.ask("left", among=("GPU-y-0",))
     fence = box.fence_of("gang")
     box.do(cmd.SilenceNode("x"))
-    box.do(cmd.ExcludeGpu(key(0, "x"), "broken"))
+    box.exclude(key(0, "x"), "broken")
     box.ask("impossible", gpus=2)
     box.do(cmd.Release("impossible"))
 
@@ -335,7 +335,7 @@ def test_each_box_brings_back_its_part_of_a_gang() -> None:
     assert {gpu.node for gpu in lease.gpus} == set(NODES)
     assert lease.weight == before.active("gang").weight
     assert box.state.fences == dict.fromkeys(NODES, lease.fence)
-    assert box.state.owners[None].used == pytest.approx(0.0)
+    assert box.state.usage[None].used == pytest.approx(0.0)
     box.release("gang")
     assert box.stage("gang") == "draining"
     fresh = replay(PoolState(settings=box.settings), condense(box.state))
