@@ -181,7 +181,7 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box.release("b")
 
     assert list(box.state.queue) == places
-    assert repr(box.state.queue) == "<LeaseQueue: 1 waiting, 1 lines>"
+    assert len(list(box.state.queue.classes)) == 2  # of its owner, and of any
     assert repr(box.state.ttl_due) == deadlines
     assert box.state.reservation == reservation
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots

@@ -8,6 +8,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.queue.planner import NEVER, Planner
+from gpu_worker_pool.core.queue.withheld import Withheld
 from tests.core.build import START, Box, of_kind, reading, refusals, request
 
 HOUR_S = 3600.0

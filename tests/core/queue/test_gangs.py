@@ -153,13 +153,13 @@ def test_a_gang_with_more_gpus_than_the_quota_is_refused() -> None:
 
 def test_all_gpus_of_a_gang_count_against_the_quota() -> None:
     box = fleet(a=2, b=2, c=2)
-    box.set_quota("ada", Quota(gpus=3))
+    box.set_quota("ada", Quota(gpus=4))
 
-    box.ask("gang", gpus=2, nodes=2, owner="ada")
     box.ask("one", owner="ada")
+    box.ask("gang", gpus=2, nodes=2, owner="ada")
 
-    assert (box.stage("gang"), box.stage("one")) == ("queued", "active")
-    assert "its owner has 1 of 3 GPUs" in str(box.explain("gang"))
+    assert (box.stage("one"), box.stage("gang")) == ("active", "queued")
+    assert "its owner has 1 of at most 4 GPUs" in str(box.explain("gang"))
 
 
 def test_all_gpus_of_a_gang_weigh() -> None:
@@ -375,10 +375,10 @@ def test_the_youngest_leases_make_room_for_a_gang_on_the_cheapest_nodes() -> Non
 
 def test_a_lease_that_makes_room_on_two_nodes_counts_once() -> None:
     box = fleet(a=1, b=1, c=1, d=1)
-    box.ask("both", nodes=2, among=("GPU-a-0", "GPU-b-0"), preemptible=True)
     for node in "cd":
-        box.pass_time(1.0)
         box.ask(f"on {node}", among=(f"GPU-{node}-0",), preemptible=True)
+        box.pass_time(1.0)
+    box.ask("both", nodes=2, among=("GPU-a-0", "GPU-b-0"), preemptible=True)
 
     assert warned(box.ask("gang", nodes=2)) == ["both"]
 

@@ -1,4 +1,4 @@
-"""Many small shares: how many may share a GPU, how many leases an owner may have, and what one more of them costs."""
+"""Many small shares: how many may share a GPU, and how many leases an owner may have."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.queue.eligibility import judge
-from tests.core.build import Box, key, reading, request
+from gpu_worker_pool.core.queue.verdicts import verdict
+from tests.core.build import Box, reading, refusals
 
 
 def test_a_gpu_is_shared_by_so_many_and_the_next_takes_another_gpu_or_waits() -> None:
@@ -21,9 +21,9 @@ def test_a_gpu_is_shared_by_so_many_and_the_next_takes_another_gpu_or_waits() ->
         box.ask(f"share{number}", memory_mb=10)
     assert [len(slot.occupants) for slot in box.state.slots.values()] == [2, 2]
     assert box.stage("share4") == "queued"
-    verdict = judge(box.state, box.state.slots[key(0)], request(memory_mb=10).wishes, box.now)
-    assert verdict == verdict("sharers_full", sharers=2, limit=2)
-    assert str(verdict) == "shared by 2 leases, which is the limit for a GPU"
+    found = box.verdict(0, memory_mb=10)
+    assert found == verdict("sharers_full", sharers=2, limit=2)
+    assert str(found) == "shared by 2 leases, which is the limit for a GPU"
     assert "2 shared by 2 leases, which is the limit for a GPU" in str(box.explain("share4"))
 
 
