@@ -52,10 +52,10 @@ STEPS: dict[str, tuple[str, ...]] = {
     "body and query": ("server.http.call:Call.query", "server.calls.leases:_lease_form", "server.calls.leases:_request_of"),
     "the holder's process": ("server.authority.pool:Pool.local_process", "server.authority.own_box:OwnBox.is_alive"),
     "decision": ("ledger.driver:step",),
-    "driver around it: turn, alarm, batch": ("ledger.driver:Driver._carry_out", "ledger.outbox:Outbox.flush"),
+    "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.outbox:Outbox.flush"),
     "effects before the commit": ("server.authority.own_box:OwnBox._follow_early",),
     "events as rows, with checksums": ("ledger.sqlite.journal:event_rows", "ledger.sqlite.journal:ended_row"),
-    "SQLite": ("ledger.sqlite.journal:SqliteJournal._transact",),
+    "SQLite": ("ledger.sqlite.file:SqliteFile.transact",),
     "journal around it: checks of the files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
     "tell listeners and callers": ("ledger.outbox:Outbox._done",),
     "make the answer": (

@@ -27,8 +27,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.ledger.driver import restore
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
-from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.testing import ServerProcess
 from tests.ledger.postgres.server import PostgresServer, programs
 

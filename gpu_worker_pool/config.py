@@ -82,7 +82,6 @@ _REQUEST_TIMEOUT = _Number("request_timeout", None, 30.0, 0.01, 3600)
 _ENDPOINT_TIMEOUT = _Number("endpoint_timeout", "GPU_ENDPOINT_TIMEOUT", 10.0, 0.01, 3600)
 _MAX_RETRIES = _Number("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0, 100, is_whole=True)
 _HEALTH_CHECK = _Number("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86_400)
-_WORKERS_PER_GPU = _Number("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 1024, is_whole=True)
 _TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
 
 
@@ -105,7 +104,6 @@ class ClientConfig:
     endpoint_timeout: float = _ENDPOINT_TIMEOUT.default
     endpoint_max_retries: int = int(_MAX_RETRIES.default)
     endpoint_health_check_interval: float = _HEALTH_CHECK.default
-    workers_per_gpu: int = int(_WORKERS_PER_GPU.default)
     ttl_s: float = _TTL.default
     ca_file: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -145,7 +143,6 @@ class ClientConfig:
         endpoint_max_retries: int | None = None,
         endpoint_health_check_interval: float | None = None,
         token: str | Mapping[str, str] | None = None,
-        workers_per_gpu: int | None = None,
         scope: Scope | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> ClientConfig:
@@ -171,7 +168,6 @@ class ClientConfig:
             endpoint_timeout=_ENDPOINT_TIMEOUT.chosen(endpoint_timeout, environ),
             endpoint_max_retries=int(_MAX_RETRIES.chosen(endpoint_max_retries, environ)),
             endpoint_health_check_interval=_HEALTH_CHECK.chosen(endpoint_health_check_interval, environ),
-            workers_per_gpu=int(_WORKERS_PER_GPU.chosen(workers_per_gpu, environ)),
             ttl_s=_TTL.chosen(None, environ),
             ca_file=_text(environ, CA_FILE_VARIABLE),
             tokens=_tokens(token, endpoints, environ, logins),

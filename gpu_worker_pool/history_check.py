@@ -80,14 +80,12 @@ def check_held_twice(history: RunHistory) -> Iterator[Violation]:
         for uuid in lease.uuids if lease.took_at < lease.ended_at else ():
             here = [other for other in on_gpu[uuid] if other.ended_at > lease.took_at]
             for other in here:
-                if other.key in history.around(lease) or lease.key in history.around(other):
-                    continue  # a lease and one inside it have the GPU together
                 if None in {lease.wishes[1], other.wishes[1]}:
                     both_ms = 1000 * (min(lease.ended_at, other.ended_at) - lease.took_at)
                     text = f"{_gpu(lease, uuid)}: {lease} had it while {other} did, for {both_ms:.0f} ms"
                     yield Violation("held_twice", text)
             here.append(lease)
-            together_mb = sum(other.wishes[1] or 0.0 for other in here if other.parent is None)
+            together_mb = sum(other.wishes[1] or 0.0 for other in here)
             if together_mb > history.usable_mb:
                 yield Violation("overfull", f"{together_mb} MB on {_gpu(lease, uuid)}: {', '.join(map(str, here))}")
             on_gpu[uuid] = here
@@ -155,9 +153,9 @@ def check_order(history: RunHistory) -> Iterator[Violation]:
     Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
     served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
     """
-    groups: dict[tuple[object, ...], list[LeaseRecord]] = defaultdict(list)
+    groups: dict[object, list[LeaseRecord]] = defaultdict(list)
     for lease in history.leases.values():
-        groups[lease.wishes, lease.parent].append(lease)
+        groups[lease.wishes].append(lease)
     for leases in groups.values():
         queued = [lease for lease in leases if lease.queued_at < inf]
         granted = [lease for lease in leases if lease.fence is not None]
@@ -222,8 +220,7 @@ def check_lease_kept(lease: LeaseRecord) -> Iterator[Violation]:
             yield Violation("lost", f"{lease} is unknown at {at:.3f}")
         reason = line["reason"] if what == "lost" else line.get("end_reason")
         if reason is not None:
-            # A lease inside another may end with that one, for its reason.
-            is_own_doing = lease.parent is not None or (reason in BY_THE_HOLDER and at > released_at)
+            is_own_doing = reason in BY_THE_HOLDER and at > released_at
             # An operator or the server releases the lease of a client that was not told of it and does not ask again.
             is_strange = reason == "unknown" or (reason in BY_THE_HOLDER and line.get("ended_by") is None)
             if not is_own_doing and (at < safe_until or is_strange):
@@ -278,8 +275,7 @@ def check_outsiders(history: RunHistory) -> Iterator[Violation]:
             uuid = line["uuid"]
             seen_at, left_at = came_at.pop(uuid) + OUTSIDER_SEEN_S, line["at"]
             for lease in history.leases.values():
-                # What is inside a lease uses the GPU that this one has already.
-                is_on_it = uuid in lease.uuids and lease.wishes[1] is None and lease.parent is None
+                is_on_it = uuid in lease.uuids and lease.wishes[1] is None
                 if is_on_it and lease.certainly_waited_until > seen_at and lease.granted_at < left_at:
                     yield Violation("outsider", f"{_gpu(lease, uuid)} was granted to {lease} beside a foreign process")
 

@@ -71,6 +71,8 @@ class LeaseFacts:
     uuids: tuple[str, ...] = ()
     # The node of each of `uuids`; empty where it is not known.
     nodes: tuple[str, ...] = ()
+    # Of a share of GPUs, the memory of each; None: the GPUs are whole.
+    memory_mb: float | None = None
     # The URL of the server that granted it; None where this process decides by itself.
     server_url: str | None = None
     env: Mapping[str, str] = MappingProxyType({})

@@ -231,10 +231,9 @@ class _Leases:
         _fail(f"no GPU for this test: {reason} (--gpu-missing=skip skips such tests)")
 
     def _check_that_all_are_coordinated(self, assignment: Assignment) -> None:
-        """Fail if tests in several processes use a server without leases: a lease that cannot expire is the process's own."""
+        """Fail if tests in several processes use a server without leases: such a lease names no server."""
         processes = getattr(self._config, "workerinput", {}).get("workercount", 1)
-        lost = assignment.lost
-        if processes > 1 and getattr(lost, "ends_at", None) is None and not getattr(lost, "is_local", False):
+        if processes > 1 and assignment.server_url is None:
             _fail(
                 f"the GPU server {assignment.endpoint_id} has statistics only and no leases, so only the tests of one "
                 f"process are coordinated, and these run in {processes}: they would be given the same GPUs. Run this "

@@ -37,8 +37,6 @@ class LeaseRecord:
     asked_at: float
     # The server's id; the worker may have learned it after the request.
     id: str
-    # The key of the lease whose GPUs it uses; None if it has GPUs of its own.
-    parent: str | None = None
     lines: list[Line] = field(default_factory=list)
     fence: int | None = None
     uuids: tuple[str, ...] = ()
@@ -114,7 +112,7 @@ class RunHistory:
             if line["what"] == "asks":
                 wishes, ttl_s = (line["gpus"], line["memory_mb"]), line.get("ttl_s", inf)
                 facts = (line["who"], line["turn"], wishes, line["priority"], ttl_s, line["at"])
-                self.leases[key] = LeaseRecord(key, *facts, id=key, parent=line.get("parent"))
+                self.leases[key] = LeaseRecord(key, *facts, id=key)
             lease = self.leases.get(key)
             # The lines of other processes about a lease are not answers to its holder.
             if lease is not None and line["who"] == lease.who:
@@ -126,22 +124,11 @@ class RunHistory:
         self.tenures = sorted((one for one in self.leases.values() if one.is_served), key=attrgetter("took_at"))
 
     def holders(self) -> dict[str, list[LeaseRecord]]:
-        """The exclusive tenures of each GPU in order, without those that were over before they began, and without
-        those inside another.
-        """
+        """The exclusive tenures of each GPU in order, without those that were over before they began."""
         found: dict[str, list[LeaseRecord]] = defaultdict(list)
         for lease in self.tenures:
-            if lease.parent is not None:
-                continue
             for uuid in lease.uuids if lease.wishes[1] is None and lease.took_at < lease.ended_at else ():
                 found[uuid].append(lease)
-        return found
-
-    def around(self, lease: LeaseRecord) -> list[str | None]:
-        """The keys of the leases that a lease is inside of, outwards; the last is None."""
-        found = [lease.parent]
-        while (outer := self.leases.get(found[-1] or "")) is not None and outer.parent not in found:
-            found.append(outer.parent)
         return found
 
     def of_kind(self, what: str) -> Iterator[Line]:

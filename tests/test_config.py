@@ -135,7 +135,6 @@ NUMBERS = [
     ("endpoint_timeout", "GPU_ENDPOINT_TIMEOUT", 10.0, 0.01, 3600, 15.0),
     ("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0, 100, 5),
     ("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86400, 60),
-    ("workers_per_gpu", "GPU_POOL_WORKERS_PER_GPU", 1, 1, 1024, 2),
     ("worker_timeout", None, 300.0, 0, 1e9, 600.0),
     ("request_timeout", None, 30.0, 0.01, 3600, 10),
     ("ttl_s", "GPU_POOL_TTL", 60.0, 0.1, 604800, 12.5),

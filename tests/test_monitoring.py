@@ -136,7 +136,7 @@ def server() -> Iterator[ServerProcess]:
         queue(server, owner="bob", gpus=3)
         span = {"starts_at": "2100-01-01", "ends_at": "2100-01-02"}
         assert server.ask("/bookings/course", "PUT", body={**span, "owner": "dora"}).status == 200
-        assert server.ask("/quotas/ada", "PUT", body={"gpus": 2, "ceiling": 3}).status == 200
+        assert server.ask("/quotas/ada", "PUT", body={"gpus": 2}).status == 200
         yield server
 
 
@@ -238,7 +238,6 @@ def test_leases_by_their_terms_and_owners_beside_their_quotas(server: ServerProc
         ("gpupool_leases_expected", "unknown"): 1,
         ("gpupool_owner_gpus", "ada"): 1,
         ("gpupool_quota_gpus", "ada"): 2,
-        ("gpupool_quota_ceiling_gpus", "ada"): 3,
     }
 
 

@@ -150,7 +150,7 @@ class CrowdedPool:
     @property
     def kinds(self) -> int:
         """The number of kinds of wishes among the waiters."""
-        return len(self.state.queue.lines)
+        return len({each.wishes for each in self.state.queue.classes})
 
     @property
     def _exclusive(self) -> int:

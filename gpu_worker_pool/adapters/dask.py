@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from distributed import Status, WorkerPlugin
 
-from gpu_worker_pool.client.guarded_lease import VISIBLE_DEVICES_VARIABLE
+from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.client.process_lease import has_lease_for_process, lease_for_process, release_for_process
 
 logger = logging.getLogger("gpu_worker_pool.dask")

@@ -113,7 +113,6 @@ _PLACES: Final = {
     "top": _CommandModule(".top.command", "Look"),
     "serve": _CommandModule(".serve.command", "Operate"),
     "doctor": _CommandModule(".doctor.command", "Operate"),
-    "wait": _CommandModule(".commands.wait", "Run"),
     "status": _CommandModule(".commands.status", "Look"),
     "leases": _CommandModule(".commands.leases", "Look"),
     "explain": _CommandModule(".commands.explain", "Look"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -120,20 +119,4 @@ Notify = Annotated[
 Retries = Annotated[
     int,
     typer.Option("--retries", "-r", metavar="NUMBER", min=0, max=1000, help="How often to run a failed job again."),
-]
-
-
-class OnLost(StrEnum):
-    STOP = "stop"
-    FINISH = "finish"
-
-
-WhenLost = Annotated[
-    OnLost,
-    typer.Option(
-        "--on-lost",
-        metavar="stop|finish",
-        help="When the lease is lost: stop the command (SIGTERM, then SIGKILL), or let it finish without its lease. An end "
-        "that was announced, such as the time limit, stops it in any case.",
-    ),
 ]

@@ -20,7 +20,6 @@ What = tuple[int, float | None, str | float | None, str | None, int]
 def make_request(
     config: ClientConfig,
     worker_id: str,
-    parent: str | None,
     what: What,
     *,
     among: Iterable[int | str] | None,
@@ -41,7 +40,15 @@ def make_request(
     limit_s = None if time_limit is None else parse_span(time_limit)
     if not isinstance(preemptible, bool):
         raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-    return Request(wishes, holder(worker_id, pid), priority, config.ttl_s, labelled, parent, limit_s, preemptible)
+    return Request(
+        wishes,
+        holder(worker_id, pid),
+        priority,
+        config.ttl_s,
+        labelled,
+        time_limit_s=limit_s,
+        preemptible=preemptible,
+    )
 
 
 # A program asks again and again for the same. By type too: True is not a number of GPUs, though it equals 1.

@@ -11,11 +11,18 @@ from gpu_worker_pool.core.model.visible_devices import names_in
 from gpu_worker_pool.host.clock import boot_time
 
 from .acquire.heartbeat import BEATS_PER_TTL
-from .inherited_lease import LEASE_ID_VARIABLE, LEASE_URL_VARIABLE
+from .inherited_lease import (
+    LEASE_ENDPOINT_VARIABLE,
+    LEASE_FENCE_VARIABLE,
+    LEASE_GPUS_VARIABLE,
+    LEASE_ID_VARIABLE,
+    LEASE_MEMORY_VARIABLE,
+    LEASE_URL_VARIABLE,
+    LEASE_UUIDS_VARIABLE,
+    VISIBLE_DEVICES_VARIABLE,
+)
 from .pool_client import Assignment
 
-VISIBLE_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
-LEASE_GPUS_VARIABLE: Final = "GPU_POOL_LEASE_GPUS"
 # A client gives up a lease one heartbeat before the server grants the GPU again. A process may take this part of that
 # time to end; the rest is for the kernel, which takes its time to free the memory of a GPU.
 _GRACE_PART: Final = 0.5
@@ -27,8 +34,10 @@ def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str,
         LEASE_ID_VARIABLE: assignment.lease_id or "",
         LEASE_URL_VARIABLE: assignment.server_url or "",
         LEASE_GPUS_VARIABLE: ",".join(map(str, assignment.gpu_ids)),
-        "GPU_POOL_LEASE_ENDPOINT": assignment.endpoint_id or "",
-        "GPU_POOL_LEASE_FENCE": "" if assignment.fence is None else str(assignment.fence),
+        LEASE_UUIDS_VARIABLE: ",".join(assignment.uuids),
+        LEASE_MEMORY_VARIABLE: "" if assignment.memory_mb is None else f"{assignment.memory_mb:g}",
+        LEASE_ENDPOINT_VARIABLE: assignment.endpoint_id or "",
+        LEASE_FENCE_VARIABLE: "" if assignment.fence is None else str(assignment.fence),
     }
     return {**environ, **assignment.env, **lease}
 

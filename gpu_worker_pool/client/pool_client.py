@@ -9,14 +9,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpu_worker_pool.config import ClientConfig, Scope
+from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
 
 from .acquire.tally import Tally
-from .events import ClientEvent, Hook, call_hook, log_event
-from .inherited_lease import config_inside
+from .events import ClientEvent, EventKind, Hook, call_hook, log_event
+from .inherited_lease import InheritedLease, config_inside
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
+    from gpu_worker_pool.core.model.request import Request
+
     from .reports import Reports
     from .started_client import StartedClient
 
@@ -49,7 +52,6 @@ class GPUWorkerPoolClient:
         endpoint_max_retries: int | None = None,
         endpoint_health_check_interval: float | None = None,
         token: str | Mapping[str, str] | None = None,
-        workers_per_gpu: int | None = None,
         scope: Scope | None = None,
         on_lost: Callable[[Assignment], None] | None = None,
         on_ending: Callable[[Assignment], None] | None = None,
@@ -67,7 +69,6 @@ class GPUWorkerPoolClient:
             endpoint_max_retries=endpoint_max_retries,
             endpoint_health_check_interval=endpoint_health_check_interval,
             token=token,
-            workers_per_gpu=workers_per_gpu,
             scope=scope,
         )
         self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
@@ -107,7 +108,7 @@ class GPUWorkerPoolClient:
         self._pid = os.getpid()
         self._idle_workers.clear()  # those of another process, after a fork
         started = self._started_client = StartedClient(
-            self._config, self._lease, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
+            self._config, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
         )
         try:
             await started.start(waits_for_late=self.waits_for_late)
@@ -151,7 +152,7 @@ class GPUWorkerPoolClient:
         name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
         lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
         use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
-        uses the GPUs of that lease, and waits for others inside it; `new` asks for other GPUs. The lease ends `time_limit`
+        takes GPUs of that lease at once, and shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit`
         after its grant (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs.
         Both are told before, by `assignment.ending`. Raises WorkerTimeoutError
         after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
@@ -166,7 +167,6 @@ class GPUWorkerPoolClient:
         request = make_request(
             self._config,
             self._worker_id(),
-            None if new or self._lease is None else self._lease.id,
             (gpus, memory_mb, memory, model, nodes),
             among=among,
             priority=priority,
@@ -175,12 +175,18 @@ class GPUWorkerPoolClient:
             time_limit=time_limit,
             preemptible=preemptible,
         )
+        if self._lease is not None and not new:
+            return self._take_inside(self._lease, request)
         lease_id = os.urandom(16).hex()
         return await started.request(lease_id, request, timeout_s)
 
     async def release_gpu(self, assignment: Assignment) -> None:
         """Release a GPU. ValueError where this client does not have it (any more), StaleAssignmentError where it is lost."""
-        await self._started().release(assignment)
+        started = self._started()
+        if self._lease is not None and self._lease.release(assignment):
+            self._tell(_event("released", assignment))
+            return
+        await started.release(assignment)
 
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
@@ -236,6 +242,15 @@ class GPUWorkerPoolClient:
 
         return Reports(self._config, self._started().known, self._tally)
 
+    def _take_inside(self, lease: InheritedLease, request: Request) -> Assignment:
+        if (why := lease.why_not(request.wishes)) is not None:
+            worker_id = request.holder.worker_id or ""
+            self._tell(ClientEvent("failed", worker_id, lease.id, detail=why))
+            raise RequestRefusedError({lease.endpoint or lease.url.host: why})
+        assignment = lease.take(request, is_multi=self._config.is_multi)
+        self._tell(_event("assigned", assignment))
+        return assignment
+
     def _worker_id(self) -> str:
         try:
             return self._idle_workers.pop()
@@ -247,3 +262,7 @@ class GPUWorkerPoolClient:
             self._idle_workers.append(event.worker_id)
         for hook in self._hooks:
             call_hook("on_event", hook, event)
+
+
+def _event(kind: EventKind, assignment: Assignment) -> ClientEvent:
+    return ClientEvent(kind, assignment.worker_id, assignment.lease_id or "", assignment.endpoint_id, assignment.gpu_id)

@@ -20,7 +20,8 @@ from gpu_worker_pool.host.cuda import has_initialized_cuda
 
 from .blocking import GPUWorkerPool
 from .contexts import GPUContextManager
-from .guarded_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE, command_env, is_set_by_lease
+from .guarded_lease import command_env, is_set_by_lease
+from .inherited_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 from .pool_client import Assignment, GPUWorkerPoolClient
 
 _ParamsT = ParamSpec("_ParamsT")

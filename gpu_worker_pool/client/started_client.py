@@ -28,7 +28,6 @@ from .acquire.release import RELEASE_S, Releases, warn_of_lease
 from .acquire.tally import Tally
 from .endpoints.known_endpoints import KnownEndpoints
 from .events import ClientEvent
-from .inherited_lease import InheritedLease
 
 T = TypeVar("T")
 # How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.
@@ -43,7 +42,6 @@ class StartedClient:
     def __init__(
         self,
         config: ClientConfig,
-        inside: InheritedLease | None,
         tally: Tally,
         *,
         tell: Callable[[ClientEvent], None],
@@ -51,7 +49,6 @@ class StartedClient:
         on_ending: OnAssignment | None,
     ) -> None:
         self._config = config
-        self._inside = inside
         self._tally = tally
         self._tell = tell
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
@@ -191,15 +188,12 @@ class StartedClient:
         return queued
 
     def _acquisition(self, lease_id: str, request: Request, begun: RequestHere | None) -> Acquisition:
-        inside = self._inside if request.parent is not None else None
         leave, on_queued = self._releases.start, self._on_queued(lease_id, request.holder.worker_id or "")
-        return Acquisition(
-            self.known, lease_id, request, leave, self._tally, inside=inside, on_queued=on_queued, begun=begun
-        )
+        return Acquisition(self.known, lease_id, request, leave, self._tally, on_queued=on_queued, begun=begun)
 
     def _begin_here(self, lease_id: str, request: Request, timeout_s: float) -> RequestHere | None:
         """The request, if it can be made in this thread; nothing is sent yet."""
-        places = self.known.places() if len(self.known.members) == 1 and request.parent is None else []
+        places = self.known.places() if len(self.known.members) == 1 else []
         if not places or places[0].fleet is not None or not places[0].member.endpoint.can_block():
             return None
         return RequestHere(places[0], lease_id, request, timeout_s)

@@ -207,12 +207,15 @@ class LeaseDesk:
         single, several = options.pop("service_endpoint", None), options.pop("service_endpoints", None)
         known = {name: value for name, value in options.items() if not name.startswith("on_")}
         config, lease = config_inside(partial(ClientConfig.build, **known), single, several)
-        here = await find_servers_here(config, os.environ, is_inside=lease is not None)
-        self._wishes.setdefault("among", here.among)
-        self._post(GpusSeen(here.gpu_count))
-        if config.is_named:
-            several = list(here.urls) if config.is_multi else None
-            single = None if config.is_multi else here.urls[0]
+        if lease is not None and not self._wishes.get("new"):
+            self._post(GpusSeen(len(lease.gpus)))
+        else:
+            here = await find_servers_here(config, os.environ, is_inside=lease is not None)
+            self._wishes.setdefault("among", here.among)
+            self._post(GpusSeen(here.gpu_count))
+            if config.is_named:
+                several = list(here.urls) if config.is_multi else None
+                single = None if config.is_multi else here.urls[0]
         client = GPUWorkerPoolClient(single, several, **{"scope": "box", **options})
         await client.start()
         return client

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_worker_pool.client.guarded_lease import VISIBLE_DEVICES_VARIABLE
+from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.errors import RequestRefusedError, ServiceUnavailableError

@@ -1,93 +1,137 @@
-"""Accounting of ended leases, read beside the writer of a journal."""
+"""Accounting of ended and live leases, in SQL, beside the writer of a journal."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from math import inf
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
-from gpu_worker_pool.core.accounting.timeline import Timeline
-from gpu_worker_pool.core.accounting.usage import LeaseTimes
+from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.host.pauses import Pauses
 
 from .codec import decode_ended
 from .journal import JournalDamaged
+from .sql_rows import load_queries
 
-# After this many leases other threads get the interpreter for this long: a long account delays no request.
-LEASES_AT_ONCE = 200
-BODIES_AT_ONCE = 25
-PAUSE_S = 0.0002
+# From a time to before another one; None: open.
+Span = tuple[float, float | None]
+# Runs a query by its name, with these arguments.
+Ask = Callable[..., Sequence[Any]]
 
-
-class Account(Protocol):
-    """Adds up leases from `since` to before `until` (None: open)."""
-
-    @property
-    def since(self) -> float: ...
-
-    @property
-    def until(self) -> float | None: ...
-
-    def count(self, lease: LeaseTimes) -> None: ...
+USAGE_TOTALS = load_queries(__package__)["usage_totals"]
 
 
-A = TypeVar("A", bound=Account)
+class LiveUse(NamedTuple):
+    """What the accounting needs of a live lease. Times are seconds since 1970. One in the queue has no GPUs."""
+
+    lease_id: str
+    owner: str | None
+    gpu_count: int
+    is_shared: bool
+    requested_at: float
+    granted_at: float | None
 
 
-class EndedLeases(Protocol):
-    """The ended leases as they were at one moment: later writes and pruning are not seen."""
+@dataclass(slots=True)
+class UsageTotals:
+    """Totals of leases within a span. A lease of two GPUs for an hour is two GPU-hours.
 
+    `gpu_s` is the time of exclusive leases, `shared_gpu_s` that of sharing leases, which overlap on a GPU. `leases`
+    is how many held GPUs, `running` how many of these still do, `longest_s` the longest time of one. `wait_s` is time
+    in the queue, including that of requests that left it without a GPU. `unknown_leases` held GPUs for an unknown time;
+    `unknown_waits` waited for an unknown time. The last three count the leases that the pool ended within the span.
+    """
+
+    gpu_s: float = 0.0
+    shared_gpu_s: float = 0.0
+    leases: int = 0
+    running: int = 0
+    longest_s: float = 0.0
+    wait_s: float = 0.0
+    unknown_leases: int = 0
+    unknown_waits: int = 0
+    time_limit_ends: int = 0
+    preempted_ends: int = 0
+    idle_ends: int = 0
+
+    def add(self, other: UsageTotals) -> None:
+        longest_s = max(self.longest_s, other.longest_s)
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.longest_s = longest_s
+
+
+Usage = Mapping[str | None, UsageTotals]
+
+
+class Moment(NamedTuple):
+    """When the accounts were read, and since when they are complete: None if no ended lease was ever removed."""
+
+    now: float
     complete_since: float | None
-
-    def read(self, query: str, arguments: tuple[float, ...], at_once: int = LEASES_AT_ONCE) -> Iterator[Any]:
-        """The rows of a query, by its name."""
 
 
 class Accounts(ABC):
     """The ended leases of a journal, through a read-only connection of its own: the writer does not wait for it.
 
-    All calls block, so they belong in a thread. Any number may run at once, from any process.
+    All calls block, so they belong in a thread. Any number may run at once, from any process. Each sees one moment: later
+    writes and pruning are not seen. `live` are leases that may have ended since they were looked at; they count as live.
+    With a `node`, only leases that held GPUs there count, with these. JournalError if the journal cannot be read.
     """
 
-    def count(
-        self, begin: Callable[[], A], *, but_for: Container[str] = (), node: str | None = None
-    ) -> tuple[A, float | None]:
-        """Add all ended leases except `but_for` to the account that `begin` makes, and return it with the time (seconds
-        since 1970) since which the records are complete, None if none was ever removed.
+    def usage(
+        self,
+        spans: Sequence[Span],
+        wall_now: Callable[[], float],
+        live: Sequence[LiveUse] = (),
+        node: str | None = None,
+    ) -> tuple[list[Usage], Moment]:
+        """Add up the leases by owner, for each of the spans."""
+        with self._one_moment() as ask:
+            moment = self._moment(ask, wall_now)
+            shown = [lease for lease in live if node is None or lease.gpu_count]
+            found: list[dict[str | None, UsageTotals]] = [{} for _ in spans]
+            for number, owner, *totals in ask("usage", moment.now, json.dumps(spans), self._as_json(shown), node):
+                found[number][owner] = UsageTotals(*totals)
+        return list(found), moment
 
-        `begin` is called after the read transaction has started, so no lease in it ended after the account's `now`.
-        With a `node`, only leases that held GPUs there count, with these. Raises JournalError if the journal cannot be read.
+    def held(
+        self,
+        span_s: float,
+        wall_now: Callable[[], float],
+        live: Sequence[LiveUse] = (),
+        node: str | None = None,
+        *,
+        most: int,
+    ) -> tuple[list[EndedLease], int, Moment]:
+        """The last leases that held GPUs within these seconds, latest end first, at most so many. How many held GPUs at
+        unknown times.
         """
-        with self._one_moment() as leases:
-            account = begin()
-            until = inf if account.until is None else account.until
-            rows = leases.read("read_ended_within", (account.since, until))
-            for lease_id, owner, gpu_count, is_shared, requested, granted, ended, reason, gpus in rows:
-                if node is not None:
-                    gpu_count = sum(of_node == node for of_node, _ in json.loads(gpus))  # noqa: PLW2901 - of the scope
-                if lease_id not in but_for and (node is None or gpu_count):
-                    times = LeaseTimes(owner, gpu_count, bool(is_shared), requested, granted, ended, end_reason=reason)
-                    account.count(times)
-        return account, leases.complete_since
+        with self._one_moment() as ask:
+            moment = self._moment(ask, wall_now)
+            arguments = (max(moment.now - span_s, 0.0), moment.now, self._as_json(live))
+            ((unknown,),) = ask("count_unknown_holds", *arguments)
+            bodies = [body for (body,) in ask("read_held", *arguments, node, most)]
+        leases, pauses = [], Pauses()
+        for body in bodies:
+            try:
+                leases.append(decode_ended(body))
+            except ValueError as error:
+                raise JournalDamaged(f"the journal {self.where} is damaged: {error}") from error
+            pauses.yield_if_due()
+        return leases, unknown, moment
 
-    def trace(self, begin: Callable[[], Timeline], *, but_for: Container[str] = ()) -> tuple[Timeline, float | None]:
-        """As `count`, for the timeline that `begin` makes; the last lease is added first."""
-        with self._one_moment() as leases:
-            timeline = begin()
-            within = (timeline.since, timeline.now)
-            for (lease_id,) in leases.read("read_unknown_within", within):
-                timeline.unknown_leases += lease_id not in but_for
-            for lease_id, body in leases.read("read_held_within", within, BODIES_AT_ONCE):
-                if timeline.is_cut:
-                    break
-                if lease_id not in but_for:
-                    try:
-                        timeline.add(decode_ended(body))
-                    except ValueError as error:
-                        raise JournalDamaged(f"the journal {self.where} is damaged: {error}") from error
-        return timeline, leases.complete_since
+    def _as_json(self, live: Sequence[LiveUse]) -> str:
+        return json.dumps(live)
+
+    @staticmethod
+    def _moment(ask: Ask, wall_now: Callable[[], float]) -> Moment:
+        """The time is read after the read transaction has started, so no lease in it ended later."""
+        ((complete_since,),) = ask("complete_since")
+        return Moment(wall_now(), complete_since)
 
     @property
     @abstractmethod
@@ -95,7 +139,7 @@ class Accounts(ABC):
         """The journal's place, for messages."""
 
     @abstractmethod
-    def _one_moment(self) -> AbstractContextManager[EndedLeases]: ...
+    def _one_moment(self) -> AbstractContextManager[Ask]: ...
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"

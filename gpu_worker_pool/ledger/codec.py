@@ -1,87 +1,42 @@
-"""Durable events and ended leases as JSON text, with an exact round trip.
+"""Data classes as JSON text, with an exact round trip: events, ended leases, messages between boxes.
 
-The data classes are the format: what a field may hold follows from its type, so a new kind of event cannot be forgotten
-here. Golden lines in the tests pin the format on disk; a change to it needs a migration.
+The classes are the format. What a field may hold follows from its type, and a field that has its default is not written. So
+a new kind of event needs no change here, and an older program reads what does not use a new field. Golden lines in the tests
+pin the format on disk.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota
-from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu
+from gpu_worker_pool.core.model.configured import TABLES
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-
-from .records import RecordCodec, parse_object, shortened
 
 # A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
-EVENT_KINDS: dict[str, type] = {
+EVENT_KINDS: dict[str, type[ev.DurableEvent]] = {
     name: kind
     for name, kind in vars(ev).items()
     if isinstance(kind, type) and issubclass(kind, ev.DurableEvent) and kind is not ev.DurableEvent
 }
 
-# Fields added later, with their former meaning. A field with that value is not written: then old journals can be read,
-# and older programs can read journals that do not use the field.
-LATER: dict[type, dict[str, object]] = {
-    Wishes: {"among": None, "nodes": 1, "node": None},
-    Holder: {"node": None},
-    Request: {"parent": None, "time_limit_s": None, "preemptible": False},
-    ev.NodeJoined: {"machine_id": None},
-    ev.HistoryCondensed: {"recent": ()},
-    ev.LeaseGranted: {"limit": None, "weight": None},
-    ev.LeaseEnded: {"by": None, "why": None},
-    EndedLease: {"by": None, "why": None, "warned": None},
-}
-
-_codec = RecordCodec(
-    (*EVENT_KINDS.values(), InventoryGpu, EndedLease, Request, Wishes, Holder, Quota, AccessToken, Booking),
-    LATER,
-    "a journal",
-)
-
-
-# A text in JSON cannot contain a key with its quotes, so this is found only where it is.
-_NO_REQUEST = '"request":null'
-_MOST_REQUESTS = 256
-
-
-class _RequestTexts:
-    """The texts of the last requests. One that is granted and released at once is written twice, and a worker asks for the
-    same again and again. By identity: of equal requests, the processes may differ.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Request, str]] = {}
-
-    def of(self, request: Request) -> str:
-        kept = self._kept.get(id(request))
-        if kept is None:
-            if len(self._kept) >= _MOST_REQUESTS:
-                self._kept.clear()
-            kept = self._kept[id(request)] = request, _codec.encode(_codec.as_object(request))
-        return kept[1]
-
-
-_request_texts = _RequestTexts()
+# Turns a JSON value back into the original value. A ValueError says what is wrong with it.
+Reader = Callable[[Any], Any]
 
 
 def encode_event(event: ev.DurableEvent) -> str:
     """Encode as one line of ASCII, with kind and time."""
-    kind = type(event)
-    if kind.__name__ not in EVENT_KINDS:
-        raise ValueError(f"{kind.__name__} is not a durable event; it does not belong in a journal")
-    return _encode({"kind": kind.__name__, **_codec.as_object(event)})
-
-
-def _encode(parts: dict[str, object]) -> str:
-    request = parts.get("request")
-    if not isinstance(request, Request):
-        return _codec.encode(parts)
-    parts["request"] = None
-    return _codec.encode(parts).replace(_NO_REQUEST, f'"request":{_request_texts.of(request)}', 1)
+    kind = type(event).__name__
+    if kind not in EVENT_KINDS:
+        raise ValueError(f"{kind} is not a durable event; it does not belong in a journal")
+    return encode({"kind": kind, **as_object(event)})
 
 
 def decode_event(text: str) -> ev.DurableEvent:
@@ -90,16 +45,160 @@ def decode_event(text: str) -> ev.DurableEvent:
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
         raise ValueError(f"not an event of a known kind: {shortened(text)}")
-    return cast("ev.DurableEvent", _codec.reader(kind)(parts, kind.__name__))
+    return cast("ev.DurableEvent", STRICT.of(kind)(parts))
 
 
 def encode_ended(lease: EndedLease) -> str:
-    return _encode(_codec.as_object(lease))
-
-
-def encode_gpus(gpus: tuple[GpuKey, ...]) -> str:
-    return _codec.encode(gpus)
+    return encode(lease)
 
 
 def decode_ended(text: str) -> EndedLease:
-    return cast("EndedLease", _codec.reader(EndedLease)(parse_object(text), "EndedLease"))
+    return cast("EndedLease", STRICT.of(EndedLease)(parse_object(text)))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object that this text is; a ValueError says why it is none."""
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}): {shortened(text)}") from error
+    if not isinstance(parts, dict):
+        raise ValueError(f"not a JSON object: {shortened(text)}")  # noqa: TRY004 - the text is wrong, not a type
+    return parts
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def as_object(thing: object) -> dict[str, object]:
+    """The fields of an object of a data class that do not have their defaults."""
+    kind = type(thing)
+    if not is_dataclass(kind):
+        raise ValueError(f"{thing!r} cannot be written as JSON")
+    names, values_of, defaults, nested = _plan(kind)
+    parts = {
+        name: value
+        for name, value, default in zip(names, values_of(thing), defaults, strict=True)
+        if value is not default and (value != default or type(value) is not type(default))
+    }
+    for name in nested:
+        if inner := as_object(getattr(thing, name)):
+            parts[name] = inner
+        else:
+            parts.pop(name, None)
+    return parts
+
+
+@cache
+def _plan(kind: Any) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]], tuple[object, ...], list[str]]:
+    """Names, values and defaults of the fields, and those whose default is an object. Equality leaves out some fields of
+    such an object, so it is compared field by field.
+    """
+    found = fields(kind)
+    names = tuple(field.name for field in found)
+    values = attrgetter(*names)
+    values_of = values if len(names) > 1 else lambda thing: (values(thing),)
+    nested = [field.name for field in found if field.default is not MISSING and is_dataclass(field.default)]
+    return names, values_of, tuple(MISSING if field.name in nested else field.default for field in found), nested
+
+
+# Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8
+# cannot store.
+encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=as_object).encode
+
+
+class Readers:
+    """The readers of types. A tolerant one leaves out fields that are not known here: the next version writes them."""
+
+    def __init__(self, *, is_tolerant: bool) -> None:
+        self._is_tolerant = is_tolerant
+        self._known: dict[Any, Reader] = {}
+
+    def of(self, kind: Any) -> Reader:
+        if kind not in self._known:
+            self._known[kind] = self._make(kind)
+        return self._known[kind]
+
+    def _make(self, kind: Any) -> Reader:
+        """The order matters: a named tuple is also a tuple."""
+        parts = get_args(kind)
+        if isinstance(kind, UnionType):
+            (inner,) = (self.of(part) for part in parts if part is not NoneType)
+            return lambda value: None if value is None else inner(value)
+        if get_origin(kind) is tuple:
+            if parts[-1] is Ellipsis:
+                item = self.of(parts[0])
+                return lambda value: tuple([item(each) for each in _array(value)])
+            return self._row(tuple, parts)
+        if is_dataclass(kind):
+            return self._record(kind)
+        if issubclass(kind, tuple):
+            return self._row(kind._make, tuple(get_type_hints(kind).values()))
+        return cast("Reader", kind) if issubclass(kind, StrEnum) else _plain(kind)
+
+    def _record(self, kind: Any) -> Reader:
+        hints = get_type_hints(kind)
+        has_tables = kind is ev.Configured
+        readers = {
+            field.name: self.of(hints[field.name])
+            for field in fields(kind)
+            if not (has_tables and field.name == "value")
+        }
+
+        def read(parts: Any) -> Any:
+            if not isinstance(parts, dict):
+                raise ValueError(f"is {shortened(repr(parts))}, not an object")  # noqa: TRY004 - the text is wrong, not a type
+            known = {**readers, "value": self._value_of(parts.get("table"))} if has_tables else readers
+            values, name = {}, ""
+            try:
+                for name, value in parts.items():
+                    if name in known:
+                        values[name] = known[name](value)
+                    elif not self._is_tolerant:
+                        raise ValueError("is not a field that is known here")  # noqa: TRY301 - the name is added below
+            except ValueError as error:
+                raise ValueError(f"{kind.__name__}.{name} {error}") from None
+            try:
+                return kind(**values)
+            except TypeError as error:
+                raise ValueError(f"{kind.__name__} has the wrong fields: {error}") from None
+
+        return read
+
+    def _value_of(self, table: object) -> Reader:
+        kind = TABLES.get(str(table))
+        if kind is None:
+            raise ValueError(f"{table!r} is not a table that is known here")
+        return self.of(kind | None)
+
+    def _row(self, make: Callable[[list[Any]], Any], kinds: tuple[Any, ...]) -> Reader:
+        readers = [self.of(kind) for kind in kinds]
+
+        def read(value: Any) -> Any:
+            if len(_array(value)) != len(readers):
+                raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
+            return make([inner(item) for inner, item in zip(readers, value, strict=True)])
+
+        return read
+
+
+def _plain(kind: type) -> Reader:
+    # A float field may hold an int, which stays one: 8000 does not become 8000.0.
+    kinds = (int, float) if kind is float else (kind,)
+
+    def read(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise ValueError(f"is {shortened(repr(value))}, not of type {kind.__name__}")
+        return value
+
+    return read
+
+
+def _array(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"is {shortened(repr(value))}, not an array")  # noqa: TRY004 - the text is wrong, not a type
+    return value
+
+
+STRICT, TOLERANT = Readers(is_tolerant=False), Readers(is_tolerant=True)

@@ -10,37 +10,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.decider.condense import Condensed
+from gpu_worker_pool.core.decider.decide import decide
+from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
-from .alarm import Alarm
-from .hearing import Hearing
-from .journal import History, LedElsewhere, NotWritten
+from .journal import History, JournalDamaged, LedElsewhere, NotWritten
+from .live_time import LiveTime
+from .loop_budget import LoopBudget, WaitingCall, WaitingCalls
 from .outbox import Outbox
-from .pending_readings import PendingReadings
-from .short_wait import ShortWait, goes_on_at_once
-from .standstill import StandstillWatch
-from .take_over import first_commands, restored
-from .turn import IDS_PER_COMMAND, Caller, Turn, Waiters
-from .unwritten import renew, show
+from .waiters import Caller, Waiters
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
 LEADERSHIP_UNSURE = "it is not sure that this server still leads the fleet; it is found out within a few seconds"
+# A wall clock that is off by more than this was set.
+WALL_CLOCK_SET_S = 1.0
+# Time that was lost is worth a word from here on.
+LONG_AWAY_S = 4.0
 
 EventListener = Callable[[Sequence[ev.Event]], None]
 
@@ -49,13 +50,34 @@ def _always() -> bool:
     return True
 
 
+def restore(state: PoolState, events: Iterable[ev.DurableEvent]) -> None:
+    """Apply the events of a journal. JournalDamaged if they contradict each other."""
+    try:
+        replay(state, events)
+    except (KeyError, AssertionError, ValueError) as error:
+        raise JournalDamaged(f"the journal's events contradict each other ({error!r})") from error
+
+
+def restored(history: History, settings: PoolSettings) -> PoolState:
+    """The pool that this history adds up to."""
+    state = PoolState(settings=settings, ended=OrderedDict((lease.id, lease) for lease in history.ended))
+    restore(state, history.events)
+    return state
+
+
+def _wake(callers: Iterable[Caller]) -> None:
+    for caller in callers:
+        if not caller.done():
+            caller.set_result(None)
+
+
 class Driver:
     """`listeners` get events in order, once they are written, and before a caller is answered. `late_listeners` get them in
     the same turn of the event loop, after those callers: they only show what happened. `early_listeners` get them at once, for effects that are
     harmless if the events are never written (to sample GPUs again, for example). `trouble` says why the journal cannot
     be written at present. In trouble, heartbeats are still taken, because they need no write; all other commands are
-    refused. `clock` is the machine's boot clock. `is_alive` is called at a grant to a holder whose process is on this
-    machine.
+    refused. `clock` is the machine's boot clock, which counts the time while the machine sleeps. `is_alive` is called at
+    a grant to a holder whose process is on this machine.
     """
 
     def __init__(
@@ -74,6 +96,7 @@ class Driver:
         self.write_listeners = self._outbox.write_listeners
         self.hold_writes, self.let_writes_go = self._outbox.hold, self._outbox.let_go
         self._boot_clock = clock
+        self._wall_clock: Callable[[], float] = time.time
         self._clock_base = 0.0
         self._node: str | None = None
         self._is_alive = is_alive
@@ -84,12 +107,13 @@ class Driver:
         self.fence_seen = 0
         self._postponed: list[cmd.Command] = []
         self._waiters = Waiters()
-        self._standstill = StandstillWatch()
-        self._hearing = Hearing(self.now)
-        self._alarm = Alarm(lambda: self.note(cmd.Tick(self._hearing.until)), self._hearing)
-        self._turn = Turn(self._hearing, work_clock)
-        self._readings = PendingReadings()
-        self._observing: asyncio.Handle | None = None
+        self._live = LiveTime(clock, self._lose, self._tick)
+        self._budget = LoopBudget(self._go_on, work_clock)
+        self._calls = WaitingCalls()
+        # Callers whose requests were not considered yet: their turn had no time for that.
+        self._undecided: list[Caller] = []
+        # Readings that wait for a turn: one turn has no time for those of a whole fleet.
+        self._readings: list[cmd.Observe] = []
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -109,15 +133,15 @@ class Driver:
         writer: Writer,
         *,
         boot_id: str,
-        wall_now: float,
+        wall_clock: Callable[[], float],
         epoch: int = 0,
         node: str | None = None,
     ) -> None:
-        """Take charge of a pool with this history. Every lease has its full TTL. `wall_now` is the time of day, and `node`
-        the present name of this machine, if it has GPUs of the pool.
+        """Take charge of a pool with this history. Every lease has its full TTL. `wall_clock` tells the time of day, and
+        `node` is the present name of this machine, if it has GPUs of the pool.
         """
         state = restored(history, self.state.settings)
-        self.lead(state, writer, boot_id=boot_id, wall_now=wall_now, epoch=epoch, node=node)
+        self.lead(state, writer, boot_id=boot_id, wall_clock=wall_clock, epoch=epoch, node=node)
 
     def lead(
         self,
@@ -125,7 +149,7 @@ class Driver:
         writer: Writer,
         *,
         boot_id: str,
-        wall_now: float,
+        wall_clock: Callable[[], float],
         epoch: int,
         node: str | None,
         may_act: Callable[[], bool] = _always,
@@ -133,17 +157,20 @@ class Driver:
         """As `open`, for a pool whose history is known already. While `may_act` says no, callers are answered as in
         trouble, and no heartbeat counts: another driver may have taken over.
         """
-        boot_now = self._boot_clock()
+        boot_now, wall_now = self._boot_clock(), wall_clock()
         self._clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
         self.state = state
-        self._standstill = StandstillWatch()  # a follower takes no steps
-        self._node = node
+        self._node, self._wall_clock = node, wall_clock
         self._may_act, self._is_history_known = may_act, True
         self._postponed.clear()
         self._outbox.open(writer)
-        taken = cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now))
-        for command in first_commands(state, taken, node, self.fence_seen):
-            self._carry_out(command)
+        self._live.start()
+        self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
+        if node is not None:
+            if epoch == 0 and len(state.nodes) == 1:  # the only node of a box has its present name
+                for old in [old for old in state.nodes if old != node]:
+                    self._carry_out(cmd.RenameNode(old, node))
+            self._carry_out(cmd.AnnounceNode(node, boot_id, fence_seen=self.fence_seen))
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
         """Show a pool that another driver leads, in which these events have happened. Every command is refused."""
@@ -166,53 +193,49 @@ class Driver:
 
     def step_down(self, trouble: str) -> None:
         """Stop leading. What is not known to be written may be written or not: the journal tells its next leader."""
-        self._alarm.cancel()
+        self._live.stop()
         self._may_act, self._is_history_known, self._leader_url = _always, False, None
         self._postponed.clear()
         self._readings.clear()
         self._outbox.abandon(trouble)
         self._waiters.release_all()
-
-    async def heartbeat_turn(self, ids: int, caller: Hashable) -> float:
-        """Wait until a heartbeat for so many leases can be carried out, which must then be done at once; return when it
-        arrived: when this was called, or while the event loop was away before that.
-        """
-        arrived_at = min(self.now(), self._hearing.away_since)
-        await self._turn.admit(1 + ids // IDS_PER_COMMAND, caller, arrived_at)
-        return arrived_at
+        self._wake_undecided()
 
     async def do(self, command: cmd.Command, caller: Hashable = None) -> list[ev.Event]:
         """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written,
-        TooManyCalls if too many of this caller wait. A heartbeat that has its time of arrival had its `heartbeat_turn`.
+        TooManyCalls if too many of this caller wait.
         """
-        if not isinstance(command, cmd.Renew):
-            await self._turn.admit(1, caller)
-        elif command.arrived_at is None:
-            command = replace(command, arrived_at=await self.heartbeat_turn(len(command.lease_ids), caller))
-        if self.trouble is not None:
-            if not self.is_leading or not isinstance(command, cmd.Renew):
-                raise self.not_written()
-            return renew(self.state, command, self.now(), self.is_written)
-        events, batch = self._carry_out(command)
-        if batch is not None:
-            await self._written(batch)
+        call = WaitingCall(command, caller)
+        if self._calls or self._budget.is_spent:
+            self._calls.join(call)
+            self._budget.count()
+        else:
+            self._begin(call)
+        await call.done
         if isinstance(command, cmd.RequestLease):
-            await self._decided(command.lease_id)
-        return events
+            while not self._is_decided(command.lease_id):
+                self._undecided.append(asyncio.get_running_loop().create_future())
+                await self._undecided[-1]
+        return call.events
 
     def note(self, command: cmd.Command) -> None:
         """Carry out a command without a caller. In trouble it is postponed, or dropped if it is a reading."""
-        if self.trouble is None and isinstance(command, cmd.Observe):
-            self._observe(command.readings)
+        if self.trouble is None and isinstance(command, cmd.Observe) and self._budget.is_spent:
+            self._readings.append(command)
         elif self.trouble is None:
-            if isinstance(command, cmd.SilenceNode):
-                self._readings.drop_node(command.node)  # unknown from here on
+            if isinstance(command, cmd.SilenceNode):  # what it told is unknown from here on
+                nodes = [{reading.gpu.key.node for reading in each.readings} for each in self._readings]
+                self._readings = [
+                    each for each, of in zip(self._readings, nodes, strict=True) if command.node not in of
+                ]
             self._carry_out(command)
         elif not isinstance(command, cmd.Observe):
             self._postponed.append(command)
         elif not self.is_open and not self.is_closed:
             # It cannot affect a lease before the history is known, and the GPUs can be shown.
-            show(self.state, command, self.now())
+            for node in sorted({reading.gpu.key.node for reading in command.readings}):
+                replay(self.state, decide(self.state, cmd.AnnounceNode(node, ""), self.now()))
+            replay(self.state, decide(self.state, command, self.now()))
 
     @property
     def trouble(self) -> str | None:
@@ -276,70 +299,110 @@ class Driver:
         """End all waits with what is known so far: the driver is about to close."""
         self.is_closed = True
         self._waiters.release_all()
+        self._wake_undecided()
 
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
         self.release_waiters()
-        self._alarm.cancel()
+        self._live.stop()
         self._outbox.close()
         self._outbox.trouble = "the server is stopping"
 
     async def _written(self, batch: WriteBatch) -> None:
-        caller = ShortWait()
+        caller: Caller = asyncio.get_running_loop().create_future()
         batch.callers.append(caller)
         await caller
 
-    async def _decided(self, lease_id: str) -> None:
-        """Wait until the queue was served with this request in it: a turn may have had no time for that."""
-        while self.trouble is None and not self.is_closed and isinstance(self.state.leases.get(lease_id), QueuedLease):
-            if self.state.settled_until > -inf and not self.state.newcomers:
-                return
-            await asyncio.sleep(0)
+    def _is_decided(self, lease_id: str) -> bool:
+        """Whether the queue was served with this request in it: a turn may have had no time for that."""
+        is_over = self.trouble is not None or self.is_closed
+        return is_over or self._is_settled or not isinstance(self.state.leases.get(lease_id), QueuedLease)
 
-    def _observe(self, readings: Sequence[Reading]) -> None:
-        """Take readings in, or those that this turn has no time for in the next ones. Newer readings replace those of the
-        same GPUs that still wait.
-        """
-        if not all(reading.gpu.key in self.state.slots for reading in readings):
-            # All at once: a request that only the last of them could serve must not be refused in between.
-            self._readings.drop(reading.gpu.key for reading in readings)
-            self._carry_out(cmd.Observe(tuple(readings)))
+    @property
+    def _is_settled(self) -> bool:
+        return self.state.settled_until > -inf
+
+    def _wake_undecided(self) -> None:
+        callers, self._undecided = self._undecided, []
+        _wake(callers)
+
+    def _begin(self, call: WaitingCall) -> None:
+        """Carry out the command of a call, which is answered once that is written."""
+        self._budget.commands_left -= 1
+        self._budget.count()
+        try:
+            if self.trouble is not None:
+                call.events, batch = self._renew_unwritten(call.command), None
+            else:
+                call.events, batch = self._carry_out(call.command)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            call.done.set_exception(error)
             return
-        self._readings.add(readings)
-        if self._observing is None and self._turn.is_over:
-            self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
-        elif self._observing is None:
-            self._observe_next()
+        if batch is None:
+            call.done.set_result(None)
+        else:
+            batch.callers.append(call.done)
 
-    def _observe_next(self) -> None:
-        self._observing = None
-        if self._readings and self.trouble is None and not self.is_closed:
-            self._carry_out(cmd.Observe(self._readings.take(self.state)))
-            if self._readings:
-                self._observing = asyncio.get_running_loop().call_soon(self._observe_next)
+    def _renew_unwritten(self, command: cmd.Command) -> list[ev.Event]:
+        """Take a heartbeat while the journal cannot be written, so that no holder loses a GPU because of a full disk. A lease
+        that is not written is not known to its client, so it cannot be renewed. All other commands are NotWritten.
+        """
+        if not self.is_leading or not isinstance(command, cmd.Renew):
+            raise self.not_written()
+        self._live.look()
+        now = self.now()
+        written = tuple(filter(self.is_written, command.lease_ids))
+        events = decide(self.state, cmd.Renew(written), now)
+        replay(self.state, events)
+        unknown = [id_ for id_ in command.lease_ids if not self.is_written(id_)]
+        return events + [ev.Refused(now, ev.Code.UNKNOWN_LEASE, id_) for id_ in unknown]
+
+    def _go_on(self) -> None:
+        """Do what the turn before had no time for."""
+        readings, self._readings = self._readings, []
+        for command in readings:
+            self.note(command)
+        while self._calls and not self._budget.is_spent:
+            call = self._calls.pop()
+            if not call.done.done():  # else the caller has left
+                self._begin(call)
+        if self._calls or self._readings:
+            self._budget.count()
+
+    def _tick(self) -> None:
+        """The ticker rings: something may be due though no command comes."""
+        if self.trouble is not None:
+            self._wake_undecided()
+            return
+        wall_offset_s = self._wall_clock() - self.now()
+        if abs(wall_offset_s - self.state.wall_offset_s) > WALL_CLOCK_SET_S:
+            logger.warning("the wall clock was set by %+.1f s", wall_offset_s - self.state.wall_offset_s)
+            self._carry_out(cmd.SetWallTime(wall_offset_s))
+        self._carry_out(cmd.Tick())
+
+    def _lose(self, lost_s: float) -> None:
+        """Let no lease run in the time in which no heartbeat could be read."""
+        if lost_s >= LONG_AWAY_S and self.state.leases:
+            logger.warning(
+                "this process was stopped or busy, or its machine slept, and took no heartbeat for %.1f s, which do not "
+                "count for any lease",
+                lost_s,
+            )
+        step(self.state, cmd.LoseTime(lost_s), self.now(), most_passes=0)
 
     def _step(self, command: cmd.Command, now: float) -> tuple[list[ev.Event], list[str]]:
         """One step within this turn; return its events, and the leases that it granted to processes which are dead."""
-        heard_until = self._hearing.until
-        if isinstance(command, cmd.Renew) and command.arrived_at is not None:
-            heard_until = min(heard_until, command.arrived_at)
-        turn = self._turn
-        turn.begin_work()
-        try:
-            events = step(self.state, command, now, turn.passes_left, heard_until, turn.has_time)
-        finally:
-            turn.end_work()
+        budget = self._budget
+        with budget.work():
+            events = step(self.state, command, now, budget.passes_left, budget.has_time)
         granted = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
-        turn.passes_left -= len(granted)
+        budget.passes_left -= len(granted)
         return events, list(filter(self._is_dead, granted))
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
+        self._live.look()
         now = self.now()
-        self._turn.look()
-        self._alarm.look()
-        events = self._wake_up(now)
-        latest, dead = self._step(command, now)
-        events += latest
+        events, dead = self._step(command, now)
         while dead:
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             steps = [self._step(cmd.ReportDeath(lease_id), now) for lease_id in dead]
@@ -349,23 +412,10 @@ class Driver:
         batch = self._outbox.add(events, list(filter(None, ended)), len(self.state.leases)) if events else None
         for listener in self.early_listeners:
             listener(events)
-        if not self.is_closed:
-            self._alarm.set(self.state.next_due_at(), now)
+        self._live.ring_at(self.state.next_due_at())
+        if self._undecided and self._is_settled:
+            self._wake_undecided()
         return events, batch
-
-    def _wake_up(self, now: float) -> list[ev.Event]:
-        """After a long time in which no heartbeat could be received, every lease gets its full TTL, as after a restart."""
-        found, state = self._standstill.note_step(now), self.state
-        # The boxes of a fleet count the heartbeats of its leases. A leader that stood still so long leads no more.
-        if found is None or not state.leases or state.boot_id is None or state.epoch > 0:
-            return []
-        logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
-        again = cmd.TakeOver(state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)
-        return [
-            event
-            for command in first_commands(state, again, self._node, self.fence_seen)
-            for event in step(state, command, now)
-        ]
 
     def _is_dead(self, lease_id: str) -> bool:
         """Whether this lease was granted to a process of this machine that runs no more."""
@@ -381,11 +431,9 @@ class Driver:
             for listener in self.listeners:
                 listener(batch.news)
         finally:
-            self._turn.answer(batch.callers, waiters)
-        if not waiters and all(map(goes_on_at_once, batch.callers)):
-            self._tell_late(batch.news)
-        else:  # behind the callers, which are woken
-            asyncio.get_running_loop().call_soon(self._tell_late, batch.news)
+            # Waiters first: their GPUs stand still until they know of the grant.
+            _wake([*waiters, *batch.callers])
+        asyncio.get_running_loop().call_soon(self._tell_late, batch.news)  # behind the callers, which are woken
 
     def _tell_late(self, news: Sequence[ev.Event]) -> None:
         for listener in self.late_listeners:

@@ -16,8 +16,8 @@ FAILPOINTS = (
     "after_append",  # committed, no client has been told
     "in_compaction",  # the old events are deleted, half of the new ones are written, nothing is committed
     "after_compaction",  # committed, the log is not yet folded into the file
-    "in_migration",  # the tables are changed, the new version is not yet noted
-    "after_migration",  # committed
+    "in_creation",  # the tables are made, nothing is committed
+    "after_creation",  # committed, a file is not yet in its place
     "in_backup",  # the copy is whole, and does not have its name yet
     "in_restore",  # the old journal is set aside, the one of the backup is not yet in its place
 )

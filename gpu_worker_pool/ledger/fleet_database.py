@@ -21,7 +21,7 @@ class FleetDatabase(Protocol):
         """The identity of the pool: random, made with the journal, and as lasting as that."""
 
     async def open(self) -> None:
-        """Connect, create or migrate the tables, and choose the pool."""
+        """Connect, create the tables, and choose the pool."""
 
     async def close(self) -> None:
         """Disconnect. Closing twice is harmless."""

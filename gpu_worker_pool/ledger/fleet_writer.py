@@ -138,6 +138,8 @@ class FleetWriter:
             await self._database.write_snapshot(position, await asyncio.to_thread(history_of, snapshot))
         except JournalError as error:
             logger.warning("no snapshot of the journal could be written: %s", error)
+        except Exception:
+            logger.exception("no snapshot of the journal could be written")
         else:
             self._following.snapshot_known(position)
 

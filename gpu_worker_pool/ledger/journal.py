@@ -89,7 +89,7 @@ class Journal(Protocol):
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         """Write these, all or none. After the return they survive a crash of the process, and at full durability a
         crash of the machine. `ended` are the leases that these events ended, for the accounting; a lease that is
-        already recorded is replaced.
+        already recorded (same id, same time of its request) is replaced.
         """
 
     def compact(self, events: Sequence[DurableEvent]) -> None:

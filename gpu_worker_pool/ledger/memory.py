@@ -16,7 +16,7 @@ class MemoryJournal:
 
     def __init__(self, most_ended: int = 10_000) -> None:
         self._events: list[DurableEvent] = []
-        self._ended: dict[str, EndedLease] = {}
+        self._ended: dict[tuple[str, float], EndedLease] = {}
         self._most_ended = most_ended
         self._since_compaction = 0
         self._is_closed = False
@@ -32,8 +32,9 @@ class MemoryJournal:
         self._events += checked
         self._since_compaction += len(checked)
         for lease in ended:
-            self._ended.pop(lease.id, None)  # moves to the end, as the latest
-            self._ended[lease.id] = lease
+            key = (lease.id, lease.requested_at)
+            self._ended.pop(key, None)  # moves to the end, as the latest
+            self._ended[key] = lease
         while len(self._ended) > self._most_ended:
             del self._ended[next(iter(self._ended))]
 

@@ -11,7 +11,6 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 
 from .journal import JournalDamaged, JournalError, NotWritten
-from .short_wait import wake
 from .writer import WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
@@ -20,8 +19,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 # How long events that are not urgent wait for others.
 LATE_FLUSH_S = 0.1
-# These back no promise to a client: if they are lost, the next reading brings them about again.
-NOT_URGENT = (ev.GpuDrained, ev.ProcessesAttributed)
+# This backs no promise to a client: if it is lost, the next reading brings it about again.
+NOT_URGENT = (ev.GpuDrained,)
 
 
 class Outbox:
@@ -181,10 +180,9 @@ class Outbox:
         again = batch.with_later(later)
         for lease_id in self._unwritten:
             self._unwritten[lease_id] = again
-        if isinstance(error, JournalDamaged):
-            # The state in memory still has all of it.
-            again.snapshot = self._condense()
-            again.replaces_damaged = True
+        again.replaces_damaged = isinstance(error, JournalDamaged)
+        if again.replaces_damaged or batch.snapshot is not None:
+            again.snapshot = self._condense()  # the state in memory has all of it
         self._in_flight = again
         asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
         for failed in filter(None, (batch, later)):
@@ -196,4 +194,6 @@ class Outbox:
 
     def _refuse(self, batch: WriteBatch) -> None:
         for caller in batch.callers:
-            wake(caller, NotWritten(self.trouble))
+            if not caller.done():
+                caller.set_exception(NotWritten(self.trouble))
+                caller.exception()  # retrieved: the caller may be gone

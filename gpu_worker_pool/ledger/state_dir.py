@@ -41,23 +41,10 @@ def check_is_private(folder: Path) -> None:
 
     A link counts as the directory that it leads to: systemd makes such links for services with a DynamicUser.
     """
-    found = folder.stat()
-    advice = "or set GPU_POOL_STATE_DIR to a folder inside it, which the server makes itself"
-    if found.st_uid not in {0, os.geteuid()}:
-        raise StateDirUnsafe(
-            f"the state directory {folder} belongs to another user (uid {found.st_uid}), who could change the leases; "
-            f"give it to the user of the server (uid {os.geteuid()}), or set GPU_POOL_STATE_DIR to another folder"
-        )
-    if found.st_mode & 0o022:
-        raise StateDirUnsafe(
-            f"other users may write to the state directory {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could "
-            f"change the leases; chmod go-w {folder}, {advice}"
-        )
-    if folder.is_symlink() and folder.lstat().st_uid not in {0, os.geteuid()}:
-        raise StateDirUnsafe(
-            f"the state directory {folder} is a link of another user (uid {folder.lstat().st_uid}); set "
-            "GPU_POOL_STATE_DIR to a folder of the server's own"
-        )
+    elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own"
+    _check(folder.stat(), f"the state directory {folder}", folder, f"or {elsewhere}, such as one inside it")
+    if folder.is_symlink() and (owner := folder.lstat().st_uid) not in {0, os.geteuid()}:
+        raise StateDirUnsafe(f"the state directory {folder} is a link of another user (uid {owner}); {elsewhere}")
 
 
 def check_files(*files: Path) -> None:
@@ -69,21 +56,26 @@ def check_files(*files: Path) -> None:
             found = file.lstat()
         except FileNotFoundError:
             continue
-        if found.st_uid not in {0, os.geteuid()}:
-            raise StateDirUnsafe(
-                f"{file} belongs to another user (uid {found.st_uid}), who could change the leases; make sure that it was not "
-                f"changed, and give it to the user of the server (uid {os.geteuid()}), or move it away"
-            )
         if stat.S_ISLNK(found.st_mode):
             raise StateDirUnsafe(
                 f"{file} is a link, and the files of the leases must not be; put the file itself there, or set "
                 "GPU_POOL_STATE_DIR to the folder that has it"
             )
-        if found.st_mode & 0o022:
-            raise StateDirUnsafe(
-                f"other users may write to {file} (mode {stat.S_IMODE(found.st_mode):04o}), and could change the leases; "
-                f"make sure that it was not changed, and chmod go-w {file}"
-            )
+        _check(found, str(file), file, "after you have made sure that it was not changed")
+
+
+def _check(found: os.stat_result, name: str, path: Path, or_else: str) -> None:
+    own = os.geteuid()
+    if found.st_uid not in {0, own}:
+        raise StateDirUnsafe(
+            f"{name} belongs to another user (uid {found.st_uid}), who could change the leases; give it to the user of the "
+            f"server (chown {own} {path}), {or_else}"
+        )
+    if found.st_mode & 0o022:
+        raise StateDirUnsafe(
+            f"other users may write to {name} (mode {stat.S_IMODE(found.st_mode):04o}), and could change the leases; "
+            f"chmod go-w {path}, {or_else}"
+        )
 
 
 def _expanded(configured: str, environ: Mapping[str, str], uid: int) -> Path:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from gpu_worker_pool.core.model.events import DurableEvent, Event
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.host.pauses import Pauses
 
-from .journal import Journal, JournalError
+from .journal import Journal, JournalDamaged, JournalError
 
 logger = logging.getLogger(__name__)
 
@@ -76,25 +77,38 @@ SMALLEST_TO_COMPACT = 32 * 1024 * 1024
 BYTES_PER_LEASE = 4096
 
 
-def carry_out(journal: Journal, batch: WriteBatch) -> None:
+def written(journal: Journal, batch: WriteBatch) -> JournalError | None:
+    """Write a batch, and compact the journal if that is due; return why it failed, if it did. What is written is not
+    written again with the batch.
+    """
     began = time.perf_counter()
-    if batch.replaces_damaged and batch.snapshot is not None:
-        journal.replace_damaged(history_of(batch.snapshot))
-        # Only the accounting is missing now; a failure must not quarantine the new journal as well.
-        batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
-        journal.append((), batch.ended)
-    else:
+    try:
+        if batch.replaces_damaged and batch.snapshot is not None:
+            journal.replace_damaged(history_of(batch.snapshot))
+            # Only the accounting is missing now; a failure must not quarantine the new journal as well.
+            batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
         journal.append(batch.events, batch.ended)
-    batch.write_s = time.perf_counter() - began
+        batch.events, batch.ended = [], []
+        batch.write_s = time.perf_counter() - began
+        if batch.snapshot is not None:
+            _compact(journal, batch.snapshot)
+    except JournalError as error:
+        return error
+    except Exception as error:
+        # After any failure, what is not known to be written must not count as written.
+        logger.exception("writing to the journal failed")
+        return JournalError(f"writing to the journal failed: {error!r}; the server's log says more")
+    return None
 
 
-def compact(journal: Journal, batch: WriteBatch) -> None:
-    """Compact if due. The batch is written already, so a failure only costs disk space."""
-    if batch.snapshot is not None and not batch.replaces_damaged:
-        try:
-            journal.compact(history_of(batch.snapshot))
-        except JournalError as error:
-            logger.warning("the journal could not be compacted: %s", error)
+def _compact(journal: Journal, snapshot: Condensed) -> None:
+    history = history_of(snapshot)
+    try:
+        journal.compact(history)
+    except JournalDamaged:
+        raise
+    except JournalError as error:  # nothing has changed, so it only costs disk space
+        logger.warning("the journal could not be compacted: %s", error)
 
 
 def history_of(condensed: Condensed) -> list[DurableEvent]:
@@ -120,13 +134,7 @@ class InlineWriter:
         self._shortest = shortest_to_compact
 
     def write(self, batch: WriteBatch, done: Done) -> None:
-        try:
-            carry_out(self._journal, batch)
-        except JournalError as error:
-            done(batch, error)
-        else:
-            compact(self._journal, batch)
-            done(batch, None)
+        done(batch, written(self._journal, batch))
 
     def is_compaction_due(self, live: int) -> bool:
         return is_long(self._journal, live, self._shortest)
@@ -159,18 +167,6 @@ class WriterThread:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             batch, done = order
-            try:
-                carry_out(self._journal, batch)
-            except JournalError as error:
-                self._report(done, batch, error)
-            except Exception as error:
-                # After any failure, what is not known to be written must not count as written.
-                logger.exception("writing to the journal failed")
-                self._report(done, batch, JournalError(f"writing to the journal failed: {error}"))
-            else:
-                self._report(done, batch, None)
-                compact(self._journal, batch)
-
-    def _report(self, done: Done, batch: WriteBatch, error: JournalError | None) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(done, batch, error)
+            error = written(self._journal, batch)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(done, batch, error)

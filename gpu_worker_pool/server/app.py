@@ -46,7 +46,6 @@ from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
 from .calls.fleet import FleetCalls
 from .calls.leases import LeaseCalls
-from .calls.peers import PeerCalls, parse_peers
 from .calls.pool_view import PoolFrames
 from .calls.quotas import QuotaCalls
 from .calls.renewals import FleetRenewals
@@ -151,7 +150,6 @@ class PoolApp:
         self._hooks = Hooks(
             self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
         )
-        self._peers = PeerCalls(parse_peers(settings.gpu_pool_peers), own_id=self.pool.id)
         usage = UsageCalls(self.pool, self._open_accounts)
         timeline = TimelineCalls(self.pool, self._open_accounts)
         quotas = QuotaCalls(self.pool)
@@ -162,7 +160,6 @@ class PoolApp:
             self._sampler,
             usage=usage,
             timeline=timeline,
-            peers=self._peers,
             quotas=quotas,
             tokens=self.tokens,
         )
@@ -179,7 +176,6 @@ class PoolApp:
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
-            self._peers,
             self._streams,
             self._renewals,
             FleetCalls(self.pool),
@@ -263,7 +259,6 @@ class PoolApp:
             if (said := self.pool.goes_on_without()) is not None:
                 logger.warning("%s", said)
             watch.cancel()
-            await self._peers.close()
             await self._page_data.close()
             await self._leases.close()
             await self._forwarding.close()

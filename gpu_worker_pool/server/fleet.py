@@ -15,10 +15,10 @@ from gpu_worker_pool.core.model.lease import DrainingLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.addresses import is_every_address, urls
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.take_over import restored
 
 from .agent.custody_store import LEASE, seen_of
 from .agent.handshake import LEAST_CHARACTERS, FleetKey

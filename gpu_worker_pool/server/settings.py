@@ -150,7 +150,6 @@ class ServerSettings:
     simulated_outsiders: str | None = None
     gpu_pool_node: str = setting(socket.gethostname, _node)
     gpu_pool_dcgm_metrics: bool = False
-    gpu_pool_peers: str | None = None
 
     # The database of the fleet; its URL may hold a password. A server that cannot use it does not start without it.
     gpu_pool_fleet: Secret | None = None
@@ -176,7 +175,6 @@ class ServerSettings:
     gpu_memory_threshold_percent: float = setting(80.0, number(0.0, 100.0))
     gpu_utilization_threshold_percent: float = setting(90.0, number(0.0, 100.0))
     gpu_pool_outsiders: Literal["avoid", "thresholds"] | None = setting(None, optional(one_of("avoid", "thresholds")))
-    gpu_pool_workers_per_gpu: int = setting(1, whole(1, 1024))
     gpu_pool_drain_limit: float = setting(60.0, number(0.0, 86_400.0))
     gpu_pool_max_queued: int = setting(10_000, whole(1, 100_000))
     gpu_pool_max_queued_per_owner: int = setting(1_000, whole(1, 100_000))
@@ -266,7 +264,6 @@ class ServerSettings:
         return PoolSettings(
             thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
             outsiders=self.gpu_pool_outsiders or ("thresholds" if self._has_thresholds else "by_request"),
-            workers_per_gpu=self.gpu_pool_workers_per_gpu,
             stale_after_s=self.stale_after_s,
             drain_limit_s=self.gpu_pool_drain_limit,
             max_queued=self.gpu_pool_max_queued,

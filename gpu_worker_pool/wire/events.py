@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .leases import AnyLease
@@ -44,11 +43,10 @@ class IgnoredNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChange:
-    """All waiters: their number, the ids of the first, and the leases of those among these that wait inside a lease."""
+    """All waiters: their number and the ids of the first."""
 
     length: int
     first: tuple[str, ...]
-    parents: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

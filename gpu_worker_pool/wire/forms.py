@@ -69,9 +69,6 @@ class LeaseForm:
     boot_id: Text = None
     pid_namespace: Text = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    parent: Annotated[
-        str | None, Note("The id of an active lease of the same owner, whose GPUs are to be used instead of others.")
-    ] = None
     time_limit_s: Annotated[
         float | None,
         Range(1, MAX_TIME_LIMIT_S),
@@ -126,12 +123,13 @@ class QuotaForm:
     """What an owner may use. Fields that are left out, or null, have no limit."""
 
     gpus: Annotated[
-        int | None, Range(0, MAX_QUOTA), Note("Up to so many GPUs the owner is served before those who borrow.")
+        int | None,
+        Range(0, MAX_QUOTA),
+        Note("The owner never has more GPUs than this; preemptible leases do not count."),
     ] = None
-    ceiling: Annotated[int | None, Range(0, MAX_QUOTA), Note("The owner never has more GPUs than this.")] = None
     weight: Annotated[float, Range(0.001, MAX_WEIGHT), Note("The owner's part in a fair share.")] = 1.0
     max_priority: Annotated[int | None, Range(-MAX_PRIORITY, MAX_PRIORITY)] = None
     max_time_limit_s: Annotated[float | None, Range(1, MAX_TIME_LIMIT_S)] = None
     max_queued: Annotated[
-        int | None, Range(0, MAX_QUOTA), Note("So many requests may wait. To keep an owner out, set ceiling to 0.")
+        int | None, Range(0, MAX_QUOTA), Note("So many requests may wait. To keep an owner out, set gpus to 0.")
     ] = None

@@ -30,7 +30,6 @@ VerdictCode = Literal[
     "held",
     "booked",
     "over_quota",
-    "over_ceiling",
 ]
 DateBasis = Literal["declared", "predicted", "unknown"]
 
@@ -85,7 +84,6 @@ class VerdictView:
     ends_at: float | None = None
     held: float | None = None
     quota: int | None = None
-    ceiling: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,6 @@ class LeaseView:
     `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process. In a
     fleet it is how long the lease lasts at least: 0 where only the box that has the GPU knows, as after a change of the leader.
     `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
-    With a `parent` it is inside another lease: it uses that lease's GPUs, waits for others inside it, and ends with it.
     `ends_at` is when its time limit ends it; `warning` says that the server is about to end it. `idle_s` is how long its
     GPUs have computed nothing; null if they did lately. While it waits, `expected_start_at` is when it will probably start,
     and `expected_start_basis` what that rests on: declared time limits, or predictions from earlier leases. The lease of
@@ -160,7 +157,6 @@ class LeaseView:
     wishes: WishesView | FleetWishesView = WishesView()
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
-    parent: str | None = None
     ended_at: str | None = None
     end_reason: EndReason | None = None
     ended_by: str | None = None

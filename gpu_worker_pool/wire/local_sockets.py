@@ -23,7 +23,7 @@ from gpu_worker_pool.host.users import user_name
 logger = logging.getLogger(__name__)
 
 # What follows the prefix of a server in the path of a call.
-_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|peers|health|config|ui|quotas|bookings)\b.*")
+_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|health|config|ui|quotas|bookings)\b.*")
 # The comparison runs beside the work; a command that ends sooner waits this long for it.
 _PATIENCE_S = 0.3
 # Asks for a URL by the socket, or, with None, by the port; None where there is no answer.

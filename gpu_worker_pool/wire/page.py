@@ -15,7 +15,7 @@ RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentEvent:
-    """A recent event. `label` is the lease's label `command`; `parent` is the lease that it is inside of."""
+    """A recent event. `label` is the lease's label `command`."""
 
     at: str | None
     kind: RecentKind
@@ -27,7 +27,6 @@ class RecentEvent:
     reason: str | None
     by: str | None = None
     note: str | None = None
-    parent: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class PageExtras:
     refresh_interval_s: float
     max_history: int
     happened: tuple[RecentEvent, ...]
-    has_peers: bool
     has_tokens: bool
     title: str
     docs: str | None
@@ -65,7 +63,7 @@ class PageView(PageExtras, _PagePool):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDetails:
-    """One GPU in full, with its leases and those inside them."""
+    """One GPU in full, with its leases."""
 
     gpu: PoolGpu
     leases: tuple[LeaseView | DrainingLeaseView, ...]

@@ -9,7 +9,7 @@ from .leases import DateBasis, GpuRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaView:
-    """The quota of an owner, and what that owner has; null: no limit. `*` stands for all without a quota of their own.
+    """The quota of an owner, at most so many `gpus`, and what that owner has; null: no limit. `*` stands for all without a quota of their own.
 
     `used_gpu_hours` fades by half in a week. `share_factor` is 1 for an owner that used nothing, and 0.5 for one that
     used exactly its share. What `*` has is null.
@@ -17,7 +17,6 @@ class QuotaView:
 
     owner: str
     gpus: int | None = None
-    ceiling: int | None = None
     weight: float = 1.0
     max_priority: int | None = None
     max_time_limit_s: float | None = None

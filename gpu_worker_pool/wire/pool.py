@@ -1,4 +1,4 @@
-"""Bodies of `/pool` and `/peers`."""
+"""Bodies of `/pool`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class PoolView:
     node: str | None = None
     gpus: tuple[PoolGpu, ...]
     thresholds: ThresholdsView = ThresholdsView()
-    workers_per_gpu: int | None = None
     queue_length: int | None = None
     server_id: str | None = None
     pool_id: str | None = None
@@ -141,26 +140,3 @@ class IgnoredProcesses:
     """Processes of these names do not count as use from outside the pool."""
 
     ignored_processes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerView:
-    """Another server. `is_up` is null until it has been asked; `error` is why it is not up.
-
-    `age_s` is the time since its last answer; null: it has not answered yet. `pool` is its `/pool` at that time, with
-    at most 200 of its queue; null if that is more than a minute ago.
-    """
-
-    url: str
-    node: str | None
-    is_up: bool | None
-    error: str | None
-    age_s: float | None
-    pool: PoolView | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeersView:
-    """The other servers in GPU_POOL_PEERS, in that order, without this server itself."""
-
-    peers: tuple[PeerView, ...]

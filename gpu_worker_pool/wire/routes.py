@@ -231,12 +231,6 @@ TABLE: tuple[Resource, ...] = (
         "Get who held which GPU over the last hours; ?hours=6",
         _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
     ),
-    Resource(
-        "/peers",
-        "Get the pools of the other servers in GPU_POOL_PEERS",
-        (_get("peers", "The pools of other servers", pool.PeersView, (422,)),),
-        tag="leases",
-    ),
     _leases(
         "/events",
         "Follow the events of the pool, as Server-Sent Events",
@@ -319,7 +313,6 @@ TABLE: tuple[Resource, ...] = (
         _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
     ),
     _page_data("/ui/data/quotas", _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
-    _for_page("/ui/data/peers", None, _get("page_peers", "Other servers, for the page", pool.PeersView, (422, 503))),
     _page_data(
         "/ui/data/timeline",
         _get(

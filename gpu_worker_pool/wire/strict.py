@@ -196,14 +196,6 @@ def _ids(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _parent(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _fault(name, f"{_show(value)} is not a text")
-    if not is_lease_id(value):
-        raise _fault(name, _not_an_id(value).removesuffix("."))
-    return value
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "owner": _owner,
     "model": _model,
@@ -211,7 +203,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "labels": _labels,
     "ids": _ids,
     "warned": _ids,
-    "parent": _parent,
 }
 
 

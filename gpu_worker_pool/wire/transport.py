@@ -168,23 +168,20 @@ class Transport:
         body: Mapping[str, Any] | bytes | None = None,
         token: str | None = None,
         timeout_s: float,
-        is_parsed: bool = True,
     ) -> Reply:
-        """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer. Without `is_parsed`,
-        the answer has its body only.
-        """
+        """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer."""
         sockets, server = self._sockets, server_of(url)
         is_settled = sockets is None or server in sockets.settled
         path = None if sockets is None else sockets.settled[server] if is_settled else await sockets.choose(url)
         try:
-            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
         except _NotConnected:
             if path is None or sockets is None or server in sockets.settled:
                 raise
             # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
             await self._check_port(url, path)
             path = None
-            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s, is_parsed=is_parsed)
+            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
         if sockets is not None and not is_settled:
             sockets.answered(url, path)
         return reply
@@ -200,7 +197,7 @@ class Transport:
 
     async def _ask(self, url: str, path: Path | None) -> Any:
         try:
-            return (await self._call("GET", url, path, None, None, timeout_s=COMPARE_S, is_parsed=True)).data
+            return (await self._call("GET", url, path, None, None, timeout_s=COMPARE_S)).data
         except CallFailed:
             return None
 
@@ -213,7 +210,7 @@ class Transport:
         token: str | None,
         *,
         timeout_s: float,
-        is_parsed: bool,
+        is_parsed: bool = True,
     ) -> Reply:
         base = server_of(url)
         target = target_of(url, base)

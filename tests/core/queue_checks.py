@@ -123,7 +123,9 @@ class QueueChecks:
         model = self.model
         assert lease.ending is not None
         if lease.ending[0] == "idle":
-            assert any(model.busy[key] == model.readings[key].at for key in lease.gpus), "it does not compute"
+            loads = [model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
+            computes = any(load is None or load >= self.settings.computing_percent for load in loads)
+            assert computes, "it does not compute"
         else:
             assert lease.ending[0] == "preempted", "a warning is withdrawn that holds"
             if not self.outcomes or self.outcomes[-1].spared is None:

@@ -17,9 +17,9 @@ LIMIT_S = 60.0
 
 
 @contextmanager
-def serving(gpus: int, **env: str) -> Iterator[ServerProcess]:
+def serving(gpus: int) -> Iterator[ServerProcess]:
     """A server with a state of its own."""
-    with ServerProcess({"SIMULATED_GPUS": str(gpus), "ACCESS_LOG": "false", **env}) as server:
+    with ServerProcess({"SIMULATED_GPUS": str(gpus), "ACCESS_LOG": "false"}) as server:
         yield server
 
 

@@ -133,7 +133,6 @@ def run(plan: Plan, folder: Path) -> tuple[RunHistory, Counter[str]]:
     history = histories.read(folder)
     counts = nemesis.recorder.counts
     counts["grants"] = len(history.tenures)
-    counts["grants_inside_others"] = sum(lease.parent is not None for lease in history.tenures)
     counts["shares_granted"] = sum(lease.who.startswith("flood") for lease in history.tenures)
     counts["renewals"] = sum(line["what"] == "renewed" for line in history.lines)
     counts["calls_without_answer"] = sum(line["what"] == "failed" for line in history.lines)

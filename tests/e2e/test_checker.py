@@ -9,36 +9,6 @@ import pytest
 from tests.e2e.scribe import TTL_S, Scribe
 
 
-def one_inside_another(scribe: Scribe) -> None:
-    scribe.asks("a", 0.0)
-    scribe.took("a", 0.2, 1)
-    scribe.asks("inner", 0.3, parent="a")
-    scribe.took("inner", 0.4, 2)
-    scribe.asks("innermost", 0.5, parent="inner", memory_mb=10.0)
-    scribe.took("innermost", 0.6, 3)
-    scribe.gave_back("innermost", 0.7)
-    scribe.gave_back("a", 1.0)
-    scribe.answer("inner", 1.1, "ended", end_reason="released")
-
-
-def two_inside_one(scribe: Scribe) -> None:
-    scribe.asks("a", 0.0)
-    scribe.took("a", 0.2, 1)
-    for fence, who in enumerate(("b", "c"), start=2):
-        scribe.asks(who, 0.3, parent="a")
-        scribe.took(who, 0.4 + fence / 10, fence)
-
-
-def a_stranger_beside_one_inside(scribe: Scribe) -> None:
-    scribe.asks("a", 0.0)
-    scribe.took("a", 0.2, 1)
-    scribe.asks("inner", 0.3, parent="a")
-    scribe.took("inner", 0.4, 2)
-    scribe.say("left", 0.5, "a", left_at=0.5, why="done")
-    scribe.asks("stranger", 0.6)
-    scribe.took("stranger", 0.7, 3)
-
-
 def one_after_another(scribe: Scribe) -> None:
     scribe.asks("a", 0.0)
     scribe.took("a", 0.2, 1)
@@ -113,7 +83,6 @@ def told_503_and_did_not_come_back_in_time(scribe: Scribe) -> None:
     [
         one_after_another,
         told_503_and_did_not_come_back_in_time,
-        one_inside_another,
         stopped_holder_overstays,
         dead_holder_is_replaced,
         sharers_fit,
@@ -341,8 +310,6 @@ def server_error(scribe: Scribe) -> None:
     ("kind", "write"),
     [
         ("held_twice", overlap),
-        ("held_twice", two_inside_one),
-        ("held_twice", a_stranger_beside_one_inside),
         ("held_twice", overlap_after_renewal),
         ("held_twice", overlap_of_exclusive_and_shared),
         ("overfull", overfull),

@@ -25,13 +25,6 @@ def an_outsider_came_to_a_holder(scribe: Scribe) -> None:
     scribe.took("b", 20.1, 2)
 
 
-def inside_a_lease_that_was_there_before_the_outsider(scribe: Scribe) -> None:
-    outsider(scribe, came=1.0, left=20.0)
-    local_holder(scribe, "a", 0.2)
-    scribe.asks("inner", 9.0, parent="a")
-    scribe.took("inner", 9.2, 2)
-
-
 def local_holder(scribe: Scribe, who: str, at: float, fence: int = 1) -> None:
     """No TTL runs against its lease."""
     scribe.asks(who, at - 0.2)
@@ -79,7 +72,6 @@ def an_outsider_is_elsewhere(scribe: Scribe) -> None:
     "write",
     [
         an_outsider_came_to_a_holder,
-        inside_a_lease_that_was_there_before_the_outsider,
         an_outage_in_which_only_remote_holders_give_up,
         a_server_takes_over_what_is_free,
         an_outsider_is_elsewhere,

@@ -10,7 +10,7 @@ import copy
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,13 +20,12 @@ from gpu_worker_pool.core.model.events import DurableEvent, ProcessCounted, Proc
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
-from gpu_worker_pool.testing import COMMAND, ServerProcess
-from tests.e2e import next_version
+from gpu_worker_pool.testing import ServerProcess
 from tests.e2e.remembering_client import TIMEOUT_S, Client, Died
 
 APPENDING = ("before_append", "in_append", "after_append")
 COMPACTING = ("in_compaction", "after_compaction")
-MIGRATING = ("in_migration", "after_migration")
+CREATING = ("in_creation", "after_creation")
 
 
 def settings(folder: Path, failpoint: str | None = None) -> dict[str, str]:
@@ -52,8 +51,8 @@ def work_until_killed(client: Client, folder: Path, failpoint: str, checks: Call
         assert server.process.wait(TIMEOUT_S) == -signal.SIGKILL
 
 
-def killed_at_start(folder: Path, failpoint: str, command: Sequence[str] = COMMAND) -> None:
-    with closing(ServerProcess(settings(folder, failpoint), command=command)) as server:
+def killed_at_start(folder: Path, failpoint: str) -> None:
+    with closing(ServerProcess(settings(folder, failpoint))) as server:
         server.launch()
         assert server.process is not None
         assert server.process.wait(TIMEOUT_S) == -signal.SIGKILL, server.log()
@@ -90,7 +89,7 @@ def begin_with(past: tuple[Path, Client], folder: Path) -> Client:
 
 def test_every_failpoint_is_tried_here() -> None:
     # No server restores: tests/cli/commands/test_backup.py.
-    assert {*APPENDING, *COMPACTING, *MIGRATING, "in_backup", "in_restore"} == set(FAILPOINTS)
+    assert {*APPENDING, *COMPACTING, *CREATING, "in_backup", "in_restore"} == set(FAILPOINTS)
 
 
 @pytest.mark.parametrize("failpoint", APPENDING)
@@ -168,7 +167,7 @@ def fill_journal(folder: Path, number: int) -> None:
         journal.append(events, ())
 
 
-@pytest.mark.parametrize("failpoint", MIGRATING)
+@pytest.mark.parametrize("failpoint", CREATING)
 def test_killed_while_the_first_journal_is_made(failpoint: str, tmp_path: Path) -> None:
     killed_at_start(tmp_path, failpoint)
 
@@ -176,19 +175,3 @@ def test_killed_while_the_first_journal_is_made(failpoint: str, tmp_path: Path) 
         client = Client()
         client.port = server.port
         client.work()
-
-
-@pytest.mark.parametrize("failpoint", MIGRATING)
-def test_killed_while_an_old_journal_is_migrated(
-    failpoint: str, tmp_path: Path, one_holds_and_one_waits: tuple[Path, Client]
-) -> None:
-    client = begin_with(one_holds_and_one_waits, tmp_path)
-
-    killed_at_start(tmp_path, failpoint, next_version.COMMAND)
-
-    with ServerProcess(settings(tmp_path), command=next_version.COMMAND) as server:
-        client.port = server.port
-        client.verify()
-        client.clear()
-        client.work()
-        client.verify()

@@ -6,6 +6,7 @@ all. Nobody is killed or stopped here, so a lock that cannot be had is a GPU tha
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,14 +46,17 @@ def test_nobody_is_on_a_gpu_beside_one_who_has_several(tmp_path: Path) -> None:
 
 
 def test_the_witness_can_testify(tmp_path: Path) -> None:
-    """With two workers a GPU allowed, two hold one GPU, and both the witness and the checker say so."""
-    with serving(1, GPU_POOL_WORKERS_PER_GPU="2") as server:
-        orders = Orders("w", server.port, str(tmp_path), shortest_hold_s=0.5, longest_hold_s=0.6, crowd=2, rounds=1)
+    """A lock that is taken already is written down, and the checker says so."""
+    with serving(1) as server:
+        uuid = server.json("/pool")["gpus"][0]["uuid"]
+        orders = Orders("w", server.port, str(tmp_path), crowd=1, rounds=1)
+        with (tmp_path / f"{uuid}.witness").open("a") as witness:
+            fcntl.flock(witness, fcntl.LOCK_EX)
 
-        history = work(orders)
+            history = work(orders)
 
     assert [line for line in history.lines if line["what"] == "witness_busy"]
-    assert {"held_twice", "lock"} <= {violation.kind for violation in check(history)}
+    assert "lock" in {violation.kind for violation in check(history)}
 
 
 def test_sharers_share(tmp_path: Path) -> None:

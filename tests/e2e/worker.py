@@ -13,8 +13,7 @@ witness, and it is independent of the pool. Nobody waits for that lock; one that
 It writes to a "resource" as well: a file per GPU to which everybody appends (fence, lease). The order of its lines is the
 order of the writes, so whoever reads it can tell which of them a resource that compares fences would have refused.
 
-A local one marks its GPUs for other servers, as the package's client does (gpu_worker_pool/host/holder_mark.py). One that
-nests takes a lease inside its own now and then.
+A local one marks its GPUs for other servers, as the package's client does (gpu_worker_pool/host/holder_mark.py).
 
 Everything it sees goes to its history, a line in one write. See gpu_worker_pool/history_check.py for what must not be
 found there.
@@ -64,7 +63,6 @@ class Orders:
     crowd: int = 0
     # Of the marks; without it there are none.
     scope: str = ""
-    nests: bool = False
     # Other servers of the same fleet, to turn to where one does not answer or does not lead.
     other_ports: tuple[int, ...] = ()
     # Of the paths: /fleet for GPUs of the whole fleet.
@@ -256,7 +254,7 @@ class Worker:
 
     def new_lease(self) -> str:
         lease = f"{self.orders.name}-{self.random.getrandbits(64):016x}"
-        wishes = {key: self.form.get(key) for key in ("gpus", "memory_mb", "priority", "ttl_s", "parent")}
+        wishes = {key: self.form.get(key) for key in ("gpus", "memory_mb", "priority", "ttl_s")}
         self.turn += 1
         self.say("asks", lease=lease, turn=self.turn, **wishes)
         return lease
@@ -304,8 +302,6 @@ class Worker:
         renew_at = min(until, now() + 2 * self.beat_s) - self.beat_s
         why = "done"
         self.write(lease, uuids, fence, until)
-        if self.orders.nests and until == inf:
-            self.nest(lease)
         while (at := now()) < done_at and self.ends_at is None:
             if at >= until:
                 why = "gave up"
@@ -329,25 +325,6 @@ class Worker:
         self.say("left", lease=lease, why=why, left_at=left_at)
         for each in marks:
             each.close()
-
-    def nest(self, parent: str) -> None:
-        """Hold a lease inside this one for a moment, as `gpu-pool run` inside `gpu-pool run` does."""
-        form, self.form = self.form, {**self.form, "parent": parent}
-        try:
-            lease = self.new_lease()
-            found = self.get(lease)
-            if found is not None:
-                answer, sent = found
-                uuids, gpu_ids = ([gpu[key] for gpu in answer["gpus"]] for key in ("uuid", "gpu_id"))
-                until = self.safe_until(answer, sent)
-                self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=answer["fence"], until=until)
-                time.sleep(self.random.uniform(0.0, 0.1))
-                self.say("left", lease=lease, why="done", left_at=now())
-                self.give_back(lease)
-        except Farewell:
-            pass  # what it is inside of is still to be given back
-        finally:
-            self.form = form
 
     def give_back(self, lease: str) -> None:
         self.insist("DELETE", lease)

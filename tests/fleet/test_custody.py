@@ -205,6 +205,17 @@ def test_a_silent_leader_is_left_and_leases_go_on() -> None:
     assert "a" in custody.leases
 
 
+def test_the_time_in_which_the_box_was_away_counts_for_no_lease_and_not_as_silence_of_the_leader() -> None:
+    custody = box(kept())
+    custody.lose_time(1000.0)
+    assert custody.tick(1102.9) == []
+    assert custody.renew(["a"], 1103.0)[0].expires_in_s == 10.0
+    custody.disconnected()
+    assert custody.next_due_at() == 1113.0
+    assert custody.tick(1112.9) == []
+    assert [type(action) for action in custody.tick(1113.0)] == [NoteOver, StopWatching, TellHolder]
+
+
 # --- readings ------------------------------------------------------------------------------------------------------
 
 

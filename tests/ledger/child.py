@@ -14,16 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.sql_files import Migration
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
 from tests.ledger.examples import ended, note
 
-# Alters what is there and adds something, so that half of it would show.
-NEXT = Migration(
-    known_migrations()[-1].version + 1,
-    "ALTER TABLE ended_lease ADD COLUMN project TEXT;\n-- A comment; with a semicolon.\nCREATE TABLE extra (a INTEGER);\n",
-)
 BATCH = 3
 COMPACTED = [note(number) for number in range(1000, 1010)]
 
@@ -45,11 +38,6 @@ def write(path: Path) -> None:
             say(compacted=True)
     journal.close()
     say(closed=True)
-
-
-def upgrade(path: Path) -> None:
-    SqliteJournal(path, migrations=(*known_migrations(), NEXT)).close()
-    say(upgraded=True)
 
 
 def hold(path: Path) -> None:
@@ -99,6 +87,6 @@ def starve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"write": write, "upgrade": upgrade, "hold": hold, "hold_with_children": hold_with_children, "starve": starve}[
-        sys.argv[1]
-    ](Path(sys.argv[2]))
+    {"write": write, "hold": hold, "hold_with_children": hold_with_children, "starve": starve}[sys.argv[1]](
+        Path(sys.argv[2])
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role
+from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role, Value
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
@@ -40,15 +40,18 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.ProcessesAttributed(5.0, "a", GPU, (ProcessId(4711, 12.25), ProcessId(4712))),
     ev.LeaseEnded(6.0, "a", EndReason.HOLDER_DIED, (GPU,), 6.5),
     ev.GpuDrained(7.0, "a", GPU),
-    ev.GpuExcluded(8.0, OTHER, "repair"),
-    ev.GpuIncluded(9.0, OTHER),
-    ev.ProcessIgnored(10.0, "Xorg"),
-    ev.ProcessCounted(11.0, "Xorg"),
+    ev.Configured(8.0, "excluded", ("box", "GPU-1"), "repair"),
+    ev.Configured(9.0, "excluded", ("box", "GPU-1"), None),
+    ev.Configured(10.0, "ignored_processes", ("Xorg",), "root"),
+    ev.Configured(11.0, "new_gpus", ("",), "restored"),
     ev.LeaseWarned(12.0, "a", EndReason.TIME_LIMIT, 72.0),
-    ev.QuotaChanged(13.0, "alice", Quota(2, 4, 1.5, 10, 7200.0, 50)),
+    ev.Configured(
+        13.0, "quotas", ("alice",), Quota(2, weight=1.5, max_priority=10, max_time_limit_s=7200.0, max_queued=50)
+    ),
     ev.UseCounted(14.0, "alice", 1234.5, 13.5, (60.0, 90.25)),
-    ev.GpusBooked(15.0, Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")),
-    ev.BookingEnded(16.0, "b1"),
+    ev.Configured(
+        15.0, "bookings", ("b1",), Booking("b1", (GPU, OTHER), 1.7e9, 1700014400.0, "alice", "a course", "root")
+    ),
     ev.NodeJoined(
         17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))
     ),
@@ -56,9 +59,10 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.NodeRenamed(19.0, "box", "other"),
     ev.NodeForgotten(20.0, "box"),
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
-    ev.TokenAdded(22.0, AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")),
-    ev.TokenRevoked(23.0, "ab" * 32),
-    ev.NewGpusExcluded(24.0, "restored"),
+    ev.WallTimeSet(1.75, 1.7e9),
+    ev.Configured(
+        22.0, "tokens", ("ab" * 32,), AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")
+    ),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -69,7 +73,7 @@ def ended(lease_id: str, *, ended_at: float = 1.0) -> EndedLease:
 
 def note(number: int) -> ev.DurableEvent:
     """A small event that can be told from others."""
-    return ev.ProcessIgnored(float(number), f"program {number}")
+    return ev.UseCounted(float(number), f"program {number}", 1.0, 0.0, ())
 
 
 def numbers(history_events: tuple[ev.DurableEvent, ...]) -> list[int]:
@@ -115,11 +119,10 @@ requests = st.builds(
     wishes,
     holders,
     st.integers(-MAX_PRIORITY, MAX_PRIORITY),
-    st.floats(0.1, MAX_TTL_S),
+    st.floats(0.1, 3600.0),
     st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
-    optional,
-    st.none() | st.floats(1, MAX_TIME_LIMIT_S),
-    st.booleans(),
+    time_limit_s=st.none() | st.floats(1, MAX_TIME_LIMIT_S),
+    preemptible=st.booleans(),
 )
 some_floats = st.lists(floats, max_size=2).map(tuple)
 counts = st.none() | st.integers(0, 1_000_000)
@@ -130,7 +133,7 @@ quotas = st.builds(
     max_priority=st.none() | st.integers(-MAX_PRIORITY, MAX_PRIORITY),
     max_time_limit_s=st.none() | st.floats(1, MAX_TIME_LIMIT_S),
     max_queued=counts,
-) | st.builds(Quota, ceiling=counts)
+)
 bookings = st.builds(Booking, texts, some_gpus, floats, st.none() | floats, optional, texts, optional)
 reasons = st.sampled_from(EndReason)
 tokens = st.builds(
@@ -143,8 +146,17 @@ tokens = st.builds(
     texts.map(lambda text: "".join(filter(str.isprintable, text))[:200]),
 )
 
+TABLES: dict[str, st.SearchStrategy[Value]] = {
+    "excluded": texts,
+    "new_gpus": texts,
+    "ignored_processes": texts,
+    "quotas": quotas,
+    "tokens": tokens,
+    "bookings": bookings,
+}
 BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.TakenOver: st.builds(ev.TakenOver, floats, wholes, texts, floats, floats),
+    ev.WallTimeSet: st.builds(ev.WallTimeSet, floats, floats),
     ev.NodeJoined: st.builds(
         ev.NodeJoined,
         floats,
@@ -165,22 +177,18 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
         ev.LeaseGranted, floats, texts, some_gpus, wholes, floats, st.none() | floats, st.none() | wholes
     ),
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
-    ev.QuotaChanged: st.builds(ev.QuotaChanged, floats, texts, st.none() | quotas),
-    ev.TokenAdded: st.builds(ev.TokenAdded, floats, tokens),
-    ev.TokenRevoked: st.builds(ev.TokenRevoked, floats, texts),
+    ev.Configured: st.one_of(
+        [
+            st.builds(ev.Configured, floats, st.just(table), st.lists(texts, max_size=2).map(tuple), st.none() | values)
+            for table, values in TABLES.items()
+        ]
+    ),
     ev.UseCounted: st.builds(ev.UseCounted, floats, optional, floats, floats, some_floats),
-    ev.GpusBooked: st.builds(ev.GpusBooked, floats, bookings),
-    ev.BookingEnded: st.builds(ev.BookingEnded, floats, texts),
     ev.LeaseEnded: st.builds(ev.LeaseEnded, floats, texts, reasons, some_gpus, floats),
     ev.GpuDrained: st.builds(ev.GpuDrained, floats, texts, gpus),
     ev.ProcessesAttributed: st.builds(
         ev.ProcessesAttributed, floats, texts, gpus, st.lists(processes, max_size=3).map(tuple)
     ),
-    ev.GpuExcluded: st.builds(ev.GpuExcluded, floats, gpus, texts),
-    ev.GpuIncluded: st.builds(ev.GpuIncluded, floats, gpus),
-    ev.NewGpusExcluded: st.builds(ev.NewGpusExcluded, floats, optional),
-    ev.ProcessIgnored: st.builds(ev.ProcessIgnored, floats, texts),
-    ev.ProcessCounted: st.builds(ev.ProcessCounted, floats, texts),
 }
 events = st.one_of(list(BY_KIND.values()))
 ended_leases = st.builds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,8 +62,8 @@ class JournalContract:
         with closing(opens()) as journal:
             after = journal.load(10_000)
         assert repr(after.events) == repr((*before.events, *events))
-        latest = {lease.id: lease for lease in (*before.ended, *leases)}
-        assert {lease.id: repr(lease) for lease in after.ended} == {id_: repr(lease) for id_, lease in latest.items()}
+        latest = {(lease.id, lease.requested_at): repr(lease) for lease in (*before.ended, *leases)}
+        assert {(lease.id, lease.requested_at): repr(lease) for lease in after.ended} == latest
 
     def test_it_can_be_loaded_again_and_appended_to_after(self, journal: Journal) -> None:
         journal.append([note(1)], ())
@@ -112,6 +113,12 @@ class JournalContract:
         journal.append((), [ended("a", ended_at=900.0)])
         journal.append((), [ended("b", ended_at=100.0)])
         assert [lease.id for lease in journal.load(1).ended] == ["b"]
+
+    def test_an_id_that_is_used_again_does_not_take_the_record_of_its_former_lease(self, journal: Journal) -> None:
+        again = replace(ended("a"), requested_at=ENDED.requested_at + 1)
+        journal.append((), [ended("a")])
+        journal.append((), [again])
+        assert journal.load(10).ended == (ended("a"), again)
 
     def test_an_ended_lease_that_is_there_is_replaced_and_counts_as_the_latest(self, journal: Journal) -> None:
         journal.append((), [ended("a"), ended("b")])

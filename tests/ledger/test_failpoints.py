@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,9 @@ from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
 from tests.ledger import children
-from tests.ledger.child import BATCH, COMPACTED, NEXT
-from tests.ledger.examples import EVENTS, ended, note
+from tests.ledger.child import BATCH, COMPACTED
+from tests.ledger.examples import note
 
 # Killed the n-th time that a point is passed in `child.write`, and what must be there then: batches, whether compacted.
 WRITING = [
@@ -47,7 +44,7 @@ def history(path: Path) -> History:
 
 def test_every_failpoint_is_tried_here() -> None:
     elsewhere = {"in_backup", "in_restore"}  # tests/cli/commands/test_backup.py
-    tried = {name.split(":")[0] for name, *_ in WRITING} | {"in_migration", "after_migration"}
+    tried = {name.split(":")[0] for name, *_ in WRITING} | {"in_creation", "after_creation"}
     assert tried | elsewhere == set(FAILPOINTS)
 
 
@@ -78,7 +75,7 @@ def test_killed_while_writing(tmp_path: Path, failpoint: str, batches: int, is_c
         assert list(journal.load(0).events) == [*expected(batches, is_compacted), note(77)]
 
 
-@pytest.mark.parametrize("failpoint", ["in_migration", "after_migration"])
+@pytest.mark.parametrize("failpoint", ["in_creation", "after_creation"])
 def test_killed_while_a_new_journal_is_made(tmp_path: Path, failpoint: str) -> None:
     path = tmp_path / "journal"
 
@@ -88,31 +85,6 @@ def test_killed_while_a_new_journal_is_made(tmp_path: Path, failpoint: str) -> N
     assert not path.exists()  # nobody takes half a journal for a whole one
     assert history(path) == History()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock", "journal.mark"]
-
-
-def tables(path: Path) -> tuple[int, set[str]]:
-    with closing(sqlite3.connect(path)) as connection:
-        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        return version, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-
-
-@pytest.mark.parametrize(("failpoint", "is_migrated"), [("in_migration", False), ("after_migration", True)])
-def test_killed_while_an_old_journal_is_migrated(tmp_path: Path, failpoint: str, is_migrated: bool) -> None:
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path)) as journal:
-        journal.append(EVENTS, [ended("a")])
-
-    status, said = children.run("upgrade", path, failpoint)
-
-    assert (status, said) == (-signal.SIGKILL, [])
-    version, names = tables(path)
-    assert version == (NEXT.version if is_migrated else NEXT.version - 1)
-    assert ("extra" in names) == is_migrated
-    assert tables(Path(f"{path}.version-{NEXT.version - 1}"))[0] == NEXT.version - 1
-    outcome: tuple[int, list[dict[str, Any]]] = children.run("upgrade", path)
-    assert outcome == (0, [{"upgraded": True}])
-    with closing(SqliteJournal(path, migrations=(*known_migrations(), NEXT))) as journal:
-        assert journal.load(10) == History(EVENTS, (ended("a"),))
 
 
 @pytest.mark.parametrize("setting", ["in_appendix", "in_append:x", "in_append:-1", ""])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import StateDirUnsafe
-from gpu_worker_pool.ledger.sqlite.journal import FILES, SqliteJournal
+from gpu_worker_pool.ledger.sqlite.file import FILES
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.testing import ServerDidNotStartError, ServerProcess
 from tests.other_user import ALICE, folder_of
 

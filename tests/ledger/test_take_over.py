@@ -13,9 +13,8 @@ from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import History
+from gpu_worker_pool.ledger.loop_budget import TURN_S
 from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.pending_readings import MOST_ON_GPUS
-from gpu_worker_pool.ledger.turn import TURN_S
 from gpu_worker_pool.ledger.writer import InlineWriter
 
 WALL = 1.7e9
@@ -27,7 +26,7 @@ def opened(
 ) -> Driver:
     driver = Driver(PoolSettings(), clock=lambda: boot_s)
     writer = InlineWriter(journal)
-    driver.open(journal.load(10), writer, boot_id=boot_id, wall_now=wall_now, node=node, epoch=epoch)
+    driver.open(journal.load(10), writer, boot_id=boot_id, wall_clock=lambda: wall_now, node=node, epoch=epoch)
     return driver
 
 
@@ -83,18 +82,6 @@ async def test_a_box_that_was_renamed_keeps_its_leases() -> None:
         assert set(driver.state.nodes) == {"new"}
 
 
-async def test_after_standing_still_the_node_is_announced_again() -> None:
-    journal, clock = await held(), [101.0]
-    driver = Driver(PoolSettings(), clock=lambda: clock[0])
-    driver.open(journal.load(10), InlineWriter(journal), boot_id="boot", wall_now=WALL, node="box")
-    clock[0] += 1000.0
-
-    await driver.do(cmd.Renew(("remote",)))
-
-    assert driver.state.taken_over == 1101.0
-    assert driver.state.announced == {"box"}
-
-
 async def test_only_processes_of_this_node_are_looked_for() -> None:
     looked_for: list[ProcessId] = []
 
@@ -103,7 +90,7 @@ async def test_only_processes_of_this_node_are_looked_for() -> None:
         return True
 
     driver = Driver(PoolSettings(), clock=lambda: 100.0, is_alive=is_alive)
-    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box")
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_clock=lambda: WALL, node="box")
     driver.note(cmd.Observe((Reading(GPU, 100.0, 80_000.0, 0.0, 0.0, processes=()),)))
     wishes = replace(Request().wishes, memory_mb=100)
     for pid, node in enumerate(("box", "other", None)):
@@ -112,31 +99,10 @@ async def test_only_processes_of_this_node_are_looked_for() -> None:
     assert looked_for == [ProcessId(0, 1.0), ProcessId(2, 1.0)]
 
 
-async def test_readings_of_one_box_do_not_replace_those_of_another_that_wait() -> None:
-    """A box with many GPUs is taken in piece by piece; meanwhile another box reports, and the first tells what changed."""
-    times = [100.0]
-    driver = Driver(PoolSettings(), clock=lambda: times[-1])
-    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box", epoch=1)
-    times.append(110.0)
-    many = [Gpu(GpuKey("big", f"GPU-{number}"), number, "A100") for number in range(3 * MOST_ON_GPUS)]
-    driver.note(cmd.AnnounceNode("big", "boot"))
-    driver.note(observed(*many, at=101.0))  # the GPUs are not known yet, so this is one piece
-
-    driver.note(observed(*many, at=102.0))
-    driver.note(observed(GPU, at=102.0))
-    driver.note(observed(many[-1], at=103.0))
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-    read_at = {slot.reading.at for slot in driver.state.slots.values() if slot.reading is not None}
-    assert read_at == {102.0, 103.0}
-    assert len(driver.state.slots) == len(many) + 1
-
-
 async def test_readings_of_many_boxes_wait_for_a_turn_that_has_time_and_those_of_a_silent_box_are_dropped() -> None:
     times, worked = [100.0], count(step=TURN_S)
     driver = Driver(PoolSettings(), clock=lambda: times[-1], work_clock=lambda: next(worked))
-    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_now=WALL, node="box", epoch=1)
+    driver.open(History(), InlineWriter(MemoryJournal()), boot_id="boot", wall_clock=lambda: WALL, node="box", epoch=1)
     times.append(110.0)
     gpus = [Gpu(GpuKey(node, "GPU-1"), 0, "A100") for node in ("a", "b", "c")]
     for gpu in gpus:

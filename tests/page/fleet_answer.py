@@ -31,7 +31,6 @@ class FleetAnswer:
             "refresh_interval_s": 1.0,
             "max_history": 100,
             "happened": [],
-            "has_peers": False,
             "has_tokens": True,
             "title": "made up",
             "docs": None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import card, happened, queue_of, too_wide, use_token
 from tests.server.leasing import queue, take
-from tests.server.told_server import Told, told_server
 
 HOSTILE = (
     "<script>window.hasRun = 1</script>",
@@ -26,49 +24,26 @@ HOSTILE = (
     "שלום <b>עולם</b> سلام",
     "W" * 256,
 )
-# A server of this kind refuses these signs; who knows what another one lets pass.
-TURNED_ROUND = "\u202egnp.exe\u2066\u200f"
-OF_PEERS = (HOSTILE[0], HOSTILE[-1], TURNED_ROUND)
 ADMIN = "the-token-of-admin"
-
-
-def poisoned(value: Any, poison: str) -> Any:
-    """The same with the poison before each text in it."""
-    if isinstance(value, str):
-        return poison + value
-    if isinstance(value, list):
-        return [poisoned(item, poison) for item in value]
-    return {key: poisoned(item, poison) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @pytest.fixture(scope="module")
 def server(browser: Browser) -> Iterator[ServerProcess]:
-    """With a holder and a waiter of each name, and peers in which every text is one."""
-    with told_server({}) as other:
-        peers = [f"{other.url}/{number}" for number in range(len(OF_PEERS))]
-        env = {
-            "SIMULATED_GPUS": str(len(HOSTILE) + 1),
-            "GPU_POOL_PEERS": ",".join(peers),
-            "GPU_POOL_TOKENS": f"admin:{ADMIN}",
-        }
-        with ServerProcess(env) as server:
-            admin = {"Authorization": f"Bearer {ADMIN}"}
-            for number, text in enumerate(HOSTILE):
-                form: dict[str, Any] = {
-                    "owner": text,
-                    "worker_id": text,
-                    "labels": {"command": text, "note": text},
-                    "ttl_s": 3600,
-                }
-                take(server, among=[number], **form)
-                queue(server, among=[number], **form)
-            drained = server.ask(f"/admin/gpus/{len(HOSTILE)}/drain", "POST", admin, {"reason": HOSTILE[0]})
-            assert drained.status == 200, drained
-            pool = server.json("/pool")
-            pool = {**pool, "gpus": pool["gpus"][:1], "leases": pool["leases"][:1], "queue": pool["queue"][:1]}
-            for number, text in enumerate(OF_PEERS):
-                other.answers[f"/{number}/pool"] = Told(json.dumps(poisoned(pool, text)).encode())
-            yield server
+    """With a holder and a waiter of each name."""
+    with ServerProcess({"SIMULATED_GPUS": str(len(HOSTILE) + 1), "GPU_POOL_TOKENS": f"admin:{ADMIN}"}) as server:
+        admin = {"Authorization": f"Bearer {ADMIN}"}
+        for number, text in enumerate(HOSTILE):
+            form: dict[str, Any] = {
+                "owner": text,
+                "worker_id": text,
+                "labels": {"command": text, "note": text},
+                "ttl_s": 3600,
+            }
+            take(server, among=[number], **form)
+            queue(server, among=[number], **form)
+        drained = server.ask(f"/admin/gpus/{len(HOSTILE)}/drain", "POST", admin, {"reason": HOSTILE[0]})
+        assert drained.status == 200, drained
+        yield server
 
 
 def assert_nothing_ran(page: Page) -> None:
@@ -79,29 +54,25 @@ def assert_nothing_ran(page: Page) -> None:
 
 def test_every_text_is_shown_as_it_is(page: Page) -> None:
     for number, text in enumerate(HOSTILE):
-        mine = card(page, number).first  # there are more of this number at the peers
+        mine = card(page, number)
         expect(mine.get_by_role("strong")).to_have_text(text)
         expect(mine.locator(".details").first).to_have_text(text)
         expect(mine.get_by_text(f"note: {text}", exact=True)).to_be_visible()
         expect(queue_of(page).get_by_role("strong").filter(has_text=text).first).to_be_visible()
         expect(happened(page).get_by_text(f"{text} has GPU {number}", exact=True)).to_be_visible()
-    expect(card(page, len(HOSTILE)).first.get_by_text(HOSTILE[0])).to_be_visible()  # the reason why it is drained
+    expect(card(page, len(HOSTILE)).get_by_text(HOSTILE[0])).to_be_visible()  # the reason why it is drained
     for table in ("usage", "weeks"):
         expect(page.locator(f"#{table}").get_by_text(HOSTILE[0], exact=True)).to_be_visible()
     page.get_by_text("The same as a list").click()
     for picture_or_list in ("Colours of the owners", "Who held which GPU"):
         expect(page.get_by_label(picture_or_list).get_by_text(HOSTILE[0]).first).to_be_visible()
-
-    node = page.get_by_role("heading", level=1).text_content() or ""
-    for text in OF_PEERS:
-        expect(page.get_by_role("heading", level=3).get_by_text(f"{text}{node}", exact=True).first).to_be_visible()
     assert_nothing_ran(page)
 
 
 def test_they_are_text_too_where_one_confirms(page: Page) -> None:
     use_token(page, ADMIN)
     for number, word in enumerate(("Release", "Revoke", "Drain")):
-        card(page, number).first.get_by_role("button", name=word).click()
+        card(page, number).get_by_role("button", name=word).click()
         expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[number])
         page.keyboard.press("Escape")
     queue_of(page).get_by_role("button", name="Take out").first.click()
@@ -112,10 +83,9 @@ def test_they_are_text_too_where_one_confirms(page: Page) -> None:
 def test_a_very_long_name_does_not_widen_the_page(open_page: OpenPage) -> None:
     page = open_page(viewport={"width": 360, "height": 640})
     expect(happened(page).get_by_text(HOSTILE[-1]).first).to_be_visible()
-    expect(page.get_by_role("heading", level=3).get_by_text(HOSTILE[-1]).first).to_be_visible()
     assert too_wide(page) == []
     use_token(page, ADMIN)
-    card(page, len(HOSTILE) - 1).first.get_by_role("button", name="Release").click()
+    card(page, len(HOSTILE) - 1).get_by_role("button", name="Release").click()
     assert too_wide(page) == []
     box = page.get_by_role("dialog").bounding_box()
     assert box is not None

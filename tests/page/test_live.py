@@ -69,34 +69,6 @@ def test_a_grant_a_queue_and_a_release_are_seen(page: Page, server: ServerProces
     expect(happened(page)).to_contain_text(f"bob no longer has GPU {bob['gpus'][0]['gpu_id']}: released")
 
 
-def test_a_lease_inside_a_lease_is_shown_under_it_and_not_as_a_second_holder(page: Page, server: ServerProcess) -> None:
-    outer = take(server, owner="ada", labels={"command": "sweep.py"})
-    inner = take(server, owner="ada", parent=outer["id"], labels={"command": "train.py"}, memory_mb=1000)
-    take(server, owner="ada", parent=inner["id"], labels={"command": "step.py"}, memory_mb=500)
-    queue(server, owner="ada", parent=outer["id"], labels={"command": "eval.py"})
-
-    shown = card(page, outer)
-    expect(shown.get_by_text("step.py")).to_be_visible()
-    holders = shown.get_by_role("list", name="Holders").locator(":scope > li")
-    expect(holders).to_have_count(1)
-    expect(holders.get_by_role("listitem")).to_have_count(2)
-    expect(holders).to_contain_text(re.compile("sweep.py.*inside it.*train.py.*inside it.*step.py"))
-    waiter = queue_of(page).get_by_role("listitem")
-    expect(waiter).to_contain_text("waits inside the lease of ada, sweep.py")
-    expect(waiter).to_contain_text("another job inside this lease uses its GPU")
-    expect(happened(page)).to_contain_text(f"ada uses GPU {outer['gpus'][0]['gpu_id']} inside its lease train.py")
-    expect(happened(page)).to_contain_text("ada waits inside its lease eval.py")
-
-    page.get_by_label("Find").fill("step.py")
-    expect(shown).to_be_visible()
-    expect(card(page, 1 - outer["gpus"][0]["gpu_id"])).to_be_hidden()
-    page.get_by_label("Find").fill("")
-
-    release(server, outer["id"])
-    expect(shown).not_to_contain_text("sweep.py")
-    expect(happened(page)).to_contain_text("no longer uses GPU")
-
-
 def test_a_death_is_seen(page: Page, server: ServerProcess) -> None:
     with a_process() as process:
         lease = take(server, owner="mortal", pid=process.pid, host=socket.gethostname(), ttl_s=3600)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -17,29 +15,13 @@ from tests.page.conftest import OpenPage
 from tests.page.parts import card, connection, use_token
 from tests.page.watch import Watch
 from tests.server.leasing import release_all, take
-from tests.server.told_server import Told, ToldServer, told_server
 
 ADMIN = "a-secret-of-admin"
-POOL: dict[str, Any] = {"node": "odd", "server_id": "odd", "gpus": [], "leases": [], "queue": [], "queue_length": -3}
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[ToldServer]:
-    """Its GPUs cannot be told apart."""
-    gpus = [
-        {"uuid": "GPU-a", "gpu_id": 10, "state": "free"},
-        {"uuid": "GPU-a", "gpu_id": 11, "state": "busy"},
-        {"uuid": "GPU-b", "gpu_id": 12, "state": "leased"},
-        {"gpu_id": 13, "state": "free"},
-        {"gpu_id": 14, "state": "free"},
-    ]
-    with told_server({"/pool": Told(json.dumps({**POOL, "gpus": gpus}).encode())}) as peer:
-        yield peer
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser, peer: ToldServer) -> Iterator[ServerProcess]:
-    env = {"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}", "GPU_POOL_PEERS": peer.url}
+def server(browser: Browser) -> Iterator[ServerProcess]:
+    env = {"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}"}
     with ServerProcess(env) as server:
         yield server
 
@@ -142,9 +124,3 @@ def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Pag
     release_all(server, {"Authorization": f"Bearer {ADMIN}"})
     page.get_by_role("dialog", name="Revoke").get_by_role("button", name="Revoke").click()
     expect(page.get_by_text("had ended already: released")).to_be_visible()
-
-
-def test_gpus_that_are_called_the_same_are_each_shown(page: Page) -> None:
-    for gpu, state in {10: "free", 11: "busy", 12: "leased", 13: "free", 14: "free"}.items():
-        expect(card(page, gpu)).to_contain_text(state)
-    expect(page.get_by_text("Nobody waits.")).to_be_visible()

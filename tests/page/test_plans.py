@@ -80,9 +80,9 @@ def test_quotas_are_shown_once_there_are_some(open_page: OpenPage, server: Serve
     expect(section).to_be_hidden()
 
     take(server, owner="ada", gpus=2)
-    server.ask("/quotas/ada", "PUT", AS_ADMIN, {"gpus": 4, "ceiling": 8})
+    server.ask("/quotas/ada", "PUT", AS_ADMIN, {"gpus": 4})
     server.ask("/quotas/*", "PUT", AS_ADMIN, {"gpus": 1})
     page.reload()
     # The table of usage has a row for this owner, too.
-    expect(page.get_by_role("row").filter(has_text=re.compile("ada248"))).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text=re.compile("ada24"))).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("^all others"))).to_be_visible()

@@ -13,14 +13,8 @@ from gpu_worker_pool.testing import ServerProcess
 
 @dataclass(frozen=True)
 class Event:
-    id: str | None
     name: str
     data: Any
-
-    @property
-    def number(self) -> int:
-        assert self.id is not None
-        return int(self.id.rpartition("-")[2])
 
 
 class Stream:
@@ -29,20 +23,16 @@ class Stream:
     def __init__(
         self,
         server: ServerProcess,
-        last_event_id: str | None = None,
         path: str = "/events",
         token: str | None = None,
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._connection.request("GET", path, headers=headers)
         self.response = self._connection.getresponse()
         if self.response.status == 200:
             assert self._line().startswith("retry: ")
-            opening = list(iter(self._line, ""))
-            assert opening[-1] == ": connected"
+            assert list(iter(self._line, "")) == [": connected"]
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +55,7 @@ class Stream:
                 continue
             if not line:
                 if fields:
-                    return Event(fields.get("id"), fields["event"], json.loads(fields["data"]))
+                    return Event(fields["event"], json.loads(fields["data"]))
                 continue
             name, _, value = line.partition(": ")
             assert name not in fields, "one line a field"

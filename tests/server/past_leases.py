@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -20,11 +19,11 @@ THEN = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
 
 
 def past(owner: str | None, gpus: int, *hours: float, memory_mb: float | None = None) -> EndedLease:
-    """A lease asked for, granted and ended so many hours after THEN. Its label only looks like that of a parent."""
+    """A lease asked for, granted and ended so many hours after THEN."""
     requested_at, granted_at, ended_at = (THEN + hour * 3600 for hour in hours)
     return EndedLease(
         new_id("past"),
-        Request(Wishes(gpus, memory_mb), Holder(owner=owner), labels=(("parent", '"parent":"x"'),)),
+        Request(Wishes(gpus, memory_mb), Holder(owner=owner)),
         tuple(GpuKey(NODE, f"GPU-{number}") for number in range(gpus)),
         1,
         requested_at,
@@ -32,11 +31,6 @@ def past(owner: str | None, gpus: int, *hours: float, memory_mb: float | None = 
         ended_at,
         EndReason.RELEASED,
     )
-
-
-def inside(lease: EndedLease) -> EndedLease:
-    """The same lease as one inside another."""
-    return replace(lease, request=replace(lease.request, parent="outer"))
 
 
 def server_with_past(leases: Sequence[EndedLease], *, pruned_to: int | None = None) -> ServerProcess:

@@ -16,7 +16,6 @@ from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.routes import TABLE
 from tests.server.described import undescribed
 from tests.server.event_stream import Event, Stream
-from tests.server.leasing import put
 
 TOKEN = "a-token-of-the-admin"  # noqa: S105 - of a server that lives for seconds
 ADA = "a-token-of-an-owner"
@@ -24,15 +23,8 @@ AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[ServerProcess]:
-    with ServerProcess({"SIMULATED_GPUS": "1"}) as running:
-        put(running, "of-the-peer")
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(peer: ServerProcess) -> Iterator[ServerProcess]:
-    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN},ada:{ADA}", "GPU_POOL_PEERS": peer.url}
+def server() -> Iterator[ServerProcess]:
+    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_TOKENS": f"admin:{TOKEN},ada:{ADA}"}
     with ServerProcess(settings) as running:
         yield running
 
@@ -98,9 +90,9 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("DELETE", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
         span = {"starts_at": "2099-01-01", "ends_at": "2099-01-02T12:00:00Z"}
         ask("PUT", "/bookings/course", "/bookings/{booking_id}", {"gpus": 2, "reason": "a course", **span})
-        ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1, "ceiling": 2})
+        ask("PUT", "/quotas/ada", "/quotas/{owner}", {"gpus": 1})
         ask("PUT", "/quotas/*", "/quotas/{owner}", {"weight": 2})
-        ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": 2, "ceiling": 1})
+        ask("PUT", "/quotas/bad", "/quotas/{owner}", {"gpus": -1})
         digest = "ab" * 32
         ask(
             "PUT",
@@ -115,7 +107,6 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("GET", "/bookings")
         ask("DELETE", "/quotas/ada", "/quotas/{owner}")
         ask("DELETE", "/bookings/course", "/bookings/{booking_id}")
-        ask("GET", "/peers")
         for path in ("/leases", "/pool", "/pool?queue=1", "/ui/data/pool", "/ui/data/timeline"):
             ask("GET", path)
         ask("DELETE", "/leases/shared", lease)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import schemathesis
 
 LEASE_CALLS = (
-    *("/leases", "/pool", "/usage", "/timeline", "/peers", "/admin", "/events"),
+    *("/leases", "/pool", "/usage", "/timeline", "/admin", "/events"),
     *("/quotas", "/bookings"),
 )
 

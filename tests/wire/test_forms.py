@@ -21,7 +21,7 @@ from gpu_worker_pool.wire.strict import FormError, check_lease_id, parse_form
 DOCUMENTED = [
     *("gpus", "memory_mb", "model", "among", "priority", "ttl_s", "wait_s", "memory_threshold_percent"),
     *("utilization_threshold_percent", "worker_id", "owner", "host", "pid", "pid_started", "boot_id"),
-    *("pid_namespace", "labels", "parent", "time_limit_s", "preemptible", "nodes"),
+    *("pid_namespace", "labels", "time_limit_s", "preemptible", "nodes"),
 ]
 FULL = {
     "gpus": 2,

@@ -144,7 +144,8 @@ def _read(file: str) -> str:
 
 
 async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | None) -> int:
-    from gpu_worker_pool.cli.run.sources import choose_sources  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.gpu_request import core_request  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.cli.run.sources import Sources, check_inside, choose_sources, find_lease_around  # noqa: PLC0415
 
     from .runner import BatchRunner  # noqa: PLC0415 - the same
     from .view import BatchDisplay  # noqa: PLC0415
@@ -153,7 +154,12 @@ async def _run(plan: BatchPlan, kept: StateFile | None, endpoints: list[str] | N
     if work.done == len(work.jobs):
         complain("all jobs were done before; --fresh runs them again")
         return 0
-    sources = await choose_sources(endpoints, os.environ, is_remote=plan.is_remote, is_new=plan.request.is_new)
+    lease = None if plan.request.is_new else find_lease_around(endpoints, os.environ)
+    if lease is None:
+        sources = await choose_sources(endpoints, os.environ, is_remote=plan.is_remote, is_new=plan.request.is_new)
+    else:
+        check_inside(lease, core_request(plan.request).wishes, os.environ)
+        sources = Sources.inside(lease)
     display = BatchDisplay(work, err())
     runner = BatchRunner(plan, sources, kept, display.attempt_ended)
     display.running = runner.running

@@ -77,7 +77,8 @@ class BatchRunner:
         if self.plan.parallel is not None:
             return self.plan.parallel
         request = self.plan.request
-        per_gpu = 1 if request.memory_mb is None else SHARERS_PER_GPU
+        # Inside a lease no server counts the memory of those that share a GPU.
+        per_gpu = 1 if request.memory_mb is None or self.sources.is_inside else SHARERS_PER_GPU
         return max(self.sources.gpu_count * per_gpu // request.gpus, 1)
 
     async def run(self) -> None:

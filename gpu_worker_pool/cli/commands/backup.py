@@ -81,7 +81,7 @@ def restore(
     until you have made sure that no program from before uses them: then `gpu-pool undrain --all`.
     """
     from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
-    from gpu_worker_pool.ledger.sqlite.restore import restore as put_in_place  # noqa: PLC0415
+    from gpu_worker_pool.ledger.sqlite.backup import restore as put_in_place  # noqa: PLC0415
 
     settings = _settings(journal)
     path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")

@@ -75,7 +75,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     match view.state:
         case "queued":
             place = f"position {view.position}"
-            place += lease.inside or f" of {max(report.queue_length, view.position or 0)}"
+            place += f" of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}{terms}, since "
                 f"{_moment(lease.requested_at, now)}."
@@ -84,7 +84,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
             lasts = " It lasts as long as that process." if view.is_local and view.expires_in_s is None else ""
             place = "" if view.pid is None else f", as pid {view.pid} on {view.host or 'an unknown host'}"
             return (
-                f"{who} holds {show_gpus(lease.gpu_ids)}{lease.inside} at {lease.endpoint}{runs}{place}, since "
+                f"{who} holds {show_gpus(lease.gpu_ids)} at {lease.endpoint}{runs}{place}, since "
                 f"{_moment(lease.granted_at, now)}{terms}.{lasts}"
             )
         case "draining":

@@ -88,7 +88,7 @@ def _table(
             Text(view.state),
             *([Text(lease.endpoint)] if with_endpoint else []),
             Text(view.owner or "-"),
-            Text((", ".join(lease.gpu_ids) or f"waits for {lease.wants}") + lease.inside),
+            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
             show_clock(lease.since_at, now).removeprefix("since "),
             str(view.priority),
             *([Text(note)] if "NOTES" in headings else []),

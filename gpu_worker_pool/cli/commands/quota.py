@@ -59,11 +59,7 @@ def set_quota(
     owner: Owner,
     endpoint: Endpoints = None,
     *,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", min=0, help="Up to so many GPUs the owner is served before those who borrow."),
-    ] = None,
-    ceiling: Annotated[int | None, typer.Option("--ceiling", min=0, help="Never more GPUs than this.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="Never more GPUs than this.")] = None,
     weight: Annotated[
         float | None, typer.Option("--weight", help="The owner's part in a fair share; 1 without it.")
     ] = None,
@@ -79,7 +75,7 @@ def set_quota(
 
     Only admin may.
     """
-    limits = {"gpus": gpus, "ceiling": ceiling, "weight": weight, "max_priority": max_priority}
+    limits = {"gpus": gpus, "weight": weight, "max_priority": max_priority}
     limits |= {"max_time_limit_s": max_time, "max_queued": max_queued}
     form = {name: value for name, value in limits.items() if value is not None}
     if not form:
@@ -139,10 +135,9 @@ def _say(answer: ServerAnswer, owner: str, method: str) -> None:
 
 
 def _limits(quota: QuotaView) -> str:
-    """`4 GPUs, at most 8, weight 2, time limit 2h`."""
+    """`at most 4 GPUs, weight 2, time limit at most 2h`."""
     parts = [
-        None if quota.gpus is None else count(quota.gpus, "GPU"),
-        None if quota.ceiling is None else f"never more than {count(quota.ceiling, 'GPU')}",
+        None if quota.gpus is None else f"at most {count(quota.gpus, 'GPU')}",
         None if quota.weight == 1 else f"weight {quota.weight:g}",
         None if quota.max_priority is None else f"priority at most {quota.max_priority}",
         None if quota.max_time_limit_s is None else f"time limit at most {show_span(quota.max_time_limit_s)}",
@@ -194,7 +189,7 @@ def _show(found: Sequence[ServerQuotas], *, json: bool) -> int:
 
 
 def _table(listed: QuotaList) -> Table:
-    headings = ("OWNER", "GPUS", "CEILING", "WEIGHT", "HAS", "WAITS", "USED", "SHARE", "LIMITS")
+    headings = ("OWNER", "GPUS", "WEIGHT", "HAS", "WAITS", "USED", "SHARE", "LIMITS")
     table = make_table(*headings, whole=headings[1:-1])
     for column in table.columns[1:-1]:
         column.justify = "right"
@@ -209,7 +204,6 @@ def _table(listed: QuotaList) -> Table:
         table.add_row(
             Text(quota.owner),
             _number(quota.gpus),
-            _number(quota.ceiling),
             f"{quota.weight:g}",
             _number(quota.held_gpus),
             _number(quota.queued),

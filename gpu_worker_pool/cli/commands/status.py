@@ -23,7 +23,6 @@ from gpu_worker_pool.cli.pools.report import (
     fleet_line,
     show_clock,
     show_holding,
-    show_inside,
     show_outsiders,
 )
 from gpu_worker_pool.cli.pools.servers import Servers
@@ -93,8 +92,7 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
     _show_gpus(console, report, now)
     if not report.has_leases:
         return
-    inside = show_inside(report.leases)
-    leases = count(len(report.leases), "lease") + (f" ({inside})" if inside else "")
+    leases = count(len(report.leases), "lease")
     console.print(f"{leases}, {report.queue_length or 'nobody'} waiting")
     if report.queue:
         print_table(console, _queue_table(console, report.queue, now))
@@ -170,7 +168,7 @@ def _queue_table(console: Console, queue: Sequence[LeaseReport], now: float) -> 
             "?" if lease.view.position is None else str(lease.view.position),
             Text(lease.holder),
             Text(cut(console, lease.command or "-")),
-            Text(", ".join([lease.wants + lease.inside, *priority, *show_terms(lease.view, now)])),
+            Text(", ".join([lease.wants, *priority, *show_terms(lease.view, now)])),
             show_clock(lease.requested_at, now).removeprefix("since "),
             Text("; ".join(part for part in (lease.why, show_start(lease.view, now)) if part)),
         )

@@ -92,10 +92,6 @@ def check_database(settings: ServerSettings) -> list[Finding] | None:
         what = "write to the tables of the fleet" if facts.version else "create the tables of the fleet"
         how = "grant the role its rights, or let the role that owns the tables be the one of the URL"
         found.append(Finding("fleet-database", "problem", f"{text}; the role may not {what}", how))
-    elif facts.version and facts.version < facts.known_version:
-        how = "the first candidate of this version migrates them; boxes of an older version cannot lead after that"
-        text += f", and this program knows version {facts.known_version}"
-        found.append(Finding("fleet-database", "warning", text, how))
     else:
         found.append(Finding("fleet-database", "ok", text))
     found += judge_clock("the database", facts.clock_off_s)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, Failure
-from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.run.attempt import Outcome, watch
 from gpu_worker_pool.cli.run.gpu_request import GpuRequest, acquire, release
 from gpu_worker_pool.cli.run.guarded_command import GuardDied, exit_code
@@ -303,7 +302,6 @@ class JobRun:
     ) -> RunEnded | None:
         """Start the command; how the job ended where that was not possible."""
         record, spec = self.record, self.record.spec
-        stops = spec.on_lost is OnLost.STOP
         try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230 - opened at once
                 await guarded.start(
@@ -312,7 +310,7 @@ class JobRun:
                     (nothing.fileno(), log, log),
                     group=0,
                     grace_s=grace_s,
-                    safe_until=safe_until(assignment) if stops else None,
+                    safe_until=safe_until(assignment),
                     limit=limit_of(assignment),
                     marks=mark_names(assignment.lease_id or "", assignment.uuids),
                     cwd=spec.cwd,
@@ -348,8 +346,6 @@ class JobRun:
     ) -> RunEnded | RunNotStarted:
         lease = self.record.life.lease
         ttl_s = lease.ttl_s if lease is not None else 0.0
-
-        stops = self.record.spec.on_lost is OnLost.STOP
         try:
             outcome = await watch(
                 guarded,
@@ -358,7 +354,6 @@ class JobRun:
                 ttl_s=ttl_s,
                 grace_s=grace_s,
                 on_ending=partial(self.warn, self.record),
-                stops=stops,
             )
         except GuardDied:
             return self._what_became()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.jobs.life import AfterFailure, JobTerms
@@ -39,7 +38,6 @@ class JobSpec:
     timeout_s: float | None = None
     time_limit_s: float | None = None
     is_preemptible: bool = False
-    on_lost: OnLost = OnLost.STOP
     grace_s: float = 10.0
     is_remote: bool = False
     nodes: int = 1
@@ -97,7 +95,6 @@ class JobSpec:
             "--priority": self.priority,
             "--timeout": self.timeout_s,
             "--time": self.time_limit_s,
-            "--on-lost": self.on_lost,
             "--grace": self.grace_s,
             "--name": self.label,
             "--on-granted": self.on_granted,

@@ -55,7 +55,6 @@ def submit(
     timeout: options.Timeout = None,
     time: options.TimeLimit = None,
     preemptible: options.Preemptible = False,
-    on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     max_log: Annotated[
         float | None,
@@ -136,7 +135,6 @@ def submit(
         timeout_s=timeout,
         time_limit_s=time,
         is_preemptible=preemptible,
-        on_lost=on_lost,
         grace_s=grace,
         is_remote=remote,
         nodes=nodes,
@@ -217,10 +215,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     of_others = ("GPU_POOL_LEASE_", "GPU_POOL_JOB_ID", "GPU_POOL_ARRAY_")
     kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
     if environ.get("GPU_POOL_LEASE_ID"):
-        from gpu_worker_pool.client.guarded_lease import (  # noqa: PLC0415 - only inside a lease
-            VISIBLE_DEVICES_VARIABLE,
-            is_set_by_lease,
-        )
+        from gpu_worker_pool.client.guarded_lease import is_set_by_lease  # noqa: PLC0415 - only inside a lease
+        from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415
 
         complain("the job will outlive the lease around this command, so it requests GPUs of its own")
         if is_set_by_lease(environ):

@@ -112,11 +112,6 @@ class LeaseReport:
             return "GPUs"
 
     @property
-    def inside(self) -> str:
-        """The lease it is inside of, to be put after its GPUs or wishes; empty if it is in none."""
-        return f" inside {self.view.parent[:8]}" if self.view.parent else ""
-
-    @property
     def requested_at(self) -> float | None:
         return read_time(self.view.requested_at)
 
@@ -162,7 +157,6 @@ class LeaseReport:
             "ended_by": view.ended_by,
             "end_note": view.end_note,
             "expires_in_s": view.expires_in_s,
-            "parent": view.parent,
             "time_limit_s": view.time_limit_s,
             "preemptible": view.preemptible,
             "ends_at": iso_time(read_time(view.ends_at)),
@@ -293,12 +287,6 @@ def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:
     """Who holds it, for what, since when and on what terms: `carol, train.py, since 14:02, ends 16:02`."""
     parts = (lease.holder, command, show_clock(lease.since_at, now), *show_terms(lease.view, now))
     return ", ".join(part for part in parts if part)
-
-
-def show_inside(leases: Iterable[LeaseReport]) -> str:
-    """How many of the leases are inside another, and so hold no GPU of their own; empty if none is."""
-    number = sum(lease.view.parent is not None for lease in leases)
-    return f"{number} inside another" if number else ""
 
 
 def show_outsiders(gpu: PoolGpu) -> list[str]:

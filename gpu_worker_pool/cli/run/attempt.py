@@ -53,22 +53,20 @@ async def watch(
     ttl_s: float,
     grace_s: float,
     on_ending: Callable[[LeaseEnding | None], None],
-    stops: bool = True,
 ) -> Outcome:
     """Wait until no process of a started command is left; what became of it. GuardDied where that is not known.
 
     `grace_s` is the time between SIGTERM and SIGKILL. `on_ending` is called with each warning that the lease will end.
-    `stops`: the command is ended when its lease is lost; otherwise it may finish without one.
     """
     lost: list[str] = []
 
     def lose(reason: str) -> None:
-        if not end_if_announced(guarded, assignment, grace_s) and stops:
+        if not end_if_announced(guarded, assignment, grace_s):
             lost.append(reason)
             guarded.end(grace_s)
 
     warnings = warn_command(guarded, assignment, grace_s, on_ending)
-    code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warnings)
+    code = await wait_for_end(guarded, assignment, ttl_s, lose, warnings)
     if lost:
         return replace(outcome, exit_code=None, why=f"its GPU was lost: {lost[0]}")
     reason, ending = ended_because(guarded, assignment, code), assignment.ending

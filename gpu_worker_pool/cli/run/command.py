@@ -21,7 +21,6 @@ def run(
     timeout: options.Timeout = None,
     time: options.TimeLimit = None,
     preemptible: options.Preemptible = False,
-    on_lost: options.WhenLost = options.OnLost.STOP,
     grace: options.Grace = 10.0,
     name: options.Name = None,
     remote: options.Remote = False,
@@ -40,8 +39,8 @@ def run(
     """Wait for GPUs, run a command on them, release them.
 
     The command gets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. If CUDA_VISIBLE_DEVICES is set already, only GPUs among
-    those are requested. Inside another gpu-pool run or batch, the command uses GPUs of that lease and waits for others
-    inside it; --new requests other GPUs. Processes that the command leaves running when it ends are ended too.
+    those are requested. Inside another gpu-pool run or batch, the command uses the GPUs of that lease at once; --new
+    requests other GPUs. Processes that the command leaves running when it ends are ended too.
 
     With --nodes the command is started here for the part of this box, with GPU_POOL_NODES, GPU_POOL_NODE_RANK, MASTER_ADDR
     and MASTER_PORT; on the others `gpu-pool join` starts it, or --ssh does.
@@ -69,7 +68,7 @@ def run(
     async def run_and_tell() -> int:
         async with told(rules, label, os.environ.get(JOB_ID_VARIABLE)) as notices:
             reporter = RunReporter(is_json=json, is_quiet=quiet, notices=notices)
-            runner = Runner(command, request, on_lost, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
+            runner = Runner(command, request, grace, remote, endpoint, reporter, ssh, tuple(env or ()))
             return await runner.run()
 
     return asyncio.run(run_and_tell())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker_pool.cli.failure import TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.errors import NoEndpointAnsweredError, PoolError, StaleAssignmentError, WorkerTimeoutError
 
 from .sources import Sources
@@ -29,6 +30,15 @@ class GpuRequest:
     time_limit_s: float | None = None
     is_preemptible: bool = False
     nodes: int = 1
+
+
+def core_request(request: GpuRequest) -> Request:
+    """The same, as the core has it. Failure where something is not allowed."""
+    try:
+        wishes = Wishes(request.gpus, request.memory_mb, request.model, nodes=request.nodes)
+        return Request(wishes, Holder(worker_id="run"), time_limit_s=request.time_limit_s)
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
 
 
 async def acquire(client: GPUWorkerPoolClient, sources: Sources, request: GpuRequest, holder_pid: int) -> Assignment:

@@ -21,19 +21,17 @@ _MAX_UPDATE_INTERVAL_S: Final = 1.0
 async def wait_for_end(
     guarded: GuardLine,
     assignment: Assignment,
-    ttl_s: float | None,
+    ttl_s: float,
     on_lost: Callable[[str], None],
     warnings: Coroutine[None, None, None],
 ) -> int:
     """Wait until no process of the command is left; the exit code. `on_lost` is called with the reason of a loss.
 
-    The guard must act if this process is stopped, so it is kept informed of how long the lease is safe; not where
-    `ttl_s` is None. `warnings` runs beside.
+    The guard must act if this process is stopped, so it is kept informed of how long the lease is safe. `warnings` runs
+    beside.
     """
     lost = asyncio.create_task(_tell_loss(assignment, on_lost))
-    updates = [asyncio.create_task(warnings)]
-    if ttl_s is not None:
-        updates.append(asyncio.create_task(_update_guard(guarded, assignment, ttl_s)))
+    updates = [asyncio.create_task(warnings), asyncio.create_task(_update_guard(guarded, assignment, ttl_s))]
     try:
         code = await guarded.wait()
         if guarded.was_late and not lost.done():

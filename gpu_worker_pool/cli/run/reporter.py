@@ -43,10 +43,7 @@ class RunReporter:
 
     def granted(self, assignment: Assignment, waited_s: float, *, has_waited: bool) -> None:
         """Which GPUs, and where there was a wait, for how long."""
-        self._is_granted = True
-        if self._notices is not None:
-            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes)
-            self._notices.granted()
+        self._note_grant(assignment)
         gpus = list(assignment.gpu_ids)
         ends_at = None if assignment.ends_at is None else assignment.ends_at.timestamp()
         if self.is_json:
@@ -57,11 +54,27 @@ class RunReporter:
             until = "" if ends_at is None else f" until {show_moment(ends_at, time())}"
             complain(f"GPU {', '.join(map(str, gpus))} granted{after}{until}")
 
+    def inside(self, assignment: Assignment) -> None:
+        """The GPUs are those of the lease around this process."""
+        if self.is_json:
+            self.granted(assignment, 0.0, has_waited=False)
+            return
+        self._note_grant(assignment)
+        if not self.is_quiet:
+            gpus = ", ".join(map(str, assignment.gpu_ids))
+            complain(f"GPU {gpus} of the lease {assignment.lease_id}, inside which this runs; --new asks for others")
+
     def waiting(self, endpoint: str | None, text: str, lease: LeaseView | None) -> None:
         """For --json only: the wait as the server describes it."""
         start = {} if lease is None else {name: getattr(lease, name) for name in _EXPECTED}
         position = None if lease is None else lease.position
         self._print("waiting", endpoint=endpoint, message=text, position=position, **dict.fromkeys(_EXPECTED) | start)
+
+    def _note_grant(self, assignment: Assignment) -> None:
+        self._is_granted = True
+        if self._notices is not None:
+            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes)
+            self._notices.granted()
 
     def ending(self, ending: LeaseEnding | None) -> None:
         """The server is about to end the lease, or, with None, no longer is."""
@@ -84,14 +97,14 @@ class RunReporter:
         else:
             complain(f"the command was stopped: {text}")
 
-    def lost(self, reason: str, *, is_stopped: bool) -> None:
+    def lost(self, reason: str) -> None:
+        """The command is stopped because its lease is lost."""
         if self._notices is not None:
             self._notices.lost(None, reason)
         if self.is_json:
-            self._print("lost", reason=reason, is_stopped=is_stopped)
-            return
-        what = "is stopped (--on-lost finish would let it go on)" if is_stopped else "goes on (--on-lost finish)"
-        complain(f"the GPU is no longer ours ({reason}); the command {what}")
+            self._print("lost", reason=reason)
+        else:
+            complain(f"the GPU is no longer ours ({reason}); the command is stopped")
 
     def failed(self, message: str) -> None:
         """For --json only: otherwise the failure itself is shown, as with every command."""

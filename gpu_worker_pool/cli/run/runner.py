@@ -11,24 +11,25 @@ from time import monotonic
 from typing import Any
 
 from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
-from gpu_worker_pool.cli.options import OnLost
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
+from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
+from gpu_worker_pool.core.model.ttl import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.host.holder_mark import mark_names
 
 from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
-from .gpu_request import GpuRequest, acquire, release
+from .gpu_request import GpuRequest, acquire, core_request, release
 from .guarded_command import GuardDied, GuardedCommand, check_can_run
 from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, warn_command
 from .lease_loss import wait_for_end
 from .reporter import RunReporter
 from .signals import ENDING, Received, Signals, has_controlling_terminal
-from .sources import ELSEWHERE, Sources, choose_sources, leave_out_if_elsewhere
+from .sources import ELSEWHERE, Sources, check_inside, choose_sources, find_lease_around, leave_out_if_elsewhere
 from .waiting_line import WaitingLine
 
 
@@ -38,7 +39,6 @@ class Runner:
 
     command: Sequence[str]
     request: GpuRequest
-    on_lost: OnLost
     grace_s: float
     is_remote: bool
     endpoints: Sequence[str] | None
@@ -65,13 +65,15 @@ class Runner:
 
     async def _find_and_run(self, signals: Signals) -> int:
         check_can_run(self.command[0], os.environ)
+        lease = None if self.request.is_new else find_lease_around(self.endpoints, os.environ)
+        if lease is not None:
+            return await self._run_inside(lease, signals)
         async with self._in_time():
             sources = await choose_sources(
                 self.endpoints,
                 os.environ,
                 is_remote=self.is_remote,
                 is_new=self.request.is_new,
-                nodes=self.request.nodes,
                 counts_gpus=False,
                 warn=self.reporter.warn,
                 note=self.reporter.note,
@@ -84,6 +86,15 @@ class Runner:
                 if isinstance(done, int):
                     return done
                 sources = done
+
+    async def _run_inside(self, lease: InheritedLease, signals: Signals) -> int:
+        """Run the command on the GPUs of the lease around this process. `run` outside ends it when that lease is lost."""
+        request = core_request(self.request)
+        check_inside(lease, request.wishes, os.environ)
+        assignment = lease.assignment(request, lease.gpus, is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""))
+        self.reporter.inside(assignment)
+        with closing(GuardedCommand()) as guarded:
+            return await self._run_on(assignment, guarded, DEFAULT_TTL_S, signals)
 
     @property
     def _left_s(self) -> float | None:
@@ -189,7 +200,7 @@ class Runner:
             return SIGNAL_BASE + ended_by[0]
         if not done.cancelled():
             return self._tell_failure(done.result())
-        self.reporter.lost(str(lost.result()), is_stopped=True)
+        self.reporter.lost(str(lost.result()))
         return FAILED
 
     def _tell_failure(self, failed: FailedBox | None) -> int:
@@ -228,7 +239,7 @@ class Runner:
     ) -> int:
         failed_code, is_told_to_end = 0, False
         grace_s = grace_after_loss(self.grace_s, ttl_s)
-        shares_terminal, stops, is_stopped = has_controlling_terminal(), self.on_lost is OnLost.STOP, False
+        shares_terminal, is_stopped = has_controlling_terminal(), False
 
         def pass_on(received: Received) -> None:
             nonlocal is_told_to_end
@@ -241,17 +252,16 @@ class Runner:
             nonlocal is_stopped
             if end_if_announced(guarded, assignment, grace_s):
                 return
-            is_stopped = stops
-            if stops:
-                guarded.end(grace_s)
-            self.reporter.lost(reason, is_stopped=stops)
+            is_stopped = True
+            guarded.end(grace_s)
+            self.reporter.lost(reason)
 
         async def warn_and_watch() -> None:
             nonlocal failed_code
             warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
             try:
                 failed = None if others is None else await others.failure()
-                # Ctrl-C reaches ssh too. When the lease is lost the others end, and --on-lost decides here.
+                # Ctrl-C reaches ssh too, and when the lease is lost the others end.
                 if failed is not None and not is_told_to_end and not assignment.is_lost:
                     failed_code = self._tell_failure(failed)
                     guarded.end(grace_s)
@@ -266,12 +276,12 @@ class Runner:
                 (0, 1, 2),
                 group=os.getpgrp() if shares_terminal else 0,
                 grace_s=grace_s,
-                safe_until=safe_until(assignment) if stops else None,
+                safe_until=safe_until(assignment),
                 limit=limit_of(assignment),
                 marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
-                code = await wait_for_end(guarded, assignment, ttl_s if stops else None, lose, warn_and_watch())
+                code = await wait_for_end(guarded, assignment, ttl_s, lose, warn_and_watch())
         except GuardDied:
             raise Failure("the guard of the command was killed, and the command with it") from None
         except BaseException:

@@ -15,20 +15,24 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.client.backends.server_leases import HOPELESS
 from gpu_worker_pool.client.events import Hook
-from gpu_worker_pool.client.guarded_lease import VISIBLE_DEVICES_VARIABLE, is_set_by_lease
+from gpu_worker_pool.client.guarded_lease import is_set_by_lease
 from gpu_worker_pool.client.inherited_lease import (
+    LEASE_GPUS_VARIABLE,
     LEASE_ID_VARIABLE,
     LEASE_URL_VARIABLE,
+    VISIBLE_DEVICES_VARIABLE,
     InheritedLease,
     inherited_lease,
 )
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.config import Scope
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.ttl import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.host.processes import ProcessTable
-from gpu_worker_pool.wire.leases import LeaseList, LeaseView
+from gpu_worker_pool.wire.leases import LeaseList
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
@@ -53,6 +57,13 @@ class Sources:
     scope: Scope | None = "box"
     # Those that had not answered yet, and were judged by their address only: a tunnel may lead to another machine.
     unheard: frozenset[str] = frozenset()
+    # Whether the GPUs are those of the lease around this process, which are taken without asking a server.
+    is_inside: bool = False
+
+    @classmethod
+    def inside(cls, lease: InheritedLease) -> Sources:
+        """The GPUs of the lease around this process."""
+        return cls((lease.url.url,), False, None, len(lease.gpus), DEFAULT_TTL_S, is_inside=True)  # noqa: FBT003 - one server
 
     def servers(self) -> Servers:
         return Servers(self.urls if self.is_named else None)
@@ -69,88 +80,57 @@ class Sources:
         return client
 
 
+def find_lease_around(endpoints: Sequence[str] | None, environ: Mapping[str, str]) -> InheritedLease | None:
+    """The lease around this process; None if there is none, or if these endpoints know nothing of it."""
+    try:
+        lease = inherited_lease(environ)
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+    if lease is None or not endpoints or lease.is_among(Servers(endpoints).config.endpoints.values()):
+        return lease
+    return None
+
+
+def check_inside(lease: InheritedLease, wishes: Wishes, environ: Mapping[str, str]) -> None:
+    """Raise Failure if the GPUs of the lease around this process cannot serve such a request."""
+    if wishes.nodes > 1:
+        raise Failure(
+            f"--nodes {wishes.nodes} inside the lease {lease.id}: a command inside a lease uses GPUs of that lease, on one "
+            "box; give --new to request others, or leave --nodes out",
+            USAGE,
+        )
+    if not lease.gpus:
+        has = environ.get(LEASE_GPUS_VARIABLE) or "none"
+        raise Failure(
+            f"{VISIBLE_DEVICES_VARIABLE}={environ.get(VISIBLE_DEVICES_VARIABLE)!r} names no GPU of the lease around this "
+            f"command, which has GPU {has}; unset it, or use --new"
+        )
+    if (why := lease.why_not(wishes)) is not None:
+        raise Failure(why)
+
+
 async def choose_sources(
     endpoints: Sequence[str] | None,
     environ: Mapping[str, str],
     *,
     is_remote: bool,
     is_new: bool,
-    nodes: int = 1,
     counts_gpus: bool = True,
     warn: Callable[[str], None] = complain,
     note: Callable[[str], None] = complain,
 ) -> Sources:
-    """The servers of these endpoints; inside a lease the server of that one, unless the request `is_new`. For `counts_gpus`, see
-    `find_sources`.
+    """The servers of these endpoints, for a process that is in no lease or asks for other GPUs (`is_new`). For
+    `counts_gpus`, see `find_sources`.
     """
-    try:
-        lease = inherited_lease(environ)
-    except ValueError as error:
-        raise Failure(str(error), USAGE) from None
-    config = Servers(endpoints).config
-    if lease is not None:
-        if not endpoints and not lease.is_among(config.endpoints.values()):
+    if is_new:
+        lease = find_lease_around(endpoints, environ)
+        if lease is not None and not endpoints and not lease.is_among(Servers(None).config.endpoints.values()):
             endpoints = [lease.url.url]
-        elif not lease.is_among(config.endpoints.values()):
-            lease = None  # these servers know nothing of it
-    if lease is not None and not is_new:
-        if nodes > 1:
-            raise Failure(
-                f"--nodes {nodes} inside the lease {lease.id}: a command inside a lease uses GPUs of that lease, on one box; "
-                "give --new to request others, or leave --nodes out",
-                USAGE,
-            )
-        inside = [lease.url.url] if config.is_named or endpoints else None
-        async with Servers(inside) as servers:
-            return await _find_inside(lease, servers, environ, is_remote=is_remote, warn=warn)
-    if is_new and environ.get(LEASE_ID_VARIABLE) and is_set_by_lease(environ):
-        # The lease around this process set it, and this request is for other GPUs.
-        environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
+        if environ.get(LEASE_ID_VARIABLE) and is_set_by_lease(environ):
+            # The lease around this process set it, and this request is for other GPUs.
+            environ = {name: value for name, value in environ.items() if name != VISIBLE_DEVICES_VARIABLE}
     async with Servers(endpoints) as servers:
         return await find_sources(servers, environ, is_remote=is_remote, counts_gpus=counts_gpus, warn=warn, note=note)
-
-
-async def _find_inside(
-    lease: InheritedLease,
-    servers: Servers,
-    environ: Mapping[str, str],
-    *,
-    is_remote: bool,
-    warn: Callable[[str], None],
-) -> Sources:
-    """The server of the lease around this process. Its GPUs are those that may be asked for."""
-    (answer,) = await servers.ask_all(f"/leases/{lease.id}")
-    if answer.status is None:
-        raise nobody_answered([answer])
-    view = read(LeaseView, answer.data) if answer.status == 200 else None
-    if view is None or view.state != "active":
-        fate = f"has ended ({view.end_reason})" if view is not None and view.end_reason else "is not active there"
-        raise Failure(
-            f"{LEASE_ID_VARIABLE} names the lease {lease.id} of {answer.url}, which {fate}. "
-            f"Use --new to request other GPUs, or unset {LEASE_ID_VARIABLE}."
-        )
-    if not is_remote:
-        (pool,) = await servers.ask_all("/pool?queue=0")
-        if not _is_here(answer.url, read(PoolView, pool.data)):
-            raise Failure(
-                f"the lease {lease.id} around this command has GPUs of another machine, and the command runs on this "
-                "one. Use --new to request GPUs of this machine, or --remote if the command goes there itself."
-            )
-    gpus = [InstalledGpu(gpu.gpu_id, gpu.uuid) for gpu in view.gpus if gpu.gpu_id is not None]
-    own = ", ".join(str(gpu.index) for gpu in gpus)
-    missing = f"names no GPU of the lease around this command, which has GPU {own}; unset it, or use --new"
-    among = None if is_remote else _visible_uuids(environ, gpus, warn, missing)
-    if among is not None and len(among) == len(gpus):
-        among = None  # as the lease around this command set it
-    count = len(view.gpus if among is None else among)
-    return Sources(
-        (answer.url,),
-        is_multi=False,
-        among=among,
-        gpu_count=count,
-        ttl_s=servers.config.ttl_s,
-        is_named=servers.config.is_named,
-    )
 
 
 async def find_sources(
@@ -278,7 +258,6 @@ def _visible_uuids(
     environ: Mapping[str, str],
     gpus: Sequence[InstalledGpu],
     warn: Callable[[str], None],
-    missing: str = "names no GPU of the pool; unset it, or name GPUs that `gpu-pool status` shows",
 ) -> tuple[str, ...] | None:
     """The UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves visible; None where it is not set."""
     value = environ.get(VISIBLE_DEVICES_VARIABLE)
@@ -286,7 +265,9 @@ def _visible_uuids(
         return None
     chosen = select_visible(value, gpus)
     if not chosen.is_filtering or not chosen.indices:
-        raise Failure(f"{VISIBLE_DEVICES_VARIABLE}={value!r} {missing}")
+        raise Failure(
+            f"{VISIBLE_DEVICES_VARIABLE}={value!r} names no GPU of the pool; unset it, or name GPUs that `gpu-pool status` shows"
+        )
     for warning in chosen.warnings:
         warn(warning)
     if environ.get(LEASE_ID_VARIABLE) and inherited_lease(environ) is None:

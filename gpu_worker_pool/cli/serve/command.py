@@ -119,14 +119,6 @@ def serve(
             "A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
         ),
     ] = None,
-    gpu_pool_workers_per_gpu: Annotated[
-        int | None,
-        _lease_option(
-            "--workers-per-gpu",
-            "NUMBER",
-            "How many leases without --memory may share a GPU. [GPU_POOL_WORKERS_PER_GPU]",
-        ),
-    ] = None,
     gpu_pool_drain_limit: Annotated[
         float | None,
         _lease_option(

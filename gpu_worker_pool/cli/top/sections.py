@@ -12,7 +12,7 @@ from rich.text import Text
 from gpu_worker_pool.cli.commands.status import SAID_BY_HOLDERS, STATE_STYLES
 from gpu_worker_pool.cli.pools.naming import short_ids
 from gpu_worker_pool.cli.pools.plans import BookingReport
-from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_inside, show_outsiders, show_since
+from gpu_worker_pool.cli.pools.report import LeaseReport, show_holding, show_outsiders, show_since
 from gpu_worker_pool.cli.pools.terms import short_start, show_terms
 from gpu_worker_pool.cli.table import Cell, Column, lay_out, line
 
@@ -97,8 +97,7 @@ def gpu_section(frame: Frame, width: int) -> Section:
 
 def lease_section(frame: Frame, width: int) -> Section:
     found = [(server, lease) for server in frame.distinct if server.report for lease in server.report.leases]
-    inside = show_inside([lease for _, lease in found])
-    columns = _counted(_LEASE_COLUMNS, len(found), frame, f", {inside}" if inside else "")
+    columns = _counted(_LEASE_COLUMNS, len(found), frame)
     rows = [_lease_cells(lease, frame.at.timestamp()) for _, lease in found]
     return _section("leases", columns, rows, [server.is_stale for server, _ in found], width)
 
@@ -134,10 +133,10 @@ def _wrapped(text: Text, last: Text, width: int) -> list[Text]:
     return [before.append(first), *(Text(" " * indent + part) for part in rest)]
 
 
-def _counted(columns: Sequence[Column], number: int, frame: Frame, more: str = "") -> list[Column]:
+def _counted(columns: Sequence[Column], number: int, frame: Frame) -> list[Column]:
     """The same, with the number of rows in the first title."""
     is_known = any(server.report is not None for server in frame.servers)
-    return [replace(columns[0], title=f"{columns[0].title} ({number if is_known else UNKNOWN}{more})"), *columns[1:]]
+    return [replace(columns[0], title=f"{columns[0].title} ({number if is_known else UNKNOWN})"), *columns[1:]]
 
 
 def _percent(percent: float | None) -> str:
@@ -225,7 +224,7 @@ def _lease_cells(lease: LeaseReport, now: float) -> list[Cell]:
     runs = lease.command if view.state == "active" else f"{view.state}: {view.reason or UNKNOWN}"
     return [
         Text(lease.holder, "bold"),
-        Text((short_ids(ids) or UNKNOWN) + lease.inside),
+        Text(short_ids(ids) or UNKNOWN),
         Text(show_since(lease.since_at, now)),
         Text(lease.id, "dim"),
         Text(where),
@@ -241,7 +240,7 @@ def _queue_cells(lease: LeaseReport, now: float, *, is_one: bool) -> list[Cell]:
         Text(show_since(lease.requested_at, now)),
         Text(str(lease.view.priority) if lease.view.priority else ""),
         Text(short_start(lease.view, now)),
-        Text(lease.wants + lease.inside),
+        Text(lease.wants),
         Text(lease.command or ""),
         Text(lease.why or "the server does not say why"),
     ]

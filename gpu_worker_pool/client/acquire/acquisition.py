@@ -20,7 +20,6 @@ from gpu_worker_pool.client.backends.lease_book import (
 )
 from gpu_worker_pool.client.endpoints.known_endpoints import KnownEndpoints
 from gpu_worker_pool.client.endpoints.member import Place
-from gpu_worker_pool.client.inherited_lease import InheritedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
     EndpointError,
@@ -88,7 +87,6 @@ class Acquisition:
         leave: Leave,
         tally: Tally,
         *,
-        inside: InheritedLease | None = None,
         on_queued: Callable[[str, str, str], None],
         begun: RequestHere | None = None,
     ) -> None:
@@ -97,7 +95,6 @@ class Acquisition:
         self._request = request
         self._leave = leave
         self._tally = tally
-        self._inside = inside
         self._begun = begun
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
@@ -150,8 +147,7 @@ class Acquisition:
 
     async def _race(self, *, is_patient: bool) -> Won:
         # One after the other, in the order of the strategy, as long as they answer.
-        order = self._known.order() if self._inside is None else self._places()
-        for place in order:
+        for place in self._known.order():
             if not place.is_healthy:
                 continue
             self._start(place, self._ask(place))
@@ -167,16 +163,8 @@ class Acquisition:
             if won is not None:
                 return won
 
-    def _places(self) -> list[Place]:
-        """Where it may be asked for. Inside a lease that is the one endpoint which knows the lease."""
-        inside = self._inside
-        if inside is None:
-            return self._known.places()
-        known = [member for member in self._known.members.values() if inside.is_at(member.endpoint.url)]
-        return [Place(member) for member in known[:1]]
-
     def _is_refused(self) -> bool:
-        return self._refused.keys() >= {place.key for place in self._places()}
+        return self._refused.keys() >= {place.key for place in self._known.places()}
 
     def _start(self, place: Place, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
         task = asyncio.ensure_future(answer)
@@ -208,7 +196,7 @@ class Acquisition:
         """Wait at every endpoint that has the request in its queue; ask every other one that is up."""
         busy = {place.key for place, _ in self._tasks.values()}
         now = boot_time()
-        for place in self._places():
+        for place in self._known.places():
             if place.key in busy or place.key in self._refused:
                 continue
             if place.key in self._waiting_at:

@@ -64,6 +64,7 @@ class KeptLeases:
         worker_id, heartbeat = request.holder.worker_id or "", won.place.heartbeat
         lost, warned = Lost(request.ttl_s, is_local=won.grant.is_local), Warned()
         assignment = make_assignment(won, worker_id, lost, warned, is_multi=self._is_multi)
+        assignment.memory_mb = request.wishes.memory_mb
         kept = self._kept[won.lease_id] = Kept(assignment, won, lost, warned)
         if won.book.needs_heartbeat and loop is None:
             heartbeat.add(won.lease_id, lost, won.safe_since)

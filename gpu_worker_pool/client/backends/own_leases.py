@@ -65,7 +65,7 @@ class OwnLeases:
         # This history is never read; it is there because a driver needs one.
         journal = MemoryJournal(most_ended=1)
         writer = InlineWriter(journal, SHORTEST_HISTORY)
-        self._driver.open(journal.load(0), writer, boot_id=THIS_PROCESS, wall_now=time())
+        self._driver.open(journal.load(0), writer, boot_id=THIS_PROCESS, wall_clock=time)
         # No driver was there before this one, so readings from before count as well.
         self._began = self._driver.now()
         self._renewing = asyncio.ensure_future(self._keep_alive())

@@ -210,7 +210,7 @@ def _body(request: Request, *, is_local: bool, wait_s: float = 0.0) -> bytes:
 
 
 _FACTS = ("owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
-_TERMS = ("priority", "ttl_s", "labels", "parent", "time_limit_s", "preemptible")
+_TERMS = ("priority", "ttl_s", "labels", "time_limit_s", "preemptible")
 _facts, _terms = attrgetter(*_FACTS), attrgetter(*_TERMS)
 
 

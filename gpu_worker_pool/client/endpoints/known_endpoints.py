@@ -299,7 +299,6 @@ class KnownEndpoints:
             member.own_leases = OwnLeases(
                 PoolSettings(
                     thresholds=Thresholds(config.memory_threshold, config.utilization_threshold),
-                    workers_per_gpu=config.workers_per_gpu,
                     stale_after_s=max(15.0, 3 * config.polling_interval),
                     remembered_ended_leases=100,
                 ),

@@ -1,1 +1,1 @@
-"""Accounting: GPU time by owner, and the times at which leases held GPUs."""
+"""Fair share: what owners used lately."""

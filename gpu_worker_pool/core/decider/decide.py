@@ -59,19 +59,18 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
 def _too_many(state: PoolState, request: Request) -> tuple[Code, str] | None:
     """Why the pool takes no more requests, of this owner or of all."""
     owner, settings = request.holder.owner, state.settings
-    of_owner = f"for {owner}" if owner else "for requests that name no owner"
-    if state.live_count.get(owner, 0) >= settings.max_leases_per_owner:
-        most = settings.max_leases_per_owner
-        return (
-            Code.TOO_MANY_LEASES,
-            f"there are {most} leases {of_owner} already, waiting ones included, which is the limit",
-        )
+    most = settings.max_leases_per_owner
+    if state.live_count.get(owner, 0) >= most:
+        whose = f"{owner} has" if owner else "callers that named no owner have"
+        why = f"{whose} {most} leases already, active or waiting, which is the limit; release some first"
+        return Code.TOO_MANY_LEASES, why
     if len(state.queue) >= settings.max_queued:
-        return Code.QUEUE_FULL, f"the queue is full: {settings.max_queued} requests wait, which is the limit"
-    limit, own_limit = settings.max_queued_per_owner, quota_of(state, owner).max_queued
-    limit = limit if own_limit is None else min(limit, own_limit)
-    if state.queue.length_of(owner) >= limit:
-        return Code.QUEUE_FULL, f"the queue is full {of_owner}: {limit} requests wait, which is the limit"
+        return Code.QUEUE_FULL, f"{settings.max_queued} requests wait already, which is the limit; ask later"
+    most, own_most = settings.max_queued_per_owner, quota_of(state, owner).max_queued
+    most = most if own_most is None else min(most, own_most)
+    if state.queue.length_of(owner) >= most:
+        whose = owner or "callers that named no owner"
+        return Code.OWNERS_QUEUE_FULL, f"{most} requests of {whose} wait already, which is the limit; ask later"
     return None
 
 
@@ -211,10 +210,12 @@ def _lose_time(_: PoolState, command: cmd.LoseTime, now: float) -> list[ev.Event
 
 
 def _set_wall_time(_: PoolState, command: cmd.SetWallTime, now: float) -> list[ev.Event]:
-    return [ev.WallTimeSet(now, command.wall_offset_s)]
+    return [ev.WallTimeSet(now, command.offset_s)]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
+    if state.is_settled_at(now):
+        return []
     found = serve_queue(state, now)
     fences: dict[str, int] = {}
     events: list[ev.Event] = []

@@ -152,7 +152,7 @@ def _time_lost(state: PoolState, event: ev.TimeLost) -> None:
 
 
 def _wall_time_set(state: PoolState, event: ev.WallTimeSet) -> None:
-    state.wall_offset_s = event.wall_offset_s
+    state.wall_offset_s = event.offset_s
 
 
 def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:

@@ -15,7 +15,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 
 def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
-    state.taken_over = event.at
+    state.taken_over, state.lost_s = event.at, 0.0
     state.epoch, state.boot_id = event.epoch, event.boot_id
     state.clock_base, state.wall_offset_s = event.clock_base, event.wall_offset_s
     state.announced.clear()

@@ -1,8 +1,8 @@
 """What a box does about the leases on its GPUs: it keeps them on its disk, counts their heartbeats and watches their holders.
 
 The leader grants and ends leases; whether a holder is alive is decided here. So a lease outlives the leader, the database
-and the connection. Times named `now` are those of the box's boot clock. Pool times come from the leader and are only
-passed back.
+and the connection. Times named `now` are those of the box's boot clock. TTLs run on live time, which does not advance while
+the box is away. Pool times come from the leader and are only passed back.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Custody:
         self._left: dict[str, tuple[str, ...]] = {}
         self._link: _Link | None = None
         self._now = now
+        self._lost_s = 0.0
         for lease in self._leases.values():
             self._restart_deadline(lease, now)
 
@@ -122,7 +123,7 @@ class Custody:
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
         due_at = self._deadlines.next_due_at()
-        times = [inf if due_at is None else due_at]
+        times = [inf if due_at is None else due_at + self._lost_s]
         if self._link is not None:
             times.append(-inf if self._link.heard_at is None else self._link.heard_at + LEADER_SILENT_S)
             if self._link.reporting.last is not None:
@@ -272,7 +273,7 @@ class Custody:
 
     def _restart_deadline(self, lease: KeptLease, now: float) -> None:
         if lease.is_custodian and lease.ttl_s is not None:
-            self._deadlines.set(lease.id, now + lease.ttl_s)
+            self._deadlines.set(lease.id, now - self._lost_s + lease.ttl_s)
         else:
             self._deadlines.drop(lease.id)
 
@@ -290,18 +291,24 @@ class Custody:
             return KeptRenewal(lease_id, RenewalState.ENDED, reason=over.reason)
         if not lease.is_custodian:
             return KeptRenewal(lease_id, RenewalState.ELSEWHERE, warning=self.warning_of(lease_id))
-        due_at = self._deadlines.due_at(lease_id)
+        due_at, live = self._deadlines.due_at(lease_id), now - self._lost_s
         if due_at is not None and lease.ttl_s is not None:
-            due_at = max(due_at, now + lease.ttl_s)
+            due_at = max(due_at, live + lease.ttl_s)
             self._deadlines.set(lease_id, due_at)
-        left_s = None if due_at is None else due_at - now
+        left_s = None if due_at is None else due_at - live
         return KeptRenewal(lease_id, RenewalState.RENEWED, left_s, self.warning_of(lease_id))
 
+    def lose_time(self, lost_s: float) -> None:
+        """This process was away for so long, and read nothing: neither heartbeats nor what the leader said."""
+        self._lost_s += lost_s
+        if self._link is not None and self._link.heard_at is not None:
+            self._link.heard_at += lost_s
+
     def tick(self, now: float) -> list[CustodyAction]:
-        """Time has passed. While heartbeats that arrived wait to be carried out, `now` is the arrival of the first."""
+        """Time has passed."""
         self._now = max(now, self._now)
         actions: list[CustodyAction] = []
-        for lease_id in list(self._deadlines.due(now)):
+        for lease_id in list(self._deadlines.due(now - self._lost_s)):
             lease = self._leases[lease_id]
             actions += self._ended(LeaseOver(lease_id, lease.fence, EndReason.EXPIRED), lease.gpus)
         link = self._link

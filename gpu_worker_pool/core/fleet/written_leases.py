@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, Ending, KeptLease, QueuedLease, custodian
+from gpu_worker_pool.core.model.lease import ActiveLease, Ending, KeptLease, QueuedLease, custodian
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -133,7 +133,6 @@ class WrittenLeases:
 
     def _granted(self, event: ev.LeaseGranted, state: PoolState) -> None:
         lease = state.find(event.lease_id)
-        lease = lease.ended if isinstance(lease, DrainingLease) else lease
         if lease is not None:  # else it has ended since, and was forgotten
             self._grant(
                 ActiveLease(

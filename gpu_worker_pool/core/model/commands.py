@@ -133,9 +133,9 @@ class LoseTime:
 
 @dataclass(frozen=True, slots=True)
 class SetWallTime:
-    """The clock of the driver's machine was set; `wall_offset_s` is as in TakeOver."""
+    """The clock of the driver's machine was set: the pool's clock plus `offset_s` is the time of day."""
 
-    wall_offset_s: float
+    offset_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,15 @@ class Configured(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WallTimeSet(DurableEvent):
+    """The clock of the driver's machine was set. The pool's clock plus `offset_s` is the time of day. It is durable,
+    because the pool's clock goes on by it after a reboot.
+    """
+
+    offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAnnounced(VolatileEvent):
     """The node is there under the present driver: its readings count from here on. It has seen fences up to this one."""
 
@@ -229,18 +238,12 @@ class TimeLost(VolatileEvent):
     lost_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class WallTimeSet(VolatileEvent):
-    """The clock of the driver's machine was set. The pool's clock plus `wall_offset_s` is the time of day."""
-
-    wall_offset_s: float
-
-
 class Code(StrEnum):
     """Why a command was refused."""
 
     UNSERVABLE = "unservable"  # no GPU of the pool could ever serve the request, or its owner may not ask for that
     QUEUE_FULL = "queue_full"
+    OWNERS_QUEUE_FULL = "owners_queue_full"
     TOO_MANY_LEASES = "too_many_leases"
     CONFLICT = "conflict"  # the id belongs to a different request
     UNKNOWN_LEASE = "unknown_lease"

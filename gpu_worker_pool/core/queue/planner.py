@@ -316,7 +316,7 @@ class Reserving:
     It is on the node where the waiter can start soonest, or on the nodes of a gang, and keeps to these nodes: chosen again in
     every pass, the date would slip for ever. On each node, the GPUs that are free first are reserved, so a lease that ends
     early brings the date forward. While readings do not tell (one is late, or shows the load of a process that has gone), the
-    GPUs stay reserved for as long as a GPU may drain. `changes_at` is when a pass is due though nothing happens.
+    GPUs stay reserved for as long as a GPU may drain.
     """
 
     def __init__(self, state: PoolState, now: float, planner: Planner, withheld: Withheld) -> None:
@@ -327,14 +327,22 @@ class Reserving:
         self._looked_at = 0
         self._tried: set[Wishes | RequestClass] = set()
         self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
-        self.changes_at = just_before(min(self.no_date_until.values(), default=inf))
+        self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
+        self._first_due = inf
+        self._look_again_at = min(self.no_date_until.values(), default=inf)
 
     def is_due(self, lease: QueuedLease) -> bool:
         """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
-        due_at = lease.requested_at - self._state.wall_offset_s + self._state.settings.reserve_after_s
-        if due_at > self._now:
-            self._look_again(due_at)
-        return due_at <= self._now
+        due_at = lease.requested_at + self._due_after_s
+        if due_at <= self._now:
+            return True
+        self._first_due = min(self._first_due, due_at)
+        return False
+
+    @property
+    def changes_at(self) -> float:
+        """Until when nothing changes, unless something happens."""
+        return just_before(min(self._look_again_at, self._first_due))
 
     def will_look(self, request_class: RequestClass) -> bool:
         """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
@@ -382,7 +390,7 @@ class Reserving:
         return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after, self._now)
 
     def _look_again(self, at: float) -> None:
-        self.changes_at = min(self.changes_at, just_before(at))
+        self._look_again_at = min(self._look_again_at, at)
 
 
 class _Timetable:

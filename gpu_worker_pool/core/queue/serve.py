@@ -88,8 +88,8 @@ def serve_queue(state: PoolState, now: float) -> QueuePass:
     for lease_id in Order(state, now).lease_ids():
         own_class = state.queue.class_of(lease_id)
         request_class = own_class.of_any_owner or own_class if is_alike else own_class
-        kept = withheld.kept_from(request_class)
         is_new = request_class not in unserved
+        kept = withheld.kept_from(request_class) if is_new or state.facts.left_to else NOTHING
         if is_new:
             if over_quota(state, request_class) is not None:
                 unserved[request_class] = False

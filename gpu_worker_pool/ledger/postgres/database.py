@@ -14,8 +14,7 @@ from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.codec import decode_ended
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
-from gpu_worker_pool.ledger.rows import checked_crc
-from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_queries
+from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries
 
 from . import schema
 from .accounts import PostgresAccounts
@@ -37,6 +36,8 @@ SNAPSHOT_TIMEOUT_S = 60.0
 
 # Enough for years of accounting; bounds the growth.
 MOST_ENDED = 1_000_000
+# Forgotten in one transaction.
+PRUNED_AT_ONCE = 2000
 
 
 class PostgresDatabase:
@@ -50,14 +51,12 @@ class PostgresDatabase:
         leadership_s: float = LEADERSHIP_S,
         command_timeout_s: float = COMMAND_TIMEOUT_S,
         most_ended: int = MOST_ENDED,
-        migrations: Sequence[Migration] | None = None,
     ) -> None:
         self._url = parse_url(url)
         self._wanted = None if pool is None else schema.check_name(pool)
         self._leadership_s = leadership_s
         self._timeout_s = command_timeout_s
         self._most_ended = most_ended
-        self._migrations = load_migrations(__package__) if migrations is None else migrations
         self._sql = load_queries(__package__)
         self._news = asyncio.Event()
         self._commands = DatabaseConnection(self._url, self._prepare_commands)
@@ -70,7 +69,7 @@ class PostgresDatabase:
 
     async def open(self) -> None:
         async def prepare(raw: RawConnection) -> tuple[str, str]:
-            return await schema.prepare(raw, self._url, self._wanted, self._migrations)
+            return await schema.prepare(raw, self._url, self._wanted)
 
         self.pool, self.pool_id = await self._reads.change(prepare, SNAPSHOT_TIMEOUT_S)
         await self.read_leader()
@@ -193,13 +192,20 @@ class PostgresDatabase:
                 reach("in_compaction")
                 await raw.execute(self._sql["prune_snapshots"], self.pool)
                 await raw.execute(self._sql["prune_events"], self.pool)
-                last = await raw.fetchval(self._sql["last_pruned"], self.pool, self._most_ended)
-                if last is not None:
-                    await raw.execute(self._sql["note_pruned"], self.pool, last)
-                    await raw.execute(self._sql["prune_ended"], self.pool, last)
 
         await self._reads.change(write, SNAPSHOT_TIMEOUT_S)
         reach("after_compaction")
+        while await self._reads.change(self._prune, SNAPSHOT_TIMEOUT_S):
+            pass
+
+    async def _prune(self, raw: RawConnection) -> bool:
+        """Forget some of the oldest ended leases, if there are too many; whether there were."""
+        async with raw.transaction():
+            last = await raw.fetchval(self._sql["last_pruned"], self.pool, self._most_ended, PRUNED_AT_ONCE)
+            if last is not None:
+                await raw.execute(self._sql["note_pruned"], self.pool, last)
+                await raw.execute(self._sql["prune_ended"], self.pool, last)
+        return last is not None
 
     async def load_ended(self, most: int) -> tuple[EndedLease, ...]:
         rows = await self._reads.read(
@@ -207,7 +213,7 @@ class PostgresDatabase:
         )
         try:
             for body, crc in rows:
-                checked_crc(body, crc, 0)
+                checked_crc(body, crc)
         except ValueError as error:
             raise self._damaged(f"an ended lease: {error}") from error
         try:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_worker_pool.ledger.sql_files import load_migrations
-
 from . import schema
 from .connection import DatabaseConnection
 from .hosts import RawConnection
@@ -33,7 +31,6 @@ class DatabaseFacts:
     shown: str
     server: str
     version: int
-    known_version: int
     leaders: Sequence[str]
     may_write: bool
     clock_off_s: float
@@ -41,12 +38,12 @@ class DatabaseFacts:
 
 async def look(url: str, pool: str | None = None) -> DatabaseFacts:
     """What is there, of this pool or of all; JournalError says why nothing could be seen."""
-    parsed, migrations = parse_url(url), load_migrations(__package__)
+    parsed = parse_url(url)
     connection = DatabaseConnection(parsed)
 
     async def work(raw: RawConnection) -> DatabaseFacts:
         schema.check_server(raw, parsed)
-        version = await schema.read_version(raw, parsed, migrations)
+        version = await schema.read_version(raw, parsed)
         began = time.time()
         told = float(await raw.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
         return DatabaseFacts(
@@ -54,7 +51,6 @@ async def look(url: str, pool: str | None = None) -> DatabaseFacts:
             # With its minor number: "15.18 (Debian 15.18-1)".
             str(await raw.fetchval("SHOW server_version")).split()[0],
             version,
-            migrations[-1].version,
             [str(row[0]) for row in await raw.fetch(_LEADERS, pool)] if version else (),
             bool(await raw.fetchval(_RIGHTS if version else _MAY_CREATE)),
             told - (began + time.time()) / 2,

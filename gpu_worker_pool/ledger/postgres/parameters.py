@@ -1,50 +1,53 @@
-"""Events and ended leases as text parameters of one statement, and events as rows again."""
+"""Events and ended leases as text parameters of one statement."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from json import dumps
-from math import isfinite, isnan
-from zlib import crc32
+from math import isfinite
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import encode_event
-from gpu_worker_pool.ledger.rows import ended_row
-
-_ENDED_COLUMNS = (
-    *("lease_id", "owner", "worker_id", "host", "gpu_count", "memory_mb", "fence"),
-    *("requested_at", "granted_at", "ended_at", "reason", "gpus", "body", "crc"),
-)
+from gpu_worker_pool.ledger.sql_rows import ended_row, event_rows
 
 
-def covered(epoch: int, body: str) -> str:
-    """What the checksum of an event covers."""
-    return f"{epoch} {body}"
+def epoch_prefix(epoch: int) -> str:
+    """What the checksum of an event covers before its body."""
+    return f"{epoch} "
 
 
 def event_lines(events: Sequence[DurableEvent], epoch: int, crc: int) -> tuple[str, int]:
     """One event a line, after its checksum, and the last checksum. An encoded event is one line of ASCII."""
-    lines = []
-    for event in events:
-        body = encode_event(event)
-        crc = crc32(covered(epoch, body).encode(), crc)
-        lines.append(f"{crc} {body}")
-    return "\n".join(lines), crc
+    rows = event_rows(events, crc, epoch_prefix(epoch))
+    return "\n".join(f"{crc} {body}" for body, crc in rows), rows[-1][1] if rows else crc
 
 
-def ended_json(leases: Sequence[EndedLease]) -> str:
+def ended_json(leases: Iterable[EndedLease]) -> str:
     """A lease that is there twice counts once, as the latest."""
-    latest: dict[str, dict[str, object]] = {}
+    latest: dict[object, dict[str, object]] = {}
     for lease in leases:
-        row = dict(zip(_ENDED_COLUMNS, map(_storable, ended_row(lease)), strict=True))
-        latest.pop(str(row["lease_id"]), None)
-        latest[str(row["lease_id"])] = row
+        body, crc = ended_row(lease)
+        key = (lease.id, lease.requested_at)
+        latest.pop(key, None)
+        latest[key] = {
+            "body": body,
+            "crc": crc,
+            "lease_id": storable(lease.id),
+            "owner": storable(lease.request.holder.owner),
+            "gpus": [[storable(part) for part in gpu] for gpu in lease.gpus],
+            "is_shared": lease.request.wishes.is_shared,
+            "requested_at": storable(lease.requested_at),
+            "granted_at": storable(lease.granted_at),
+            "ended_at": storable(lease.ended_at),
+            "reason": lease.warned or lease.reason,  # for the accounting: it ended because it was warned
+        }
     return dumps(list(latest.values()))
 
 
-def _storable(value: object) -> object:
-    """JSON has no infinite numbers, and PostgreSQL no zero bytes in a text. As in SQLite, what is not a number is NULL."""
-    if isinstance(value, float) and not isfinite(value):
-        return None if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value.replace("\0", "\\x00") if isinstance(value, str) else value
+def storable(value: object) -> object:
+    """PostgreSQL has no zero bytes in a text and no half of a surrogate pair, and JSON has no infinite numbers."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, str) and (not value.isascii() or "\0" in value):
+        return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return value

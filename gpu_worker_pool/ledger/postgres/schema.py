@@ -1,4 +1,4 @@
-"""The tables of a fleet's journal, their versions, and the pools in them."""
+"""The tables of a fleet's journal, their version, and the pools in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from secrets import token_hex
 from typing import Any
 
 from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.sql_files import Migration, load_queries
+from gpu_worker_pool.ledger.journal import JournalError, JournalTooNew
+from gpu_worker_pool.ledger.sql_rows import VERSION, load_queries, load_schema
 
 from .hosts import RawConnection
 from .url import DatabaseUrl
@@ -22,31 +22,24 @@ LONGEST_NAME = 100
 OLDEST_SERVER = 12
 
 
-async def prepare(
-    raw: RawConnection, url: DatabaseUrl, wanted: str | None, migrations: Sequence[Migration]
-) -> tuple[str, str]:
-    """Create or migrate the tables, choose the pool or create it, and return its name and identity.
+async def prepare(raw: RawConnection, url: DatabaseUrl, wanted: str | None) -> tuple[str, str]:
+    """Create the tables, choose the pool or create it, and return its name and identity.
 
     A database that is ready is only read, so a role without the right to create anything can use it.
     """
     check_server(raw, url)
     sql = load_queries(__package__)
-    if await read_version(raw, url, migrations) == migrations[-1].version:
+    if await read_version(raw, url):
         found = _chosen(await raw.fetch(sql["read_pools"]), url, wanted)
         if found is not None:
             return found
     async with raw.transaction():
         # A candidate that stops here must not keep the others from starting.
         await raw.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-        await raw.execute(sql["lock_migration"])
-        version = await read_version(raw, url, migrations)
-        for migration in migrations:
-            if migration.version > version:
-                if migration.version == 1:
-                    await raw.execute("CREATE SCHEMA IF NOT EXISTS gpu_pool")
-                await raw.execute(migration.script)
-                await raw.execute(sql["set_version"], migration.version)
-        reach("in_migration")
+        await raw.execute(sql["lock_creation"])
+        if not await read_version(raw, url):
+            await raw.execute(load_schema(__package__))
+        reach("in_creation")
         pools = await raw.fetch(sql["read_pools"])
         found = _chosen(pools, url, wanted)
         if found is None:
@@ -61,7 +54,7 @@ async def prepare(
                     url,
                     ", ".join(map(repr, others)),
                 )
-    reach("after_migration")
+    reach("after_creation")
     return found
 
 
@@ -80,16 +73,23 @@ def check_server(raw: RawConnection, url: DatabaseUrl) -> None:
         )
 
 
-async def read_version(raw: RawConnection, url: DatabaseUrl, migrations: Sequence[Migration]) -> int:
-    """The version of the tables, 0 if there are none; a JournalError if this program is too old for them."""
+async def read_version(raw: RawConnection, url: DatabaseUrl) -> int:
+    """The version of the tables, 0 if there are none; a JournalError if another version of this program made them."""
     sql = load_queries(__package__)
-    if not await raw.fetchval(sql["has_version"]):
-        return 0
-    version, known = int(await raw.fetchval(sql["read_version"]) or 0), migrations[-1].version
-    if version > known:
+    tables = {str(row[0]) for row in await raw.fetch(sql["read_tables"])}
+    if "schema_version" in tables:
         raise JournalError(
+            f"the pool in the database {url} was made by an unreleased version of this program, and this one cannot read it. It "
+            "is left as it is: let its leases end under that version, then use another database, or rename its schema (ALTER "
+            "SCHEMA gpu_pool RENAME TO gpu_pool_old)"
+        )
+    if "format" not in tables:
+        return 0
+    version = int(await raw.fetchval(sql["read_version"]) or 0)
+    if version != VERSION:
+        raise JournalTooNew(
             f"the pool in the database {url} was written by a newer version of this program (its tables are of version "
-            f"{version}, this one knows {known}): install the newer one on this machine as well"
+            f"{version}, this one knows {VERSION}): install the newer one on this machine as well"
         )
     return version
 

@@ -8,9 +8,9 @@ from typing import Any
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
 from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalTooNew
-from gpu_worker_pool.ledger.rows import checked_crc
+from gpu_worker_pool.ledger.sql_rows import checked_crc
 
-from .parameters import covered
+from .parameters import epoch_prefix
 from .url import DatabaseUrl
 
 
@@ -32,7 +32,7 @@ class Tail:
             if row["position"] != position + 1:
                 raise self.damaged(_missing(position + 1, row["position"] - 1))
             try:
-                crc = checked_crc(covered(row["epoch"], row["body"]), row["crc"], crc)
+                crc = checked_crc(epoch_prefix(row["epoch"]) + row["body"], row["crc"], crc)
             except ValueError as error:
                 raise self.damaged(f"the event at position {row['position']}: {error}") from error
             try:

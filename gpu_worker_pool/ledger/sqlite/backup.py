@@ -1,32 +1,39 @@
-"""A checked copy of a journal in one file, made while a server writes the journal or while none does."""
+"""A checked copy of a journal in one file, made while a server writes it or while none does, and put back in its place."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.codec import decode_event
+from gpu_worker_pool.ledger.codec import decode_ended, decode_event
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.faults import journal_errors
-from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.rows import check_ended, checked_event
-from gpu_worker_pool.ledger.sql_files import load_queries
-from gpu_worker_pool.ledger.take_over import restored
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
+from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
 
+from .faults import as_journal_error, journal_errors
+from .file import SqliteFile, check_version, connect, create_private, sync_folder
 from .high_water_mark import HighWaterMark
-from .migrations import create_private, known_migrations, version_of
-from .quarantine import sync_folder
+from .journal import SqliteJournal, read_events, understood
 
 # A server that starts, or compacts, may lock the file for a moment.
 BUSY_TIMEOUT_S = 10.0
+REASON = "restored from a backup: make sure that no program from before uses this GPU, then gpu-pool undrain"
+_ADVICE = {
+    "backup": "use another one",
+    "journal": "restart its server, which says whether it can go on with it. An older backup can be put in its place by "
+    "gpu-pool restore --force",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,15 @@ class JournalFacts:
     complete_since: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was put in place, whose tokens it accepts, and where the journal is now that was there before."""
+
+    facts: JournalFacts
+    token_names: tuple[str, ...]
+    replaced: Path | None
+
+
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     """Copy the journal to a new private file, and check the copy. JournalError says what is wrong; no file is left then.
 
@@ -47,12 +63,9 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     most a hidden file, whose name ends in `.part`.
     """
     journal, copy = journal.absolute(), copy.absolute()
-    if not journal.exists():
-        raise JournalError(f"there is no journal {journal}: no server has run with these settings")
+    _must_be_regular(journal, f"there is no journal {journal}: no server has run with these settings")
     if os.path.lexists(copy):
         raise _is_there(copy)
-    with journal_errors(journal), closing(_read_only(journal)) as connection:
-        _check_version(connection, journal, "journal")
     try:
         descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
         os.close(descriptor)
@@ -63,15 +76,73 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
         with journal_errors(copy, "backup"):
             # Read before the copy is made: a server may go on writing.
             written = HighWaterMark(journal, is_durable=False).missing_after(0)
-            copy_rows(journal, part)
-            facts = check(part, settings, journal, "journal")
-            _must_reach(part, written, journal)
+            _copy_pages(journal, part, "journal")
+            facts = check(part, settings, journal, "journal", written)
             reach("in_backup")
             give_name(part, copy)
             sync_folder(copy.parent)
     finally:
         part.unlink(missing_ok=True)
     return facts
+
+
+def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False) -> Restored:
+    """Put a checked copy in the place of the journal. JournalError, and nothing is changed, if the copy is damaged, a server
+    has the journal (JournalInUse), or a journal is there and `replace` was not asked for; then it is kept under another name.
+
+    The leases and the queue are those of the copy. All GPUs are out of service, also those that the copy does not know; fences
+    go on far ahead, and the pool has a new identity: holders of leases that the copy does not know take it for another pool,
+    and keep their GPUs from it.
+    """
+    copy, journal = copy.absolute(), journal.absolute()
+    _must_be_regular(copy, f"there is no file {copy}")
+    with journal_errors(journal), closing(_held(journal)) as held, _folder(journal) as folder:
+        new = folder / journal.name
+        create_private(new)
+        _copy_pages(copy, new, "backup")
+        facts = check(new, settings, copy)
+        is_there = any(os.path.lexists(f"{journal}{end}") for end in ("", "-wal"))
+        if is_there and not replace:
+            raise JournalError(
+                f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, "
+                "and puts the backup in its place"
+            )
+        token_names = _put_out_of_service(new, settings)
+        # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
+        # way to grant anything.
+        aside = held.set_aside()
+        reach("in_restore")
+        held.put_in_place(new)
+        return Restored(facts, token_names, None if aside is None else _kept(aside))
+
+
+def check(
+    path: Path, settings: PoolSettings, shown: Path | None = None, what: str = "backup", least_position: int = 0
+) -> JournalFacts:
+    """Read all of a copy: its tables, its pages, the checksum of each row, and what the events add up to. JournalError if
+    anything is wrong, or if it ends before `least_position`. `shown` is its name in messages, and `what` it is there.
+    """
+    name, sql = shown or path, load_queries(__package__)
+    with journal_errors(name, what), closing(connect(path, "ro")) as connection:
+        try:
+            check_version(connection, name, what)
+            _check_tables(connection)
+            ended = 0
+            for body, crc in connection.execute(sql["read_whole_ended"]):
+                checked_crc(body, crc)
+                understood(decode_ended, body, name, what)
+                ended += 1
+            events = tuple(understood(decode_event, body, name, what) for body in read_events(connection))
+            (position,) = connection.execute(sql["last_position"]).fetchone()
+            _check_end(position, least_position)
+            state = restored(History(events), settings)
+        except (JournalDamaged, ValueError) as error:
+            raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
+        (complete_since,) = connection.execute(sql["complete_since"]).fetchone()
+    active = sum(isinstance(lease, ActiveLease) for lease in state.leases.values())
+    waiting = sum(isinstance(lease, QueuedLease) for lease in state.leases.values())
+    changed_at = None if state.boot_id is None else state.clock + state.wall_offset_s
+    return JournalFacts(active, waiting, ended, changed_at, complete_since)
 
 
 def give_name(part: Path, copy: Path) -> None:
@@ -93,102 +164,103 @@ def _is_there(copy: Path) -> JournalError:
     return JournalError(f"{copy} is there already, and a backup overwrites nothing; name another file")
 
 
-def _must_reach(part: Path, position: int, journal: Path) -> None:
-    with closing(_read_only(part)) as connection:
-        (found,) = connection.execute(load_queries(__package__)["last_position"]).fetchone()
-    if found < position:
-        raise JournalDamaged(
-            f"the journal {journal} is damaged: its last {position - found} events, which were written, are missing; restart "
-            "its server, which says what to do"
-        )
+def _must_be_regular(path: Path, missing: str) -> None:
+    """Opening a pipe would wait for a writer, and a device may have no end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise JournalError(missing) from None
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        raise JournalError(f"{path} is not a regular file, so it is not what gpu-pool backup wrote; name another file")
 
 
-def copy_rows(source: Path, target: Path) -> None:
+def _copy_pages(source: Path, target: Path, what: str) -> None:
     """Copy all of a database as of one moment into an empty file, which needs no log beside it."""
-    with closing(_read_only(source)) as own, closing(sqlite3.connect(target, isolation_level=None)) as other:
+    with (
+        journal_errors(source, what),
+        closing(connect(source, "ro", BUSY_TIMEOUT_S)) as own,
+        closing(connect(target)) as other,
+    ):
         # Nothing is there yet that a crash could damage. The file is synced once, when it is whole.
         other.execute("PRAGMA journal_mode = OFF")
         other.execute("PRAGMA synchronous = OFF")
-        own.backup(other)
-        other.execute("PRAGMA journal_mode = DELETE")
-    descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def check(path: Path, settings: PoolSettings, shown: Path | None = None, what: str = "backup") -> JournalFacts:
-    """Read all of a copy: its pages, the checksum and the columns of each row, and what the events add up to. JournalError if
-    anything is wrong. `shown` is its name in messages, and `what` it is there.
-    """
-    name = shown or path
-    with journal_errors(name, what), closing(_read_only(path)) as connection:
-        _check_version(connection, name, what)
         try:
-            ended = _check_pages_and_ended(connection)
-            events = list(_checked_events(connection))
-            if version_of(connection) < known_migrations()[-1].version:
-                return JournalFacts(0, 0, ended, None, None)  # what its events mean is known after its migration
-            state = restored(History(tuple(map(decode_event, events))), settings)
-        except (JournalDamaged, ValueError, KeyError, TypeError) as error:
-            raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
-        return facts_of(state, connection)
+            own.backup(other)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise as_journal_error(error, target, "copy") from error
+            raise
+        other.execute("PRAGMA journal_mode = DELETE")
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-_ADVICE = {
-    "backup": "use another one",
-    "journal": "restart its server, which says whether it can go on with it. An older backup can be put in its place by "
-    "gpu-pool restore --force",
-}
-
-
-def _check_version(connection: sqlite3.Connection, path: Path, what: str) -> None:
-    version, known = version_of(connection), known_migrations()[-1].version
-    if version > known:
-        raise JournalTooNew(
-            f"the {what} {path} was made by a newer version of this program (its tables are of version {version}, this one "
-            f"knows {known}): install the newer one"
-        )
-    if version == 0:
-        raise JournalDamaged(f"{path} is not a {what} of a pool: it has no tables of one")
-
-
-def facts_of(state: PoolState, connection: sqlite3.Connection) -> JournalFacts:
-    sql = load_queries(__package__)
-    (ended,) = connection.execute(sql["count_ended"]).fetchone()
-    (complete_since,) = connection.execute(sql["complete_since"]).fetchone()
-    active = sum(isinstance(lease, ActiveLease) for lease in state.leases.values())
-    changed_at = None if state.boot_id is None else state.clock + state.wall_offset_s
-    waiting = sum(isinstance(lease, QueuedLease) for lease in state.leases.values())
-    return JournalFacts(active, waiting, ended, changed_at, complete_since)
-
-
-def _check_pages_and_ended(connection: sqlite3.Connection) -> int:
-    """The number of ended leases; ValueError if one, or a page, is not what was written."""
-    findings = [finding for (finding,) in connection.execute("PRAGMA integrity_check(3)")]
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """A ValueError unless the tables are exactly ours, and their pages whole. A trigger or a view would be a program of
+    another hand.
+    """
+    with closing(sqlite3.connect(":memory:")) as own:
+        own.executescript(load_schema(__package__))
+        expected = set(own.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+    found = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+    if found != expected:
+        names = sorted({f"{kind} {name}" for kind, name, *_ in found ^ expected})
+        raise ValueError(f"its tables are not those of a pool: {', '.join(names)}")
+    findings = [str(finding) for (finding,) in connection.execute("PRAGMA integrity_check(3)")]
     if findings != ["ok"]:
-        raise ValueError("; ".join(map(str, findings)))
-    ended = 0
-    for row in connection.execute(load_queries(__package__)["read_whole_ended"]):
-        check_ended(row)
-        ended += 1
-    return ended
+        raise ValueError("; ".join(findings))
 
 
-def _checked_events(connection: sqlite3.Connection) -> Iterator[str]:
-    sql, crc, last = load_queries(__package__), 0, None
-    for position, *row in connection.execute(sql["read_whole_events"]):
-        body, crc = checked_event(tuple(row), crc)
-        if last not in (None, position - 1):
-            raise ValueError(f"event {position} follows event {last}")
-        last = position
-        yield body
-    (compacted_to,) = connection.execute(sql["compacted_to"]).fetchone()
-    if last is not None and compacted_to > last:
-        raise ValueError(f"it was compacted to event {compacted_to}, and has none after event {last}")
+def _check_end(position: int, least_position: int) -> None:
+    if position < least_position:
+        raise ValueError(f"its last {least_position - position} events, which were written, are missing")
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
-    # mode=ro: it must not create a file, and closing must not fold the writer's log into it.
-    return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+def _put_out_of_service(journal: Path, settings: PoolSettings) -> tuple[str, ...]:
+    """Make the copy the journal of a pool of its own, without a GPU in service. Return whose tokens it accepts."""
+    with closing(SqliteJournal(journal)) as opened:
+        state = restored(opened.load(0), settings)
+        opened.compact(put_back(state, REASON))
+    with closing(connect(journal)) as connection:
+        connection.execute(load_queries(__package__)["renew_pool_id"])
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return tuple(sorted({token.name for token in state.tokens.values()}))
+
+
+def _kept(aside: Path) -> Path:
+    """Rename what was set aside, log and all: it is not damaged."""
+    kept = aside.with_name(aside.name.replace(".damaged-", ".replaced-"))
+    for end in ("-wal", ""):
+        if (file := Path(f"{aside}{end}")).exists():
+            file.rename(f"{kept}{end}")
+    return kept
+
+
+def _held(journal: Path) -> SqliteFile:
+    """The place of the journal, kept from every server. JournalInUse if one has it."""
+    if journal.parent.exists() and (owner := journal.parent.stat().st_uid) != os.geteuid():
+        raise JournalError(
+            f"{journal.parent} belongs to the user with uid {owner}, whose server could not write a journal of another "
+            f"user; restore it as that user: sudo -u '#{owner}' gpu-pool restore"
+        )
+    held = SqliteFile(journal, load_schema(__package__))
+    try:
+        held.hold()
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+@contextmanager
+def _folder(journal: Path) -> Iterator[Path]:
+    """A folder of its own beside the journal, until it is done."""
+    folder = Path(f"{journal}.restoring")
+    shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -31,11 +31,9 @@ from gpu_worker_pool.core.fleet.messages import GrantKept, LeaderMessage, Orders
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
-from gpu_worker_pool.ledger.alarm import Alarm
-from gpu_worker_pool.ledger.hearing import Hearing
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.standstill import StandstillWatch
-from gpu_worker_pool.ledger.turn import Waiters
+from gpu_worker_pool.ledger.live_time import LiveTime
+from gpu_worker_pool.ledger.waiters import Waiters
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
@@ -87,9 +85,7 @@ class Agent:
         self._holders = BoxHolders(node, self._on_death, sampler.records, simulated)
         self._search = LeaderSearch(listed, zlib.crc32(f"{node} {url}".encode()) % 1000 / 1000)
         self._waiters = Waiters()
-        self._hearing = Hearing(boot_time)
-        self._alarm = Alarm(self._ring, self._hearing)
-        self._standstill = StandstillWatch()
+        self._live = LiveTime(boot_time, self._custody.lose_time, self._tick)
         self._renewals = Renewals(self._custody, self._waiters, self._now)
         # What is to be carried out, each with the connection that it is for.
         self._todo: deque[tuple[CustodyAction, LeaderLink | None]] = deque()
@@ -111,13 +107,14 @@ class Agent:
     def start(self) -> None:
         logger.info("%d leases are in the custody of this box", len(self._custody.leases))
         self._holders.note(self._custody.leases.values(), (), self._custody.leases)
+        self._live.start()
         self._do(self._custody.start())
         self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._stay_joined())]
 
     async def stop(self) -> None:
         """Stop. The leases stay on the disk; their holders keep them."""
         self._is_stopped = True
-        self._alarm.cancel()
+        self._live.stop()
         self.release_waiters()
         for task in self._tasks:
             task.cancel()
@@ -249,7 +246,7 @@ class Agent:
             self._do(self._custody.tick(self._now()))
             is_candidate = self._leadership is not None
             link.send(self._custody.announce(self._url, VERSION, is_candidate, self._inventory()))
-            self._set_alarm()
+            self._live.ring_at(self._custody.next_due_at())
             await link.run(self._take)
         finally:
             self._link = self._welcome = self._leader_url = None
@@ -289,22 +286,12 @@ class Agent:
     # --- what happens here -------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
-        """The time, at which something is about to be done. After a long time in which no heartbeat could be received,
-        every lease has its full TTL, as after a restart.
-        """
-        now = boot_time()
-        self._alarm.look()
-        if (found := self._standstill.note_step(now)) is not None and self._custody.leases:
-            logger.warning("this process %s and could take no heartbeat; every lease has its full TTL again", found)
-            self._custody.renew(tuple(self._custody.leases), now)
-        return now
+        """The time, at which something is about to be done. No lease has run while this process was away before that."""
+        self._live.look()
+        return boot_time()
 
-    def _ring(self) -> None:
-        self._do(self._custody.tick(min(self._now(), self._hearing.until)))
-
-    def _set_alarm(self) -> None:
-        if not self._is_stopped:
-            self._alarm.set(self._custody.next_due_at(), boot_time())
+    def _tick(self) -> None:
+        self._do(self._custody.tick(boot_time()))
 
     def _on_death(self, lease_id: str) -> None:
         logger.info("the holder of lease %s is dead", lease_id)
@@ -317,7 +304,7 @@ class Agent:
         report = self._custody.report(self._holders.marked(snapshot), snapshot.at)
         if report is not None:
             self._link.send(report)
-            self._set_alarm()
+            self._live.ring_at(self._custody.next_due_at())
 
     def _do(self, actions: Sequence[CustodyAction]) -> None:
         """Carry these out, after all that came before them."""
@@ -325,7 +312,7 @@ class Agent:
             self._todo.extend((action, self._link) for action in actions)
             self._is_idle.clear()
             self._has_work.set()
-        self._set_alarm()
+        self._live.ring_at(self._custody.next_due_at())
 
     async def _work(self) -> None:
         while True:

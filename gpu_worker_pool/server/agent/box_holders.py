@@ -96,11 +96,10 @@ class BoxHolders:
         assert self._simulated is not None  # noqa: S101 - the caller has asked
         by_gpu: dict[str, list[SimulatedHolder]] = {}
         for lease in leases.values():
-            if lease.request.parent is None:
-                process = lease.request.holder.process_on(self._node)
-                pid, started = process or ProcessId(FIRST_SIMULATED_PID + lease.fence, None)
-                for uuid in lease.gpus:
-                    by_gpu.setdefault(uuid, []).append(SimulatedHolder(pid, started, lease.request.wishes.memory_mb))
+            process = lease.request.holder.process_on(self._node)
+            pid, started = process or ProcessId(FIRST_SIMULATED_PID + lease.fence, None)
+            for uuid in lease.gpus:
+                by_gpu.setdefault(uuid, []).append(SimulatedHolder(pid, started, lease.request.wishes.memory_mb))
         before, self._occupied = self._occupied, by_gpu
         for uuid in before.keys() | by_gpu.keys():
             if before.get(uuid) != (holders := by_gpu.get(uuid, [])):

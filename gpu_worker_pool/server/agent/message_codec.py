@@ -5,22 +5,10 @@ A box may be one version ahead: what it says in fields that are not known here i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any, TypeVar, cast, get_args
 
-from gpu_worker_pool.core.fleet.messages import (
-    AgentMessage,
-    ComingEnd,
-    KeptLease,
-    LeaderMessage,
-    LeaseOver,
-    WatchOrder,
-)
-from gpu_worker_pool.core.model.gpu import Gpu, GpuProcess, InventoryGpu, Reading
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.ledger.codec import LATER
-from gpu_worker_pool.ledger.records import RecordCodec, parse_object, shortened
+from gpu_worker_pool.core.fleet.messages import AgentMessage, KeptLease, LeaderMessage, LeaseOver
+from gpu_worker_pool.ledger.codec import TOLERANT, as_object, encode, parse_object, shortened
 
 from .handshake import Challenge, Hello, Proof
 
@@ -31,26 +19,14 @@ MOST_BYTES = 8 * 1024 * 1024
 NOT_LEADING = 4001
 
 HandshakeMessage = Hello | Challenge | Proof
-_MESSAGES: tuple[type, ...] = (*get_args(AgentMessage), *get_args(LeaderMessage), *get_args(HandshakeMessage))
-_PARTS: tuple[type, ...] = (KeptLease, LeaseOver, WatchOrder, ComingEnd, InventoryGpu, Reading, Gpu, GpuProcess)
-_KINDS = {kind.__name__: kind for kind in _MESSAGES}
+_KINDS: dict[str, type] = {
+    kind.__name__: kind for group in (AgentMessage, LeaderMessage, HandshakeMessage) for kind in get_args(group)
+}
 _MessageT = TypeVar("_MessageT")
 
 
-def _defaults(kind: type) -> Mapping[str, object]:
-    return {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-
-
-_codec = RecordCodec(
-    {*_MESSAGES, *_PARTS, Request, Wishes, Holder},
-    {**LATER, **{kind: _defaults(kind) for kind in (*_MESSAGES, *_PARTS)}},
-    "a message",
-    is_tolerant=True,
-)
-
-
 def encode_message(message: AgentMessage | LeaderMessage | HandshakeMessage) -> str:
-    return _codec.encode({"kind": type(message).__name__, **_codec.as_object(message)})
+    return encode({"kind": type(message).__name__, **as_object(message)})
 
 
 def decode_message(text: str, expected: Any) -> Any:
@@ -64,12 +40,12 @@ def decode_message(text: str, expected: Any) -> Any:
         return None
     if kind not in (get_args(expected) or (expected,)):
         raise ValueError(f"a message of the kind {name} is not expected here: {shortened(text)}")
-    return _codec.reader(kind)(parts, name)
+    return TOLERANT.of(kind)(parts)
 
 
 def encode_kept(thing: KeptLease | LeaseOver) -> str:
-    return _codec.encode(_codec.as_object(thing))
+    return encode(thing)
 
 
 def decode_kept(kind: type[_MessageT], text: str) -> _MessageT:
-    return cast("_MessageT", _codec.reader(kind)(parse_object(text), kind.__name__))
+    return cast("_MessageT", TOLERANT.of(kind)(parse_object(text)))

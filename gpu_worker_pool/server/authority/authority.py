@@ -110,7 +110,7 @@ class Authority:
         writer: Writer,
         *,
         pool_id: str,
-        wall_now: float,
+        wall_clock: Callable[[], float],
         epoch: int = 0,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -120,7 +120,9 @@ class Authority:
             self._presence.take_over(lease.id for lease in state.leases.values() if isinstance(lease, ActiveLease))
         # The nodes of a fleet are announced by their agents.
         node = None if self._box is None else self._node
-        self._driver.lead(state, writer, boot_id=boot_id(), wall_now=wall_now, epoch=epoch, node=node, may_act=may_act)
+        self._driver.lead(
+            state, writer, boot_id=boot_id(), wall_clock=wall_clock, epoch=epoch, node=node, may_act=may_act
+        )
         self.pool.pool_id = pool_id
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         if self._box is not None:

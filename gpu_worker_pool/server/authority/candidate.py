@@ -31,10 +31,10 @@ from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model.events import Event, TakenOver
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.ledger.driver import restore
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
-from gpu_worker_pool.ledger.take_over import restore
 from gpu_worker_pool.ledger.writer import history_of
 from gpu_worker_pool.wire.service import FleetView
 
@@ -338,7 +338,8 @@ class Candidate:
             writer,
             pool_id=self._database.pool_id,
             epoch=won.epoch,
-            wall_now=won.row.wall_now + self._clock() - won.heard_at,
+            # The database's, by the boot clock: a leader after this one goes on with it.
+            wall_clock=lambda: won.row.wall_now + self._clock() - won.heard_at,
             may_act=may_act,
         )
 

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from time import time
 
+from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.take_over import restored
 from gpu_worker_pool.ledger.writer import WriterThread
 
 from .authority import Authority
@@ -48,7 +48,7 @@ class OwnJournal:
             journal.close()
             raise
         writer = WriterThread(journal, asyncio.get_running_loop())
-        authority.lead(state, writer, pool_id=journal.pool_id, wall_now=time())
+        authority.lead(state, writer, pool_id=journal.pool_id, wall_clock=time)
 
     async def _keep_trying(self, authority: Authority) -> None:
         while True:

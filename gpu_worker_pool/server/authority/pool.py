@@ -77,7 +77,6 @@ class Pool:
         self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
-        self.heartbeat_turn = driver.heartbeat_turn
         self.has_room_to_wait_for = presence.has_room_for
 
     @property
@@ -136,7 +135,7 @@ class Pool:
             return None  # another candidate goes on with them
         state, now = self._driver.state, self._driver.now()
         active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
-        left_s = [due_at - now for lease in active if (due_at := state.deadlines.due_at(lease.id)) is not None]
+        left_s = [due_at - now for lease in active if (due_at := state.expires_at(lease.id)) is not None]
         local = len(active) - len(left_s)
         said = []
         if local:
@@ -151,7 +150,7 @@ class Pool:
         return f"this server stops; without it, {', and '.join(said)}" if said else None
 
     def wall_now(self) -> float:
-        """The wall-clock time for leases, by a clock that is not adjusted while the server runs."""
+        """The wall-clock time for leases, which follows the machine's wall clock."""
         return self._driver.now() + self._driver.state.wall_offset_s
 
     def check_is_open(self) -> None:
@@ -208,10 +207,9 @@ class Pool:
             self._machine.check_owner(process, uid)
         return process
 
-    async def renew(self, *lease_ids: str, caller: str, arrived_at: float | None = None) -> list[ev.Event]:
-        """Renew these leases; with `arrived_at`, in the turn that `heartbeat_turn` has waited for."""
+    async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
         self._presence.note_heartbeat(*lease_ids)
-        return await self._driver.do(cmd.Renew(lease_ids, arrived_at), caller)
+        return await self._driver.do(cmd.Renew(lease_ids), caller)
 
     async def renew_until_ended(
         self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str

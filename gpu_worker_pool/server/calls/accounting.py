@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import nsmallest
 from math import inf
 from typing import Any
 
-from gpu_worker_pool.core.accounting.timeline import Timeline
-from gpu_worker_pool.core.accounting.usage import US_PER_S, LeaseTimes, UsageAccount, UsageTotals
-from gpu_worker_pool.core.accounting.weeks import WeeklyUsage
 from gpu_worker_pool.core.model.gpu import Gpu
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usage, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -33,13 +30,14 @@ from .times import read_time
 # A long history takes seconds to read. One call reads at a time, and so many may wait.
 MOST_ASKING = 16
 DEFAULT_SPAN_S = 24 * 3600.0
-US_PER_HOUR = 3600 * US_PER_S
 # Callers choose the owners' names, so there may be very many. Those with the least use are shown as one.
 MOST_OWNERS = 2_000
 # So many owners are shown by week.
 MOST_OWNERS_BY_WEEK = 50
 # More than any chart shows, and still an answer of one or two megabytes.
 MOST_SPANS = 5_000
+
+WaitingOrActive = QueuedLease | ActiveLease
 
 
 class PastLeases:
@@ -51,11 +49,11 @@ class PastLeases:
         self._turn = asyncio.Lock()
         self._asking = 0
 
-    async def read(self, work: Callable[[Sequence[LiveLease], Accounts], bytes]) -> bytes:
+    async def read(self, work: Callable[[Sequence[WaitingOrActive], Accounts], bytes]) -> bytes:
         """Run `work` in a thread, on the live leases and the accounts; Refused if they cannot be read.
 
         Each lease is found once: leases that are live now are passed as live, those that have ended are written before
-        the read, and those that end in between are recognized by their id.
+        the read, and those that end in between are recognized by their id and the time of their request.
         """
         if self._asking >= MOST_ASKING:
             raise Refused(
@@ -65,8 +63,8 @@ class PastLeases:
         try:
             async with self._turn:
                 self.check_journal()
-                # A lease inside another is part of that one, and its GPUs' time is counted there.
-                leases = [lease for lease in self._pool.state.leases.values() if lease.request.parent is None]
+                # A lease that drains has ended for its holder, and is written as ended.
+                leases = [lease for lease in self._pool.state.leases.values() if isinstance(lease, WaitingOrActive)]
                 await self._pool.caught_up()
                 self.check_journal()
                 return await asyncio.to_thread(lambda: work(leases, self._open_accounts()))
@@ -104,39 +102,36 @@ class UsageCalls(PastLeases):
     async def weeks(self, number: int, scope: Scope) -> bytes:
         """GPU-hours by owner of so many weeks, from Monday to Sunday in this machine's time zone."""
         self.check_journal()
+        starts = _mondays(self._pool.wall_now(), number)
 
-        def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
-            live = _live(leases, scope)
-
-            def begin() -> WeeklyUsage:
-                now = self._pool.wall_now()
-                return WeeklyUsage(_mondays(now, number), now)
-
-            weekly, complete_since = accounts.count(begin, but_for=live, node=scope.node)
-            for lease in live.values():
-                weekly.count(lease)
-            return self._encode_weeks(weekly, _mondays(weekly.now, number), complete_since, scope)
+        def count(leases: Sequence[WaitingOrActive], accounts: Accounts) -> bytes:
+            spans = list(zip(starts, (*starts[1:], None), strict=True))
+            weeks, moment = accounts.usage(spans, self._pool.wall_now, _live(leases, scope), scope.node)
+            return self._encode_weeks(starts, weeks, moment, scope)
 
         return await self.read(count)
 
-    def _encode_weeks(
-        self, weekly: WeeklyUsage, starts: Sequence[float], complete_since: float | None, scope: Scope
-    ) -> bytes:
-        shown = nsmallest(MOST_OWNERS_BY_WEEK, weekly.by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
+    def _encode_weeks(self, starts: Sequence[float], weeks: Sequence[Usage], moment: Moment, scope: Scope) -> bytes:
+        """Exclusive and sharing leases count alike."""
+        by_owner: dict[str | None, list[float]] = {}
+        for number, week in enumerate(weeks):
+            for owner, used in week.items():
+                if used.leases:
+                    by_owner.setdefault(owner, [0.0] * len(starts))[number] = used.gpu_s + used.shared_gpu_s
+        shown = nsmallest(MOST_OWNERS_BY_WEEK, by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
+        totals = [sum(column) for column in zip(*by_owner.values(), strict=True)] or [0.0] * len(starts)
         return encode(
             wire.WeeksView(
                 node=scope.name(self._pool.node),
                 weeks=tuple(
                     wire.WeekTotal(since=iso_time(start), gpu_hours=_hours(total))
-                    for start, total in zip(starts, weekly.totals(), strict=True)
+                    for start, total in zip(starts, totals, strict=True)
                 ),
-                until=iso_time(weekly.now),
-                owners=tuple(
-                    wire.OwnerWeeks(owner=owner, gpu_hours=tuple(map(_hours, weeks))) for owner, weeks in shown
-                ),
-                other_owners=len(weekly.by_owner) - len(shown),
-                complete_since=iso_time(complete_since),
-                unknown_leases=weekly.unknown_leases,
+                until=iso_time(moment.now),
+                owners=tuple(wire.OwnerWeeks(owner=owner, gpu_hours=tuple(map(_hours, used))) for owner, used in shown),
+                other_owners=len(by_owner) - len(shown),
+                complete_since=iso_time(moment.complete_since),
+                unknown_leases=sum(used.unknown_leases for week in weeks for used in week.values()),
                 server_id=self._pool.id,
             )
         )
@@ -151,36 +146,33 @@ class UsageCalls(PastLeases):
         if since >= end:
             raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
 
-        def count(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
+        def count(leases: Sequence[WaitingOrActive], accounts: Accounts) -> bytes:
             live = _live(leases, scope)
-            account, complete_since = accounts.count(
-                lambda: UsageAccount(since, until, self._pool.wall_now()), but_for=live, node=scope.node
-            )
-            for lease in live.values():
-                if scope.node is None or lease.gpu_count:
-                    account.count(lease)
-            return self._encode(account, complete_since, scope)
+            (by_owner,), moment = accounts.usage([(since, until)], self._pool.wall_now, live, scope.node)
+            return self._encode(by_owner, (since, until), moment, scope)
 
         return await self.read(count)
 
-    def _encode(self, account: UsageAccount, complete_since: float | None, scope: Scope) -> bytes:
-        shown = nsmallest(MOST_OWNERS, account.by_owner.items(), key=_most_use_first)
+    def _encode(self, by_owner: Usage, span: Span, moment: Moment, scope: Scope) -> bytes:
+        since, until = span
+        shown = nsmallest(MOST_OWNERS, by_owner.items(), key=_most_use_first)
         names = {owner for owner, _ in shown}
-        others = UsageTotals()
-        for owner, usage in account.by_owner.items():
+        total, others = UsageTotals(), UsageTotals()
+        for owner, usage in by_owner.items():
+            total.add(usage)
             if owner not in names:
                 others.add(usage)
-        left_out = len(account.by_owner) - len(shown)
+        left_out = len(by_owner) - len(shown)
         return encode(
             wire.UsageView(
                 node=scope.name(self._pool.node),
-                since=iso_time(account.since),
-                until=iso_time(min(account.now, inf if account.until is None else account.until)),
-                complete_since=iso_time(complete_since),
-                is_complete=complete_since is None or complete_since <= account.since,
+                since=iso_time(since),
+                until=iso_time(min(moment.now, inf if until is None else until)),
+                complete_since=iso_time(moment.complete_since),
+                is_complete=moment.complete_since is None or moment.complete_since <= since,
                 owners=tuple(wire.OwnerUsage(owner=owner, **_totals(usage)) for owner, usage in shown),
                 others=wire.OtherUsage(owners=left_out, **_totals(others)) if left_out else None,
-                total=wire.UsageTotal(**_totals(account.total())),
+                total=wire.UsageTotal(**_totals(total)),
                 server_id=self._pool.id,
                 source=self._pool.snapshot.source,
             )
@@ -196,33 +188,32 @@ def _mondays(now: float, number: int) -> list[float]:
     return [*starts[:-1], min(starts[-1], now)]
 
 
-def _live(leases: Iterable[LiveLease], scope: Scope) -> dict[str, LeaseTimes]:
-    """The live leases by id, with their GPUs within the scope; a draining lease has ended for the accounting."""
-    found = {}
+def _live(leases: Iterable[WaitingOrActive], scope: Scope) -> list[LiveUse]:
+    """The live leases with their GPUs within the scope."""
+    found = []
     for lease in leases:
-        if not isinstance(lease, DrainingLease):
-            granted_at, gpus = None, 0
-            if isinstance(lease, ActiveLease):
-                granted_at, gpus = lease.granted_at, sum(scope.node in {None, key.node} for key in lease.gpus)
-            owner, is_shared = lease.request.holder.owner, lease.request.wishes.is_shared
-            found[lease.id] = LeaseTimes(owner, gpus, is_shared, lease.requested_at, granted_at, None, is_live=True)
+        granted_at, gpus = None, 0
+        if isinstance(lease, ActiveLease):
+            granted_at, gpus = lease.granted_at, sum(scope.node in {None, key.node} for key in lease.gpus)
+        owner, is_shared = lease.request.holder.owner, lease.request.wishes.is_shared
+        found.append(LiveUse(lease.id, owner, gpus, is_shared, lease.requested_at, granted_at))
     return found
 
 
-def _most_use_first(item: tuple[str | None, UsageTotals]) -> tuple[int, int, int, str]:
+def _most_use_first(item: tuple[str | None, UsageTotals]) -> tuple[float, int, float, str]:
     """The sort key: most use first; equal use by name, so that the order is stable."""
     owner, usage = item
-    return (-usage.gpu_us - usage.shared_gpu_us, -usage.leases, -usage.wait_us, owner or "")
+    return (-usage.gpu_s - usage.shared_gpu_s, -usage.leases, -usage.wait_s, owner or "")
 
 
 def _totals(usage: UsageTotals) -> dict[str, Any]:
     return {
-        "gpu_hours": _hours(usage.gpu_us),
-        "shared_gpu_hours": _hours(usage.shared_gpu_us),
+        "gpu_hours": _hours(usage.gpu_s),
+        "shared_gpu_hours": _hours(usage.shared_gpu_s),
         "leases": usage.leases,
         "running": usage.running,
-        "longest_hours": _hours(usage.longest_us),
-        "wait_hours": _hours(usage.wait_us),
+        "longest_hours": _hours(usage.longest_s),
+        "wait_hours": _hours(usage.wait_s),
         "unknown_leases": usage.unknown_leases,
         "unknown_waits": usage.unknown_waits,
         "time_limit_ends": usage.time_limit_ends,
@@ -231,8 +222,8 @@ def _totals(usage: UsageTotals) -> dict[str, Any]:
     }
 
 
-def _hours(time_us: int) -> float:
-    return round(time_us / US_PER_HOUR, 6)
+def _hours(time_s: float) -> float:
+    return round(time_s / 3600, 6)
 
 
 class TimelineCalls(PastLeases):
@@ -247,51 +238,74 @@ class TimelineCalls(PastLeases):
         self.check_journal()
         gpus = _gpus(self._pool.state.slots_on(scope.node), with_nodes=scope.is_fleet)
 
-        def trace(leases: Sequence[LiveLease], accounts: Accounts) -> bytes:
-            # A draining lease has ended for its holder, and is written as ended.
-            live = {lease.id: lease for lease in leases if not isinstance(lease, DrainingLease)}
-            active = [lease for lease in live.values() if isinstance(lease, ActiveLease)]
-
-            def begin() -> Timeline:
-                now = self._pool.wall_now()
-                timeline = Timeline(max(now - span_s, 0.0), now, most=MOST_SPANS, node=scope.node)
-                for lease in sorted(active, key=lambda lease: lease.granted_at, reverse=True):
-                    timeline.add(lease)
-                return timeline
-
-            timeline, complete_since = accounts.trace(begin, but_for=live)
-            return self._encode(timeline, complete_since, gpus, scope)
+        def trace(leases: Sequence[WaitingOrActive], accounts: Accounts) -> bytes:
+            live = _live(leases, scope)
+            ended, unknown, moment = accounts.held(span_s, self._pool.wall_now, live, scope.node, most=MOST_SPANS + 1)
+            active = [lease for lease in leases if isinstance(lease, ActiveLease)]
+            # A clock that was never set says 1970. A time before 1970 or after now comes from a clock that was set.
+            known = [lease for lease in active if 0 <= lease.granted_at <= moment.now]
+            latest = sorted(known, key=lambda lease: lease.granted_at, reverse=True)
+            by_gpu, is_cut = spans_by_gpu((*latest, *ended), scope.node)
+            frame = wire.TimelineView(
+                node=scope.name(self._pool.node),
+                since=iso_time(max(moment.now - span_s, 0.0)),
+                until=iso_time(moment.now),
+                complete_since=iso_time(moment.complete_since),
+                gpus=(),
+                is_cut=is_cut,
+                unknown_leases=unknown + len(active) - len(known),
+                server_id=self._pool.id,
+                source=self._pool.snapshot.source,
+            )
+            return encode_with(frame, gpus=_encode_gpus(gpus, by_gpu))
 
         return await self.read(trace)
 
-    def _encode(
-        self, timeline: Timeline, complete_since: float | None, gpus: Sequence[wire.TimelineGpu], scope: Scope
-    ) -> bytes:
-        known = {gpu.uuid for gpu in gpus}
-        gone = [_gpu(uuid, None) for uuid in sorted(timeline.by_gpu.keys() - known)]
-        pauses = Pauses()
-        shown = []
-        for gpu in (*gpus, *gone):
-            spans = []
-            for span in sorted(timeline.by_gpu.get(gpu.uuid, ()), key=lambda span: (span.since, span.lease_id)):
-                times = {"since": iso_time(span.since), "until": iso_time(span.until)}
-                spans.append(encode(wire.TimelineSpan(**{**span._asdict(), **times})))
-                pauses.yield_if_due()
-            shown.append(encode_with(gpu, spans=spans))
-        return encode_with(
-            wire.TimelineView(
-                node=scope.name(self._pool.node),
-                since=iso_time(timeline.since),
-                until=iso_time(timeline.now),
-                complete_since=iso_time(complete_since),
-                gpus=(),
-                is_cut=timeline.is_cut,
-                unknown_leases=timeline.unknown_leases,
-                server_id=self._pool.id,
-                source=self._pool.snapshot.source,
-            ),
-            gpus=shown,
-        )
+
+def spans_by_gpu(
+    leases: Iterable[ActiveLease | EndedLease], node: str | None = None, most: int = MOST_SPANS
+) -> tuple[dict[str, list[ActiveLease | EndedLease]], bool]:
+    """The leases on each GPU, by its UUID, and whether some had no room. The first leases are kept, so the latest must come
+    first. With a `node`, only its GPUs count.
+    """
+    by_gpu: dict[str, list[ActiveLease | EndedLease]] = {}
+    for lease in leases:
+        gpus = [key.uuid for key in lease.gpus if node in {None, key.node}]
+        most -= len(gpus)
+        if most < 0:
+            return by_gpu, True  # a lease shown on only some of its GPUs would mislead
+        for uuid in gpus:
+            by_gpu.setdefault(uuid, []).append(lease)
+    return by_gpu, False
+
+
+def _encode_gpus(
+    gpus: Sequence[wire.TimelineGpu], by_gpu: Mapping[str, Sequence[ActiveLease | EndedLease]]
+) -> list[bytes]:
+    gone = [_gpu(uuid, None) for uuid in sorted(by_gpu.keys() - {gpu.uuid for gpu in gpus})]
+    pauses, shown = Pauses(), []
+    for gpu in (*gpus, *gone):
+        spans = []
+        for lease in sorted(by_gpu.get(gpu.uuid, ()), key=lambda lease: (lease.granted_at or 0.0, lease.id)):
+            spans.append(encode(_span(lease)))
+            pauses.yield_if_due()
+        shown.append(encode_with(gpu, spans=spans))
+    return shown
+
+
+def _span(lease: ActiveLease | EndedLease) -> wire.TimelineSpan:
+    ended = lease if isinstance(lease, EndedLease) else None
+    return wire.TimelineSpan(
+        lease_id=lease.id,
+        owner=lease.request.holder.owner,
+        worker_id=lease.request.holder.worker_id,
+        label=dict(lease.request.labels).get("command"),
+        since=iso_time(lease.granted_at),
+        until=None if ended is None else iso_time(ended.ended_at),
+        end_reason=None if ended is None else ended.reason,
+        is_shared=lease.request.wishes.is_shared,
+        ended_by=None if ended is None else ended.by,
+    )
 
 
 def _gpus(slots: Iterable[GpuSlot], *, with_nodes: bool) -> list[wire.TimelineGpu]:

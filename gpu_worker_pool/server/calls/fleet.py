@@ -55,7 +55,7 @@ def box_views(pool: Pool) -> tuple[BoxView, ...]:
     state, now, leader = pool.state, pool.now(), _leader(pool)
     infos = {} if pool.membership is None else pool.membership.box_infos
     gpus = Counter(key.node for key in state.slots)
-    leases = Counter(node for lease in state.leases.values() for node in nodes_of(state, lease))
+    leases = Counter(node for lease in state.leases.values() for node in nodes_of(lease))
     return tuple(
         BoxView(
             node=node,

@@ -15,8 +15,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
 from gpu_worker_pool.core.queue.idleness import idle_s
-from gpu_worker_pool.core.queue.planner import FreeTime
-from gpu_worker_pool.core.queue.sub_leases import ancestors
+from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -39,7 +38,7 @@ def moving_of_queued(
 ) -> dict[str, Any]:
     """What of a waiter in a list changes by itself, in the order of the keys. Far back in the queue the reason is short."""
     position = explainer.position(lease)
-    if explainer.can_afford(lease) and (position <= MOST_EXPLAINED or lease.request.parent is not None):
+    if explainer.can_afford(lease) and position <= MOST_EXPLAINED:
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
@@ -145,7 +144,10 @@ def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
 def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     """A verdict as data and as a sentence. The type has the keys of all verdicts; each is sent with its own only."""
     own = {item.name: getattr(verdict, item.name) for item in fields(verdict)}
-    return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **own})
+    code: str = verdict.code
+    if isinstance(verdict, OverCeiling):  # until the core has one number
+        code, own = "over_quota", {"held": verdict.held, "quota": verdict.ceiling}
+    return cast("wire.VerdictView", {**where, "code": code, "text": str(verdict), **own})
 
 
 def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
@@ -173,7 +175,6 @@ def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **ow
         ),
         labels=dict(request.labels),
         is_local=_is_watched(lease),
-        parent=request.parent,
         time_limit_s=request.time_limit_s,
         preemptible=request.preemptible,
         **own,
@@ -231,11 +232,8 @@ def env_of(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
 
 
 def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning | None:
-    """The warning of a lease, or of a lease it is in, whichever ends first: it ends with that."""
-    if isinstance(lease, ActiveLease) and lease.ending is None and lease.request.parent is None:
-        return None
-    outer = ancestors(state, lease) if isinstance(lease, ActiveLease) else ()
-    ending = min((each.ending for each in outer if each.ending is not None), key=lambda each: each.at, default=None)
+    """The warning of a lease that is about to be ended."""
+    ending = lease.ending if isinstance(lease, ActiveLease) else None
     if ending is None:
         return None
     ends_at = iso_time(ending.at + state.wall_offset_s) or ""
@@ -243,15 +241,10 @@ def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning 
 
 
 def ends_at(state: PoolState, lease: ActiveLease) -> str | None:
-    """When a time limit ends it: its own, or that of a lease it is in. A late warning leaves its holder some more time."""
-    if lease.limit is None and lease.ending is None and lease.request.parent is None:
-        return None
-    limits = [
-        each.ending.at if each.ending is not None and each.ending.reason is EndReason.TIME_LIMIT else each.limit
-        for each in ancestors(state, lease)
-    ]
-    first = min((limit for limit in limits if limit is not None), default=None)
-    return None if first is None else iso_time(first + state.wall_offset_s)
+    """When its time limit ends it. A late warning leaves its holder some more time."""
+    is_limited = lease.ending is not None and lease.ending.reason is EndReason.TIME_LIMIT
+    limit = lease.ending.at if lease.ending is not None and is_limited else lease.limit
+    return None if limit is None else iso_time(limit + state.wall_offset_s)
 
 
 def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:

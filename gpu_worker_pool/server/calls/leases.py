@@ -73,9 +73,8 @@ class LeaseCalls:
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         known = await pool.find(lease_id)
-        for involved in (known, request.parent and await pool.find(request.parent)):
-            if involved:
-                self._check_may_manage(caller, involved)
+        if known is not None:
+            self._check_may_manage(caller, known)
         events = await pool.request(
             lease_id,
             request,
@@ -125,17 +124,9 @@ class LeaseCalls:
         caller = call.caller()
         call.query()
         body = await call.body()
-        name = call.turn_name(caller)
-        # A thousand ids take long to read, so that is done in the caller's turn. Ids have no commas.
-        arrived_at = await self._pool.heartbeat_turn(body.count(b",") + 1, name)
-        form = parse_form(RenewForm, body)
-        return Response(200, encode(await self._renew(call, caller, form, arrived_at)))
+        return Response(200, encode(await self._renew_here(call, caller, parse_form(RenewForm, body))))
 
     async def _renew_here(self, call: Call, caller: Caller, form: RenewForm) -> RenewAnswer:
-        arrived_at = await self._pool.heartbeat_turn(len(form.ids), call.turn_name(caller))
-        return await self._renew(call, caller, form, arrived_at)
-
-    async def _renew(self, call: Call, caller: Caller, form: RenewForm, arrived_at: float) -> RenewAnswer:
         ids, name = form.ids, call.turn_name(caller)
         state = self._pool.state
         leases = [lease for lease_id in ids if (lease := state.find(lease_id))]
@@ -149,7 +140,7 @@ class LeaseCalls:
                 403,
                 f"Only their owner, an operator or an administrator may renew these leases: {', '.join(others[:5])}{_you_are(caller)}.",
             )
-        outcome = self._outcome(await self._pool.renew(*ids, caller=name, arrived_at=arrived_at))
+        outcome = self._outcome(await self._pool.renew(*ids, caller=name))
         has_news = outcome.lost or _warned(outcome) != set(form.warned) & set(ids)
         if form.wait_s > 0 and not has_news and self._pool.has_room_to_wait_for(len(ids), name):
             outcome = self._outcome(*await self._pool.renew_until_ended(ids, form.wait_s, call.gone(), caller=name))
@@ -284,7 +275,6 @@ def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> R
         ttl_s=form.ttl_s,
         # Sorted, so that the same labels make the same request.
         labels=tuple(sorted(form.labels.items())),
-        parent=form.parent,
         time_limit_s=form.time_limit_s,
         preemptible=form.preemptible,
     )

@@ -62,7 +62,6 @@ async def encode_pool(
             thresholds=ThresholdsView(
                 memory_percent=limits.memory_percent, utilization_percent=limits.utilization_percent
             ),
-            workers_per_gpu=state.settings.workers_per_gpu,
             queue_length=len(waiting),
             server_id=pool.id,
             pool_id=pool.pool_id,

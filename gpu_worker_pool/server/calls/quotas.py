@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from typing import Any
 
 from gpu_worker_pool.core.accounting.fair_share import OwnerUse, factor
 from gpu_worker_pool.core.model import commands as cmd
@@ -46,10 +47,10 @@ class QuotaCalls:
             raise Refused(
                 422,
                 "max_queued is 0, but every request waits for a moment at least; give 1 or more. To keep an owner out, set "
-                "ceiling to 0.",
+                "gpus to 0.",
             )
         try:
-            quota = Quota(**asdict(form))
+            quota = Quota(**asdict(form), ceiling=form.gpus)  # until the core has one number
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         if owner not in self._pool.state.quotas and len(self._pool.state.quotas) >= MAX_QUOTAS:
@@ -105,19 +106,25 @@ class _Uses:
 
     def view(self, owner: str, quota: Quota) -> QuotaView:
         if owner == EVERYBODY_ELSE:
-            return QuotaView(owner=owner, **asdict(quota))
+            return QuotaView(owner=owner, **_limits(quota))
         use = self._state.owners.get(owner, OwnerUse())
         used = self._used.get(owner, 0.0)
         # A newcomer would share with all others.
         all_weights = self._all_weights + (0.0 if owner in self._weights else quota.weight)
         return QuotaView(
             owner=owner,
-            **asdict(quota),
+            **_limits(quota),
             held_gpus=round(use.held / FULL_WEIGHT, 3),
             queued=self._state.queue.length_of(owner),
             used_gpu_hours=round(used / FULL_WEIGHT / 3600, 3),
             share_factor=round(factor(used, self._all_used, quota.weight, all_weights), 4),
         )
+
+
+def _limits(quota: Quota) -> dict[str, Any]:
+    limits = asdict(quota)
+    del limits["ceiling"]  # until the core has one number
+    return limits
 
 
 def _owner(call: Call) -> str:

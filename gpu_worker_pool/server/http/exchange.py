@@ -1,9 +1,8 @@
 """A call on a connection of `BoundedProtocol`: the whole of its body, its whole answer, and whether its client is there.
 
 uvicorn makes a task for each request, and two writes for each answer. A lease is requested and released often, and both
-calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback, and goes on with it as soon as
-its turn has come, or its commit is done (`ShortWait`). If it waits for anything else, it gets a task. Under another server there
-is no `Exchange`, and the calls are answered in the ordinary way.
+calls arrive in one piece. So `BoundedProtocol` begins to answer such a call in its own callback. When it waits, as for its
+commit, it gets a task. Under another server there is no `Exchange`, and the calls are answered in the ordinary way.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ CHECK_S = 0.5
 # A short answer is read before it is sent. A lease with all of its GPUs is short.
 SHORT_BYTES = 512 * 1024
 MOST_LEARNED = 20_000
-SENT = ("authorization", "accept", "accept-encoding", "content-type", "content-encoding", "last-event-id", "user-agent")
+SENT = ("authorization", "accept", "accept-encoding", "content-type", "content-encoding", "user-agent")
 ANSWERED = (
     "content-type", "content-encoding", "cache-control", "vary", "etag", "retry-after", "www-authenticate",
     "x-accel-buffering", "accept-encoding",

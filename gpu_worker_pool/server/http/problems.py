@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
-from gpu_worker_pool.ledger.fair_queue import TooManyCalls
 from gpu_worker_pool.ledger.journal import LedElsewhere, NotWritten
+from gpu_worker_pool.ledger.loop_budget import TooManyCalls
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import FollowersProblem, Problem
 from gpu_worker_pool.wire.strict import FormError

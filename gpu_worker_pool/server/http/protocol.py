@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gpu_worker_pool.ledger.short_wait import ShortWait
 from gpu_worker_pool.server.access_log import call_logger
 
 from .connection import KEY, Connection
@@ -238,11 +237,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._go_on(cycle.run_asgi(known.head.app))  # type: ignore[arg-type]
 
     def _go_on(self, call: Coroutine[Any, Any, None]) -> None:
-        """Go on with a call that has no task. It gets one if it waits for long."""
+        """Begin a call without a task. It gets one when it waits."""
         waited_for = next_wait(call)
-        if isinstance(waited_for, ShortWait):
-            waited_for.go_on = partial(self._go_on, call)
-        elif waited_for is not ENDED:
+        if waited_for is not ENDED:
             task = self.loop.create_task(rest_of(call, waited_for))
             task.add_done_callback(self.tasks.discard)
             self.tasks.add(task)

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.turn import Waiters
+from gpu_worker_pool.ledger.waiters import Waiters
 from gpu_worker_pool.server.agent.message_codec import encode_message
 
 logger = logging.getLogger(__name__)

@@ -88,8 +88,7 @@ class LeaseMetrics(Collector):
         """
         state, looked = self._pool.state, _LeasesNow(dict(self._gpu_seconds))
         now, now_at = self._pool.now(), self._pool.wall_now()
-        # Leases inside others are part of those.
-        for lease in [lease for lease in state.leases.values() if lease.request.parent is None]:
+        for lease in list(state.leases.values()):
             looked.kinds[type(lease)] += 1
             if isinstance(lease, QueuedLease):
                 looked.waiting.append(lease.id)
@@ -158,8 +157,7 @@ class LeaseMetrics(Collector):
         with_quota = [owner for owner in (EVERYBODY_ELSE, *sorted(self._owners)) if owner in state.quotas]
         for name, text, values in (
             ("owner_gpus", "GPUs held now, by owner; a share of a GPU counts as a part.", held),
-            ("quota_gpus", "Quota of GPUs.", {owner: state.quotas[owner].gpus for owner in with_quota}),
-            ("quota_ceiling_gpus", "Most GPUs allowed.", {owner: state.quotas[owner].ceiling for owner in with_quota}),
+            ("quota_gpus", "Most GPUs allowed.", {owner: state.quotas[owner].gpus for owner in with_quota}),
         ):
             family = GaugeMetricFamily(f"gpupool_{name}", text, labels=["owner"])
             for label, value in values.items():
@@ -182,7 +180,7 @@ class LeaseMetrics(Collector):
                 self._note_end(self._found(event.lease_id))
 
     def _note_end(self, lease: QueuedLease | ActiveLease | EndedLease | None) -> None:
-        if isinstance(lease, EndedLease) and lease.granted_at is not None and lease.request.parent is None:
+        if isinstance(lease, EndedLease) and lease.granted_at is not None:
             self._hold.add(max(lease.ended_at - lease.granted_at, 0.0))
             owner = self._label(lease.request.holder.owner)
             counted_s = self._counted_s(lease.granted_at, lease.ended_at)

@@ -6,19 +6,19 @@ even woken.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 
-from .listener import HEARTBEAT_S, Listener, Rest, event_number, wake_all
+from .listener import HEARTBEAT_S, Listener, Rest, wake_all
 
+CHANGED = b"event: changed\ndata: {}\n\n"
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
 # Events that change nothing visible: renewals, refusals, and the pool's bookkeeping. Readings count by their snapshot.
-_NO_CHANGE = (ev.Refusal, ev.LeasesRenewed, ev.QueueSettled, ev.SubLeasesSettled)
+_NO_CHANGE = (ev.Refusal, ev.LeasesRenewed, ev.QueueSettled)
 
 
 class ChangeStream:
@@ -27,7 +27,6 @@ class ChangeStream:
     def __init__(self, pool: Pool, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._pool = pool
         self._heartbeat_s = heartbeat_s
-        self._epoch = secrets.token_hex(4)
         self._count = 0
         self._shown: Snapshot | None = None
         self._waiting: set[Listener] = set()
@@ -47,19 +46,14 @@ class ChangeStream:
             self._shown = snapshot
             self._change()
 
-    async def messages(
-        self, listener: Listener, last_event_id: str | None, pace_s: float
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the messages for a listener until it is gone. A client that comes back learns at once whether it missed
-        a change. The first message has the count too, so that this also works for a client that saw no change.
-        """
-        # None if it is unknown how many changes the client knows of; then it must read the pool again.
-        seen = self._count if last_event_id is None else event_number(last_event_id, self._epoch)
-        yield b"retry: 1000\n%b: connected\n\n" % (self._id() if seen == self._count else b"")
+    async def messages(self, listener: Listener, pace_s: float) -> AsyncGenerator[bytes, None]:
+        """Yield the messages for a listener until it is gone."""
+        seen = self._count
+        yield b"retry: 1000\n: connected\n\n"
         while not listener.is_over:
             if seen != self._count:
                 seen = self._count
-                yield b"%bevent: changed\ndata: {}\n\n" % self._id()
+                yield CHANGED
                 await self._rest.take(listener, pace_s)  # only `end` wakes it before
             elif not await self._next(listener):
                 yield STILL_HERE
@@ -77,6 +71,3 @@ class ChangeStream:
         if self._waiting:
             waiting, self._waiting = self._waiting, set()
             wake_all(waiting)
-
-    def _id(self) -> bytes:
-        return b"id: %b-%d\n" % (self._epoch.encode(), self._count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -19,16 +18,14 @@ from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
-from .listener import HEARTBEAT_S, Listener, event_number, wake_all
+from .listener import HEARTBEAT_S, Listener, wake_all
 
-# So many events are kept for clients that come back after their connection broke.
+# So many events are kept for listeners that read slowly.
 KEPT = 1000
 KEPT_BYTES = 4 * 1024 * 1024
 # Sent at a time, so that a listener that reads slowly costs no more.
 PIECE_BYTES = 64 * 1024
 MOST_QUEUED = 100
-# How long events are recorded for the return of the last listener.
-RETURN_S = 60.0
 
 
 class Audience(NamedTuple):
@@ -54,21 +51,19 @@ class EventStream:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._epoch = secrets.token_hex(4)
         self._kept: deque[tuple[Audience, bytes]] = deque()
         self._kept_bytes = 0
         self._count = 0
         self._listeners: dict[Listener, Scope] = {}
-        # Until when each scope is recorded for the return of its last listener.
-        self._wanted_until: dict[Scope, float] = {}
         pool.follow(self.follow)
 
     def __repr__(self) -> str:
         return f"<EventStream: {len(self._listeners)} listeners, {self._count} events>"
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        if not self._is_wanted():
-            self._stop_recording()
+        if not self._listeners:
+            self._kept.clear()
+            self._kept_bytes = 0
             return
         was_queue_changed = False
         for event in events:
@@ -94,25 +89,19 @@ class EventStream:
         wake_all(self._listeners)
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        if self._is_wanted():
+        if self._listeners:
             # They are of the box of this server, and of no other.
             whole = self._pool.membership is None
             audience = Audience(frozenset({self._pool.node}), is_for_all=whole)
             self._record_encoded("readings", snapshot.ask("summary_body"), audience)
             wake_all(self._listeners)
 
-    async def messages(
-        self, listener: Listener, last_event_id: str | None, scope: Scope = EVERYTHING
-    ) -> AsyncGenerator[bytes, None]:
-        cursor = self._cursor(last_event_id)
+    async def messages(self, listener: Listener, scope: Scope = EVERYTHING) -> AsyncGenerator[bytes, None]:
+        """Yield what happens from now on, until the listener is gone."""
+        cursor = self._count
         self._listeners[listener] = scope
         try:
-            opening = b"retry: 1000\n: connected\n\n"
-            if cursor is None:
-                # The earlier events are not known any more, or another server had them.
-                opening += b"event: reset\ndata: {}\n\n"
-                cursor = self._count
-            yield opening
+            yield b"retry: 1000\n: connected\n\n"
             while not listener.is_over:
                 before = cursor
                 body, cursor = self._since(cursor, scope)
@@ -124,24 +113,6 @@ class EventStream:
                     yield b": still here\n\n"
         finally:
             self._listeners.pop(listener, None)
-            self._wanted_until[scope] = self._pool.now() + RETURN_S
-
-    def _is_wanted(self) -> bool:
-        return bool(self._listeners or (self._wanted_until and self._scopes()))
-
-    def _scopes(self) -> set[Scope]:
-        """The scopes of those who listen, or may come back."""
-        now = self._pool.now()
-        if self._wanted_until:
-            self._wanted_until = {scope: until for scope, until in self._wanted_until.items() if now < until}
-        return {*self._listeners.values(), *self._wanted_until}
-
-    def _stop_recording(self) -> None:
-        """Stop recording: a client that comes back later must start over."""
-        if self._kept:
-            self._kept.clear()
-            self._kept_bytes = 0
-            self._epoch = secrets.token_hex(4)
 
     def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded) -> None:
         state = self._pool.state
@@ -149,7 +120,7 @@ class EventStream:
         if lease is not None:
             # More may have happened since; the event shows the lease as it was.
             name, as_it_was = _AS_IT_WAS[type(event)]
-            nodes = nodes_of(state, lease)
+            nodes = nodes_of(lease)
             # A waiter that any node may serve concerns them all.
             audience = Audience(nodes) if nodes else FOR_ALL
             self._record(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), audience)
@@ -157,19 +128,17 @@ class EventStream:
     def _record_queue(self) -> None:
         """The waiters, once for each scope that is listened to."""
         state = self._pool.state
-        for node in {scope.node for scope in self._scopes()}:
+        for node in {scope.node for scope in self._listeners.values()}:
             first, length = first_waiters(state, Scope(node), self._pool.now(), MOST_QUEUED)
-            parents = {id_: parent for id_ in first if (parent := state.queued(id_).request.parent) is not None}
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
-            self._record("queue", QueueChange(length=length, first=tuple(first), parents=parents), audience)
+            self._record("queue", QueueChange(length=length, first=tuple(first)), audience)
 
     def _record(self, name: str, data: object, audience: Audience = FOR_ALL) -> None:
         self._record_encoded(name, encode(data), audience)
 
     def _record_encoded(self, name: str, data: bytes, audience: Audience) -> None:
         self._count += 1
-        head = f"id: {self._epoch}-{self._count}\nevent: {name}\ndata: ".encode()
-        message = b"".join((head, data, b"\n\n"))
+        message = b"event: %b\ndata: %b\n\n" % (name.encode(), data)
         self._kept.append((audience, message))
         self._kept_bytes += len(message)
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
@@ -190,13 +159,6 @@ class EventStream:
             if size >= PIECE_BYTES:
                 break
         return b"".join(messages), cursor
-
-    def _cursor(self, last_event_id: str | None) -> int | None:
-        """The position of a listener: the end, or after the last event that it saw; None if that is unknown."""
-        if last_event_id is None:
-            return self._count
-        number = event_number(last_event_id, self._epoch)
-        return number if number is not None and self._count - len(self._kept) <= number <= self._count else None
 
 
 _OVER: dict[str, Any] = {"ended_at": None, "end_reason": None, "ended_by": None, "end_note": None}

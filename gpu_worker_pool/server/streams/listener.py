@@ -63,10 +63,3 @@ class Rest:
 def wake_all(listeners: Iterable[Listener]) -> None:
     """Wake some of them now, and the others in the next turns of the event loop."""
     in_turns(MOST_WOKEN, Listener.wake, listeners)
-
-
-def event_number(event_id: str, epoch: str) -> int | None:
-    """The number in an event's id, `epoch-number`; None if the id is not of this epoch."""
-    theirs, _, number = event_id.partition("-")
-    is_known = theirs == epoch and number.isascii() and number.isdigit() and len(number) < 18
-    return int(number) if is_known else None

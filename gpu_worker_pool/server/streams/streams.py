@@ -49,7 +49,6 @@ class Streams:
 
     async def open(self, call: Call) -> Response:
         pace_s = call.lenient_query(PACE_S)
-        last_event_id = call.headers.get("last-event-id")
         reader = call.reader_name
         if call.scope["method"] != "HEAD":
             own = sum(name == reader for name in self._open.values())
@@ -62,9 +61,9 @@ class Streams:
                     raise Refused(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (
-            self._events.messages(listener, last_event_id, call.view_scope)
+            self._events.messages(listener, call.view_scope)
             if pace_s is None
-            else self._changes.messages(listener, last_event_id, pace_s)
+            else self._changes.messages(listener, pace_s)
         )
         return Response(200, self._stream(listener, reader, messages, call.receive), HEADERS)
 

@@ -42,11 +42,7 @@ async def encode_brief(frames: PoolFrames, scope: Scope, most_queued: int, *, lo
     leases: list[bytes] = []
     for lease_id in list(holders(state, scope)):
         lease = state.leases.get(lease_id)
-        if (
-            isinstance(lease, ActiveLease | DrainingLease)
-            and lease.request.parent is None
-            and pool.is_written(lease.id)
-        ):
+        if isinstance(lease, ActiveLease | DrainingLease) and pool.is_written(lease.id):
             leases.append(encode(_lease(state, lease, now)))
             await loop_share.yield_if_due()
     return fill(frame, gpus=[gpu for _, gpu in sorted(gpus)], leases=leases)
@@ -97,14 +93,12 @@ def _known(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_details(pool: Pool, node: str, uuid: str) -> GpuDetails | None:
-    """One GPU in full, with its leases and those inside them; None if there is none of this name."""
+    """One GPU in full, with its leases; None if there is none of this name."""
     state, now = pool.state, pool.now()
     slot = state.slots.get(GpuKey(node, uuid))
     if slot is None:
         return None
-    inside = [lease for lease in state.leases.values() if lease.request.parent is not None]
-    inner = [lease for lease in inside if isinstance(lease, ActiveLease) and slot.key in lease.gpus]
-    found = [*(state.leases[lease_id] for lease_id in slot.occupants if lease_id in state.leases), *inner]
+    found = [state.leases[lease_id] for lease_id in slot.occupants if lease_id in state.leases]
     return GpuDetails(
         gpu=gpu_view(pool, slot),
         leases=tuple(lease_view(state, lease, now) for lease in found if pool.is_written(lease.id)),

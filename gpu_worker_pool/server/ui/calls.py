@@ -51,7 +51,6 @@ class PageCalls:
             "page_pool": _share(data.pool),
             "page_history": _share(data.history),
             "page_usage": _share(data.usage),
-            "page_peers": _share(data.peers),
             "page_quotas": _share(data.quotas),
             "page_gpu": self.gpu,
             "page_timeline": self.timeline,

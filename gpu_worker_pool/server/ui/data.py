@@ -12,7 +12,6 @@ from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.fleet import box_views
-from gpu_worker_pool.server.calls.peers import PeerCalls
 from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.http.loop_share import BackgroundShare
@@ -66,7 +65,6 @@ class PageData:
         *,
         usage: UsageCalls,
         timeline: TimelineCalls,
-        peers: PeerCalls,
         quotas: QuotaCalls,
         tokens: Tokens,
     ) -> None:
@@ -77,7 +75,6 @@ class PageData:
         self._recent_events = RecentEvents(lambda: pool.state)
         pool.follow(self._recent_events.follow)
         self._started_at = iso_time(time.time())
-        self._has_peers = bool(peers.peers)
         self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
@@ -90,10 +87,9 @@ class PageData:
         self.pool = ScopedAnswer(self._make_pool, 0.5, rest_factor=0)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
-        self.peers = ScopedAnswer(lambda _: peers.encoded(), 1.0, may_be_old=True)
         self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
         by_span = (*self.timelines.values(), *self.weeks.values())
-        self._all = (self.pool, self.history, self.usage, self.peers, self.quotas, *by_span)
+        self._all = (self.pool, self.history, self.usage, self.quotas, *by_span)
 
     def stop(self) -> None:
         for answer in self._all:
@@ -122,7 +118,6 @@ class PageData:
             refresh_interval_s=settings.refresh_interval,
             max_history=settings.max_history,
             happened=self._recent_events.views(scope),
-            has_peers=self._has_peers,
             has_tokens=not self._tokens.is_unset,
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,

@@ -66,7 +66,6 @@ class RecentEvents:
             reason=_reason(event),
             by=event.by if isinstance(event, ev.LeaseEnded) else None,
             note=event.why if isinstance(event, ev.LeaseEnded) else None,
-            parent=request.parent if request else None,
         )
 
 

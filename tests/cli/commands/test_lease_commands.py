@@ -1,22 +1,17 @@
-"""`leases`, `release`, `explain`, `wait`, `drain` and `undrain` at a real server that has tokens."""
+"""`leases`, `release`, `explain`, `drain` and `undrain` at a real server that has tokens."""
 
 from __future__ import annotations
 
 import getpass
-import signal
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from gpu_worker_pool.cli.commands.leases import short_ids
-from gpu_worker_pool.cli.commands.wait import TimeOver, WantedGpus
-from gpu_worker_pool.cli.pools.reading import read_pool
-from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
-from tests.cli.own_process import gpu_pool, start_gpu_pool
+from tests.cli.own_process import gpu_pool
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
@@ -183,95 +178,6 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     release(server, waiter)
     assert f"it was taken out of the queue by {user_name()}" in called("explain", waiter, server=server).out
     assert called("explain", "nobody", server=server).code == 1
-
-
-# --- wait ----------------------------------------------------------------------------------------------------------
-
-
-def test_wait_ends_as_soon_as_there_are_enough_and_takes_nothing(server: ServerProcess) -> None:
-    one, _ = take(server), take(server)
-    late = called("wait", "--timeout", "0", "--json", server=server)
-    assert (late.code, late.json["is_free"], late.json["gpus"]) == (124, False, [])
-    with start_gpu_pool("wait", "--model", "t4", "--json", server=server) as waiting:
-        assert waiting.stderr is not None
-        assert "0 of 2 free" in waiting.stderr.readline()
-        release(server, one["id"])
-        out, _ = waiting.communicate(timeout=30)
-    assert waiting.returncode == 0
-    assert f'"id": "{one["gpus"][0]["gpu_id"]}"' in out
-    free = called("wait", "--timeout", "10", "--json", server=server)
-    assert (free.code, len(free.json["gpus"]), free.json["endpoint"]) == (0, 1, "127.0.0.1")
-
-
-def test_wait_is_ended_by_ctrl_c_and_by_what_can_never_be(server: ServerProcess) -> None:
-    take(server)
-    with start_gpu_pool("wait", "--gpus", "2", server=server) as waiting:
-        assert waiting.stderr is not None
-        waiting.stderr.readline()
-        waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(timeout=30) == 130
-        assert "Traceback" not in waiting.stderr.read()
-    never = called("wait", "--gpus", "3", "--timeout", "10", server=server)
-    assert never.code == 125
-    assert "3 GPUs" in never.err
-    assert called("wait", "--model", "A100", "--timeout", "10", server=server).code == 125
-    assert called("wait", "--timeout", "10", server=f"http://127.0.0.1:{free_port()}").code == 125
-
-
-def test_who_says_how_much_he_needs_also_waits_for_what_sharers_have_left() -> None:
-    def free(wanted: WantedGpus, **gpu: object) -> bool:
-        pool = {
-            "gpus": [{"gpu_id": 0, "uuid": "x", "memory_total_mb": 10_000, **gpu}],
-            "thresholds": {"memory_percent": 80},
-        }
-        return wanted.free_in(read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)) is not None
-
-    much, some = WantedGpus(memory_mb=5001), WantedGpus(memory_mb=5000)
-    assert free(some, state="shared", memory_committed_mb=3000)
-    assert not free(much, state="shared", memory_committed_mb=3000)
-    assert not free(WantedGpus(), state="shared", memory_committed_mb=3000)
-    assert not free(some, state="leased", memory_committed_mb=3000)
-    assert not free(some, state="free", memory_committed_mb=None)
-    assert free(WantedGpus(), state="free")
-
-
-def test_wait_says_how_much_would_fit_where_memory_is_missing() -> None:
-    free = {"state": "free", "memory_total_mb": 10_000, "memory_committed_mb": 100}
-    pool = {
-        "gpus": [{"gpu_id": index, "uuid": f"GPU-{index}", **free} for index in range(2)],
-        "thresholds": {"memory_percent": 80},
-    }
-    report = read_pool(ServerAnswer("box", "http://box", 200, pool), is_multi=False)
-
-    assert WantedGpus().standing_in(report) == "2 of 2 free"
-    assert WantedGpus(model="A100").standing_in(report) == "0 of 0 free"
-    much = WantedGpus(memory_mb=7950)
-    assert much.free_in(report) is None
-    assert much.standing_in(report) == (
-        "0 of 2 free with so much room under the memory threshold (80 %); 7900 MB would fit now"
-    )
-    assert WantedGpus(memory_mb=7900).standing_in(report) == "2 of 2 free"
-    first, second = report.gpus
-    fuller = replace(second, view=replace(second.view, memory_committed_mb=3000.0))
-    uneven = replace(report, gpus=(first, fuller))
-    assert WantedGpus(gpus=2, memory_mb=7900).standing_in(uneven).endswith("; 5000 MB would fit now")
-    larger = replace(first, view=replace(first.view, memory_total_mb=82_000.0))
-    assert WantedGpus(memory_mb=66_000).standing_in(replace(report, gpus=(larger,))).endswith("; 63.9 GB would fit now")
-    unknown = replace(report, gpus=(replace(first, view=replace(first.view, memory_committed_mb=None)),))
-    assert "would fit" not in WantedGpus(memory_mb=1).standing_in(unknown)
-    assert "not free within 1.5s: 1 GPU with 7950 MB (box: 0 of 2" in TimeOver([report], []).in_words(much, 1.5)
-
-
-def test_wait_does_not_call_busy_what_nobody_told(server: ServerProcess) -> None:
-    words = TimeOver([], ["box"]).in_words(WantedGpus(), 2.0)
-    assert words == "no GPU server answered within 2s, so it is not known what is free: box"
-    with ForeignServer(statistics()) as foreign:
-        untold = called("wait", "--memory", "1GB", "-e", foreign.url)
-    assert untold.code == 125
-    assert "how much memory is left is not known of 127.0.0.1" in untold.err
-    too_much = called("wait", "--memory", "64GB", server=server)
-    assert too_much.code == 125
-    assert "the most that a GPU has below its threshold is 12 GB" in too_much.err
 
 
 # --- servers that are not ours, or in a bad way ------------------------------------------------------------------------

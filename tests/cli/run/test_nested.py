@@ -7,18 +7,26 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
-from tests.cli.run.test_run import end
+from tests.cli.run.test_run import end, is_alive, read_line
 from tests.preloaded import stand_in
 from tests.server.leasing import eventually, take, wait_until_free
+from tests.server.running import free_port
 
-SHOW = "sh -c 'echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID'"
+SHOW_BOTH = "echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID"
+SHOW = f"sh -c '{SHOW_BOTH}'"
+TWO_CLIENTS = """
+from gpu_worker_pool import GPUWorkerPool
+with GPUWorkerPool() as pool:
+    first, second = pool.request_gpu(), pool.request_gpu()
+    print(first.gpu_id, second.gpu_id, sep="\\n")
+    pool.release_gpu(first)
+    pool.release_gpu(second)
+"""
 PYTHON = "from gpu_worker_pool import gpu\nwith gpu(20{}) as a: print(a.env['CUDA_VISIBLE_DEVICES'], a.lease_id)"
 
 
@@ -39,22 +47,33 @@ def outer(server: ServerProcess, script: str, *options: str) -> list[list[str]]:
     return [line.split() for line in done.out.splitlines()]
 
 
-def leases(server: ServerProcess) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = server.json("/leases")["leases"]
-    return found
-
-
 def test_a_run_and_a_python_client_inside_a_run_use_its_gpu(server: ServerProcess, run: str) -> None:
     outer_one, *inner = outer(server, f"{run} -- {SHOW}\n{python()}\n{run} -- {run} -- {SHOW}")
-    assert [gpu for gpu, _ in inner] == [outer_one[0]] * 3
-    assert len({lease_id for _, lease_id in (outer_one, *inner)}) == 4
-    ended = server.json(f"/leases/{inner[0][1]}")
-    assert (ended["parent"], ended["end_reason"]) == (outer_one[1], "released")
+    assert inner == [outer_one] * 3, "without a lease of its own"
+
+
+def test_it_says_so_and_needs_no_server(server: ServerProcess) -> None:
+    lease = take(server)
+    around = {"GPU_POOL_LEASE_ID": lease["id"], "GPU_POOL_LEASE_URL": f"http://127.0.0.1:{free_port()}", **lease["env"]}
+    done = gpu_pool("run", "--", "sh", "-c", SHOW_BOTH, env=around)
+    assert (done.code, done.out.split()) == (0, [lease["env"]["CUDA_VISIBLE_DEVICES"], lease["id"]])
+    assert len(done.err.splitlines()) == 1
+    assert f"of the lease {lease['id']}, inside which this runs" in done.err
+
+
+def test_a_time_limit_inside_is_kept(server: ServerProcess, run: str) -> None:
+    done = gpu_pool("run", "-q", "--", "sh", "-c", f"{run} --time 1s -- sleep 60; echo $?", server=server)
+    assert done.out == "123\n"
+    assert "the time limit of 1s is over" in done.err
 
 
 def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess, run: str) -> None:
-    share, whole, smaller = outer(server, f"{run} -- {SHOW}\n{run} --memory 1GB -- {SHOW}", "--memory", "4GB")
-    assert share[0] == whole[0] == smaller[0]
+    more = f"{run} --memory 5GB -- true || echo refused"
+    share, whole, smaller, refused = outer(
+        server, f"{run} -- {SHOW}\n{run} --memory 1GB -- {SHOW}\n{more}", "--memory", "4GB"
+    )
+    assert share == whole == smaller
+    assert refused == ["refused"]
 
 
 def test_new_asks_for_other_gpus(server: ServerProcess, run: str) -> None:
@@ -100,30 +119,13 @@ def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerPro
     assert len(set(gpus)) == 1
 
 
-def test_two_runs_inside_one_run_wait_for_each_other(server: ServerProcess, run: str, tmp_path: Path) -> None:
-    begun, go, second = tmp_path / "begun", tmp_path / "go", tmp_path / "second"
-    first_job = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done; test ! -e {second}"
-    script = f"""
-        {run} -- sh -c '{first_job}' & first=$!
-        until [ -e {begun} ]; do sleep 0.05; done
-        {run} -- touch {second} & second=$!
-        wait $first
-        wait $second
-    """
-    process = start_gpu_pool("run", "--", "sh", "-ec", script, server=server)
-    waiting = eventually(lambda: next((x for x in leases(server) if x["state"] == "queued"), None), "a waiter inside")
-    assert waiting["position"] == 1
-    assert f"inside lease {waiting['parent']}" in waiting["reason"]
-    assert "another job inside this lease" in waiting["reason"]
-    shown = gpu_pool("explain", waiting["id"], server=server).out
-    assert f"position 1 inside {waiting['parent'][:8]}" in shown
-    assert [x["parent"] for x in gpu_pool("leases", "--json", server=server).json["leases"]].count(None) == 1
-    assert "2 leases (1 inside another), 1 waiting" in called("status", server=server).out
-    pool = server.json("/pool")
-    assert [len(gpu["leases"]) for gpu in pool["gpus"]].count(1) == 1
-    go.touch()
-    assert end(process) == 0
-    assert second.exists()
+def test_inside_several_gpus_a_run_sees_all_and_a_python_client_as_many_as_it_asks_for(
+    server: ServerProcess, run: str
+) -> None:
+    two = shlex.join([*stand_in(), "-c", TWO_CLIENTS])
+    around, inner, first, second = outer(server, f"{run} -- {SHOW}\n{two}", "--gpus", "2")
+    assert inner == around
+    assert sorted(first + second) == around[0].split(",")
 
 
 def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProcess, run: str) -> None:
@@ -133,31 +135,14 @@ def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProc
     assert "not 2 GPUs" in done.err
 
 
-def test_killed_with_9_the_outer_run_takes_the_inner_leases_with_it(server: ServerProcess) -> None:
+def test_killed_with_9_the_outer_run_takes_the_inner_one_with_it(server: ServerProcess) -> None:
     run = shlex.join([*GPU_POOL, "run", "-q"])  # the processes are those that a user has
-    process = start_gpu_pool("run", "--", "sh", "-c", f"{run} -- sleep 600; true", server=server)
-    inner = eventually(
-        lambda: next((x for x in leases(server) if x["parent"] and x["state"] == "active"), None), "a lease inside"
-    )
+    process = start_gpu_pool("run", "--", "sh", "-c", f"{run} -- sh -c 'echo $$; exec sleep 600'; true", server=server)
+    command = int(read_line(process))
     process.send_signal(signal.SIGKILL)
     end(process)
-    ended = eventually(
-        lambda: (view := server.json(f"/leases/{inner['id']}"))["state"] == "ended" and view, "the end of the inner one"
-    )
-    assert ended["gpus"] == inner["gpus"]
+    eventually(lambda: not is_alive(command), "the end of the inner one")
     wait_until_free(server)
-
-
-def test_a_lease_that_is_left_over_is_refused_and_takes_no_gpu(server: ServerProcess) -> None:
-    lease = take(server)
-    server.ask(f"/leases/{lease['id']}", "DELETE")
-    stale = {"GPU_POOL_LEASE_ID": lease["id"], "GPU_POOL_LEASE_URL": server.url, "CUDA_VISIBLE_DEVICES": "0"}
-    done = gpu_pool("run", "--", "true", server=server, env=stale)
-    assert done.code == 125
-    assert "has ended (released)" in done.err
-    assert "--new" in done.err
-    assert "unset GPU_POOL_LEASE_ID" in done.err
-    assert gpu_pool("run", "--new", "--", "true", server=server, env=stale).code == 0
 
 
 def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerProcess, tmp_path: Path) -> None:
@@ -170,15 +155,14 @@ def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerPr
 
 
 TESTS = """
-import json, os, urllib.request
+import os
 import pytest
 
 AROUND = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "GPU_POOL_LEASE_ID", "GPU_POOL_LEASE_URL")}
 
 def test_it(gpu):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == AROUND["CUDA_VISIBLE_DEVICES"] == str(gpu.gpu_id)
-    with urllib.request.urlopen(f"{AROUND['GPU_POOL_LEASE_URL']}/leases/{gpu.lease_id}") as answer:
-        assert json.load(answer)["parent"] == AROUND["GPU_POOL_LEASE_ID"]
+    assert gpu.lease_id == AROUND["GPU_POOL_LEASE_ID"]
 
 def test_it_again(gpu):
     test_it(gpu)

@@ -15,7 +15,6 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, ON_ANOTHER_MACHINE, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
-from tests.preloaded import PreloadedPopen
 from tests.server import elsewhere
 from tests.server.leasing import eventually, put, queue, take, wait_until_free
 
@@ -203,7 +202,6 @@ def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_a_re
         assert process.stderr is not None
         events = [json.loads(line) for line in process.stderr]
         assert [event["event"] for event in events] == ["granted", "lost", "ended"]
-        assert events[1]["is_stopped"]
         assert end(process) == 125
 
 
@@ -305,30 +303,6 @@ def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(serve
     assert "no longer ours" in process.stderr.readline()
     assert end(process) == 125
     assert not is_alive(grandchild)
-
-
-def test_or_goes_on_where_the_user_says_so(server: ServerProcess) -> None:
-    script = "echo $$; read line; echo done"
-    env = {"GPU_POOL_TTL": "1.5"}
-    command = [*GPU_POOL, "run", "--json", "--on-lost", "finish", "--", "sh", "-c", script]
-    with PreloadedPopen(
-        command,
-        env=environment(server, env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        read_line(process)
-        server.ask(f"/admin/leases/{the_lease(server)['id']}/revoke", "POST")
-        said = [process.stderr.readline() for _ in range(2)]
-        assert '"event": "granted"' in said[0]
-        assert '"event": "lost"' in said[1]
-        out, _ = process.communicate("go on\n", timeout=30)
-    assert out == "done\n"
-    assert process.returncode == 0
 
 
 def test_in_a_terminal_ctrl_c_reaches_the_command_once_and_its_code_is_ours(server: ServerProcess) -> None:

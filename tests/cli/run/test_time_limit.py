@@ -60,7 +60,7 @@ def test_a_command_that_knows_nothing_of_it_ends_on_the_warning(server: ServerPr
 
 
 def test_where_gpu_pool_is_stopped_the_guard_keeps_the_limit(server: ServerProcess) -> None:
-    arguments = ("--time", "2s", "--grace", "0.1s", "--on-lost", "finish", "--", "sh", "-c", STUBBORN)
+    arguments = ("--time", "2s", "--grace", "0.1s", "--", "sh", "-c", STUBBORN)
     process = start_gpu_pool("run", *arguments, server=server)
     command = int(read_line(process))
     process.send_signal(signal.SIGSTOP)

@@ -124,21 +124,6 @@ A_FULL_POOL = frame(
 )
 
 
-def test_a_lease_inside_another_does_not_look_like_a_second_holder() -> None:
-    picture = frame(
-        server(
-            [gpu(0, state="leased", leases=("lease-0",))],
-            [lease(0), lease(7, gpus=(gpu_ref(0),), parent="lease-0")],
-            [waiter(1, parent="lease-0"), waiter(1)],
-        )
-    )
-    text = shown(draw_all(picture, 160, is_whole=True), 160)
-    assert "LEASES (2, 1 inside another)" in text
-    assert [line.split()[1:4] for line in text.splitlines() if " user7 " in line] == [["0", "inside", "lease-0"]]
-    assert [line.split()[1] for line in text.splitlines() if " user0 " in line and "lease-0" in line] == ["0"]
-    assert text.count("1 GPU inside lease-0 ") == 1
-
-
 # --- bars, sparklines, columns, keys -------------------------------------------------------------------------------
 
 

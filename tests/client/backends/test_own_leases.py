@@ -228,18 +228,6 @@ async def test_who_waits_at_a_server_that_died_is_given_nothing_of_it() -> None:
             await waiting
 
 
-async def test_several_workers_on_a_gpu_where_the_user_says_so() -> None:
-    async with (
-        StatisticsServer(2) as server,
-        GPUWorkerPoolClient(server.url, workers_per_gpu=3, polling_interval=NEVER_S) as client,
-    ):
-        gpu_ids = [(await client.request_gpu(timeout=1)).gpu_id for _ in range(6)]
-        assert sorted(gpu_ids) == [0, 0, 0, 1, 1, 1]
-        assert client.get_pool_status().active_workers == 6
-        with pytest.raises(WorkerTimeoutError):
-            await client.request_gpu(timeout=0.05)
-
-
 async def test_who_says_how_much_memory_he_needs_shares_a_gpu() -> None:
     async with (
         StatisticsServer(1) as server,

@@ -43,11 +43,10 @@ class Plan:
         remote = replace(base, is_local=False, ttl_s=2.4, longest_hold_s=1.6)
         slow = replace(base, is_local=False, ttl_s=12.0, longest_wait_s=4.0, shortest_hold_s=2.2, longest_hold_s=3.6)
         return [
-            *[base] * 3,
-            replace(base, nests=True),
+            *[base] * 4,
             replace(base, longest_hold_s=3.0),
             replace(base, priority=5),
-            replace(base, gpus=2, nests=True),
+            replace(base, gpus=2),
             replace(remote, gpus=2),
             remote,
             *[slow] * 2,

@@ -247,7 +247,7 @@ def _ends(line: Line, at: float) -> bool:
 
 def _line(queued: ev.LeaseQueued) -> tuple[object, ...]:
     request = queued.request
-    return request.wishes, request.parent, request.holder.owner, request.preemptible
+    return request.wishes, request.holder.owner, request.preemptible
 
 
 def take_overs(history: FleetHistory, broken_at: Sequence[float]) -> list[float]:

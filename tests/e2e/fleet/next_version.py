@@ -1,7 +1,7 @@
 """The next version of this program: a copy of the package with what one version step may bring.
 
-It has one more step of the tables, one more field in every message between boxes and in every lease that a box keeps, one
-more kind of message, and one more field in an event of the journal. All of it is appended to the copy, so that the code can
+It has one more field in every message between boxes and in every lease that a box keeps, one more kind of message, and one
+more field in an event of the journal. All of it is appended to the copy, so that the code can
 change without a change here.
 """
 
@@ -66,7 +66,4 @@ def make_next_version(folder: Path) -> str:
     for name, text in APPENDED.items():
         with (package / name).open("a", encoding="utf-8") as file:
             file.write(text)
-    steps = package / "ledger" / "postgres" / "sql" / "migrations"
-    number = len(list(steps.glob("*.sql"))) + 1
-    (steps / f"{number:04}_next.sql").write_text("ALTER TABLE gpu_pool.leader ADD COLUMN colour text;\n", "utf-8")
     return str(folder)

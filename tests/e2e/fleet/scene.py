@@ -40,7 +40,7 @@ PATIENCE_S = 0.3
 # One statement, so that the head belongs to the events.
 ROWS = """SELECT leader.head || ' ' || event.position || ' ' || event.epoch || ' ' || event.body
 FROM gpu_pool.leader JOIN gpu_pool.event USING (pool) ORDER BY event.position"""
-RECORDED = "SELECT coalesce(json_agg(json_build_array(lease_id, fence)), '[]') FROM gpu_pool.ended_lease"
+RECORDED = "SELECT coalesce(json_agg(json_build_array(lease_id, (body::json ->> 'fence')::bigint)), '[]') FROM gpu_pool.ended_lease"
 
 
 @cache

@@ -229,12 +229,12 @@ def test_tables_of_a_newer_version_and_two_pools(postgres: PostgresServer, tmp_p
         assert server.call("PUT", "/leases/a", {"wait_s": 20.0})[0] == 201
         assert server.said["state"] == url
         server.stop()
-    postgres.execute("UPDATE gpu_pool.schema_version SET version = version + 1", "newer")
+    postgres.execute("UPDATE gpu_pool.format SET version = version + 1", "newer")
     postgres.execute("INSERT INTO gpu_pool.pool (pool, pool_id) VALUES ('second', 'x')", "newer")
 
     with served(tmp_path, "--fleet", url) as server:
         assert_in_trouble(server, "install the newer one on this machine as well")
-        postgres.execute("UPDATE gpu_pool.schema_version SET version = version - 1", "newer")
+        postgres.execute("UPDATE gpu_pool.format SET version = version - 1", "newer")
         until(lambda: "several pools (pool, second)" in health(server)["reason"], "it sees two pools")
         assert_in_trouble(server, "set GPU_POOL_FLEET_POOL to the one that this machine belongs to", is_first=False)
         postgres.execute("DELETE FROM gpu_pool.pool WHERE pool = 'second'", "newer")

@@ -106,11 +106,11 @@ def test_each_box_is_restarted_with_the_next_version_and_no_lease_is_lost(upgrad
     assert fleet.leader() is new
     upgrade.check()
 
-    # Restarted, the old version finds the tables of the new one. It says so, and keeps its leases.
+    # Restarted, the old version finds events of the new one. It says so, and keeps its leases.
     old.stop()
     old.start()
     assert renewed(old, *upgrade.leases_of(old))
-    until(lambda: "its tables are of version" in str(old.health().get("reason")), "it says what to do")
+    until(lambda: "written by a newer version" in str(old.health().get("reason")), "it says what to do")
     upgrade.restart(old)
     upgrade.check()
     assert "different versions" not in upgrade.said_by_doctor()

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.timeline import Timeline
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.postgres import database as postgres_database
 from gpu_worker_pool.ledger.postgres.accounts import PostgresAccounts
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from gpu_worker_pool.ledger.postgres.url import parse_url
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from tests.core.accounting.lease_times import ENDS, NOW, count, many, some_times
+from tests.ledger import examples, plain_usage
+from tests.ledger.plain_usage import NODE, NOW, Past, many, spans
 from tests.ledger.postgres.conftest import execute
 from tests.ledger.postgres.server import PostgresServer
 from tests.ledger.postgres.test_leadership import lead
-from tests.ledger.sqlite.test_accounts import a_lease, ended_lease
+from tests.ledger.sqlite.test_accounts import a_lease
 
 
 class TwoPlaces:
@@ -44,7 +44,7 @@ class TwoPlaces:
     def replace(self, leases: list[EndedLease]) -> None:
         self._runner.run(execute(self._url, "DELETE FROM gpu_pool.ended_lease WHERE pool = 'accounts'"))
         self._runner.run(self._database.append(1, "t1", 0, "b", (), leases))
-        self._journal._connection.execute("DELETE FROM ended_lease")  # type: ignore[union-attr]
+        self._journal._file.connection().execute("DELETE FROM ended_lease")
         self._journal.append((), leases)
 
     def close(self) -> None:
@@ -59,22 +59,27 @@ def two_places(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory)
         yield places
 
 
-@settings(max_examples=12, deadline=None)
-@given(found=many, since=some_times, until=some_times | st.none())
+@settings(max_examples=40, deadline=None)
+@given(found=many, spans=spans, node=st.sampled_from([None, NODE]))
 def test_both_tell_all_that_belongs_to_a_span(
-    two_places: TwoPlaces, found: list[LeaseTimes], since: float, until: float | None
+    two_places: TwoPlaces, found: list[Past], spans: list[tuple[float, float | None]], node: str | None
 ) -> None:
-    if until is not None and until <= since:
-        since, until = until, since + 1
-    over = [
-        lease._replace(is_live=False, ended_at=lease.ended_at if lease.ended_at in ENDS else None) for lease in found
-    ]
-    two_places.replace([ended_lease(str(number), lease) for number, lease in enumerate(over)])
-    counted = [accounts.count(lambda: UsageAccount(since, until, NOW)) for accounts in two_places.both]
-    assert [lost_before for _, lost_before in counted] == [None, None]
-    assert counted[0][0].by_owner == counted[1][0].by_owner == count(over, since, until).by_owner
-    traced = [accounts.trace(lambda: Timeline(since, NOW, most=5), but_for={"0"})[0] for accounts in two_places.both]
-    assert vars(traced[0]) == vars(traced[1])
+    two_places.replace([lease.ended(str(number)) for number, lease in enumerate(found)])
+    live = [lease.live(str(number), node) for number, lease in enumerate(found) if lease.is_live]
+    expected = [plain_usage.usage(found, span, node) for span in spans]
+    for accounts in two_places.both:
+        assert accounts.usage(spans, lambda: NOW, live, node) == (expected, (NOW, None))
+    first, second = (accounts.held(600.0, lambda: NOW, live, node, most=3) for accounts in two_places.both)
+    assert first[1:] == second[1:]
+    assert [lease.ended_at for lease in first[0]] == [lease.ended_at for lease in second[0]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(examples.ended_leases, max_size=3))
+def test_whatever_can_be_written_can_be_added_up(two_places: TwoPlaces, leases: list[EndedLease]) -> None:
+    two_places.replace(leases)
+    for accounts in two_places.both:
+        accounts.usage([(0.0, None)], lambda: NOW)
 
 
 @pytest.fixture
@@ -87,21 +92,22 @@ async def leading(shared_url: str, pool: str) -> AsyncIterator[PostgresDatabase]
 
 
 async def complete_since(database: PostgresDatabase) -> float | None:
-    return (await asyncio.to_thread(database.accounts().count, lambda: UsageAccount(0.0, None, NOW)))[1]
+    _, moment = await asyncio.to_thread(database.accounts().usage, [(0.0, None)], lambda: NOW)
+    return moment.complete_since
 
 
 async def test_the_reader_sees_one_moment_and_the_writer_does_not_wait(leading: PostgresDatabase) -> None:
     await leading.append(1, "t1", 0, "b1", (), [a_lease(name) for name in "abc"])
     loop = asyncio.get_running_loop()
 
-    def begin() -> UsageAccount:
+    def write_meanwhile() -> float:
         later = leading.append(1, "t1", 0, "b2", (), [a_lease("too late")])
         asyncio.run_coroutine_threadsafe(later, loop).result()
         asyncio.run_coroutine_threadsafe(leading.write_snapshot(0, ()), loop).result()
-        return UsageAccount(0.0, None, NOW)
+        return NOW
 
-    account, lost_before = await asyncio.to_thread(leading.accounts().count, begin, but_for={"a"})
-    assert (account.total().leases, lost_before) == (2, None)
+    (found,), moment = await asyncio.to_thread(leading.accounts().usage, [(0.0, None)], write_meanwhile)
+    assert (found["ada"].leases, moment.complete_since) == (3, None)
     assert [lease.id for lease in await leading.load_ended(10)] == ["c", "too late"]
 
 
@@ -118,6 +124,14 @@ async def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_
     assert told == [None, 301.0, 301.0]
 
 
+async def test_very_many_are_pruned_in_small_steps(leading: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_database, "PRUNED_AT_ONCE", 2)
+    await leading.append(1, "t1", 0, "b", (), [a_lease(str(end), ended_at=float(end)) for end in range(300, 307)])
+    await leading.write_snapshot(0, ())
+    assert [lease.id for lease in await leading.load_ended(10)] == ["305", "306"]
+    assert await complete_since(leading) == 304.0
+
+
 async def test_reading_a_span_goes_by_the_index(leading: PostgresDatabase, admin: RawConnection) -> None:
     await admin.execute("SET enable_seqscan = off")
     plan = await admin.fetch(
@@ -132,10 +146,10 @@ async def test_a_lease_that_was_altered_and_a_database_that_is_away_are_told_in_
     await leading.append(1, "t1", 0, "b1", (), [a_lease("a")])
     await admin.execute("UPDATE gpu_pool.ended_lease SET body = 'x' WHERE pool = $1", pool)
     with pytest.raises(JournalDamaged, match=r"in the database postgresql://admin@.*is damaged: not JSON"):
-        await asyncio.to_thread(leading.accounts().trace, lambda: Timeline(0.0, NOW, most=10))
+        await asyncio.to_thread(leading.accounts().held, NOW, lambda: NOW, most=10)
     nowhere = PostgresAccounts(parse_url("postgresql://ada:s3cret@127.0.0.1:1/pool"), "pool")
     with pytest.raises(
         JournalError, match=r"postgresql://ada@127.0.0.1:1/pool cannot be used: nothing listens"
     ) as caught:
-        await asyncio.to_thread(nowhere.count, lambda: UsageAccount(0.0, None, NOW))
+        await asyncio.to_thread(nowhere.usage, [(0.0, None)], lambda: NOW)
     assert "s3cret" not in f"{caught.value!r} {nowhere!r}"

@@ -12,7 +12,7 @@ from gpu_worker_pool.core.fleet.leadership import JournalSnapshot
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
-from gpu_worker_pool.ledger.postgres.parameters import covered
+from gpu_worker_pool.ledger.postgres.parameters import epoch_prefix
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.test_leadership import lead, written
 
@@ -114,7 +114,7 @@ async def test_an_event_of_a_newer_version_is_not_damage(
     written_to: PostgresDatabase, other: PostgresDatabase, admin: RawConnection, pool: str
 ) -> None:
     crc = await admin.fetchval("SELECT crc FROM gpu_pool.event WHERE pool = $1 AND position = 9", pool)
-    crc = zlib.crc32(covered(1, NEWER).encode(), crc)
+    crc = zlib.crc32((epoch_prefix(1) + NEWER).encode(), crc)
     newer = "UPDATE gpu_pool.event SET body = $2, crc = $3 WHERE pool = $1 AND position = 10"
     await admin.execute(newer, pool, NEWER, crc)
     assert len(await other.read_events(0, 9)) == 9

@@ -1,4 +1,4 @@
-"""The tables are created and migrated once, however many candidates start; the pool is the one that was meant."""
+"""The tables are created once, however many candidates start; the pool is the one that was meant."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import JournalError, JournalTooNew
+from gpu_worker_pool.ledger.postgres.accounts import QUERIES
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
-from gpu_worker_pool.ledger.sql_files import Migration, load_migrations, load_queries
 from tests.ledger.examples import note
 from tests.ledger.postgres.conftest import execute
 from tests.ledger.postgres.server import PostgresServer
 from tests.ledger.postgres.test_leadership import lead, written
 from tests.ledger.postgres.test_lost_answers import running
 
-PACKAGE = "gpu_worker_pool.ledger.postgres"
-KNOWN = load_migrations(PACKAGE)
-NEXT = Migration(
-    KNOWN[-1].version + 1, "ALTER TABLE gpu_pool.event ADD COLUMN extra text; CREATE TABLE gpu_pool.extra ();"
-)
-
 
 @asynccontextmanager
-async def opened(url: str, pool: str | None = None, *later: Migration) -> AsyncIterator[PostgresDatabase]:
-    database = PostgresDatabase(url, pool, migrations=(*KNOWN, *later))
+async def opened(url: str, pool: str | None = None) -> AsyncIterator[PostgresDatabase]:
+    database = PostgresDatabase(url, pool)
     try:
         await database.open()
         yield database
@@ -63,66 +57,42 @@ async def test_candidates_that_start_at_once_on_an_empty_database_agree(empty_ur
     await asyncio.gather(*(candidate.close() for candidate in candidates))
 
 
-async def test_an_older_version_is_migrated_once_and_keeps_its_history(empty_url: str) -> None:
-    async with opened(empty_url) as first:
-        await lead(first)
-        await first.append(1, "t1", 0, "b1", [note(1)], ())
-        pool_id = first.pool_id
-    candidates = [PostgresDatabase(empty_url, migrations=(*KNOWN, NEXT)) for _ in range(3)]
-    await asyncio.gather(*(candidate.open() for candidate in candidates))
-    assert {candidate.pool_id for candidate in candidates} == {pool_id}
-    assert await written(candidates[0]) == [1]
-    await asyncio.gather(*(candidate.close() for candidate in candidates))
-    assert ("event", "extra") in await contents(empty_url)
-
-
 async def test_a_newer_version_is_refused_and_left_alone(empty_url: str) -> None:
-    async with opened(empty_url, None, NEXT):
+    async with opened(empty_url):
         pass
+    await execute(empty_url, "UPDATE gpu_pool.format SET version = 2")
     before = await contents(empty_url)
-    with pytest.raises(
-        JournalError, match=f"newer version.*version {NEXT.version}, this one knows {KNOWN[-1].version}"
-    ):
+    with pytest.raises(JournalTooNew, match=r"newer version.*version 2, this one knows 1"):
         async with opened(empty_url, "another"):
             pass
     assert await contents(empty_url) == before
-    async with opened(empty_url, None, NEXT) as database:
-        assert database.pool == "pool"
 
 
-async def test_a_migration_that_fails_changes_nothing(empty_url: str) -> None:
-    async with opened(empty_url):
-        pass
+async def test_an_unreleased_version_is_refused_with_what_to_do_and_left_alone(empty_url: str) -> None:
+    await execute(empty_url, "CREATE SCHEMA gpu_pool", "CREATE TABLE gpu_pool.schema_version (version integer)")
     before = await contents(empty_url)
-    wrong = Migration(NEXT.version, "CREATE TABLE gpu_pool.extra (a text); INSERT INTO gpu_pool.nowhere VALUES (1);")
-    with pytest.raises(JournalError, match="nowhere"):
-        async with opened(empty_url, None, wrong):
+    with pytest.raises(JournalError, match=r"unreleased version.*left as it is: .*use another database"):
+        async with opened(empty_url):
             pass
     assert await contents(empty_url) == before
-    async with opened(empty_url):
-        pass
 
 
 async def test_a_candidate_that_is_killed_while_it_creates_the_tables_leaves_none(empty_url: str) -> None:
-    async with running("write", empty_url, "pool", "in_migration:1") as child:
+    async with running("write", empty_url, "pool", "in_creation:1") as child:
         await child.wait()
     assert child.returncode == -signal.SIGKILL
     assert await contents(empty_url) == []
-    async with running("write", empty_url, "pool", "after_migration:1") as child:
+    async with running("write", empty_url, "pool", "after_creation:1") as child:
         await child.wait()
     async with opened(empty_url) as database:
         assert (await database.read_leader()).head == 0
-
-
-def test_migrations_are_numbered_without_gaps() -> None:
-    assert [migration.version for migration in KNOWN] == list(range(1, len(KNOWN) + 1))
 
 
 async def test_every_named_query_fits_the_tables(empty_url: str) -> None:
     async with opened(empty_url):
         pass
     connection = await asyncpg.connect(empty_url)
-    for sql in load_queries(PACKAGE).values():
+    for sql in QUERIES.values():
         await connection.prepare(sql)
     await connection.close()
 

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from math import nan
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount, UsageTotals
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.sql_files import load_queries
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
+from gpu_worker_pool.ledger.accounts import UsageTotals
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.sqlite import journal as sqlite_journal
+from gpu_worker_pool.ledger.sqlite.accounts import QUERIES, SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from tests.core.accounting.lease_times import ENDS, NOW, count, many, some_times
-from tests.ledger.examples import GPU, OTHER, note
+from tests.ledger import plain_usage
+from tests.ledger.examples import note
+from tests.ledger.plain_usage import NODE, NOW, Past, many, spans
 
 H = 3600.0
-
-
-# The journal
 
 
 @pytest.fixture(scope="module")
@@ -40,92 +38,102 @@ def shared_journal(shared_path: Path) -> Iterator[SqliteJournal]:
         yield journal
 
 
-def ended_lease(lease_id: str, lease: LeaseTimes) -> EndedLease:
-    wishes = Wishes(memory_mb=1000.0 if lease.is_shared else None)
-    return EndedLease(
-        lease_id,
-        Request(wishes, Holder(owner=lease.owner)),
-        (GPU, OTHER, GPU)[: lease.gpu_count],
-        1,
-        nan if lease.requested_at is None else lease.requested_at,
-        lease.granted_at,
-        nan if lease.ended_at is None else lease.ended_at,
-        EndReason.RELEASED,
-    )
-
-
 def a_lease(lease_id: str, *, ended_at: float = 300.0) -> EndedLease:
-    return ended_lease(lease_id, LeaseTimes("ada", 1, False, 100.0, 200.0, ended_at))
+    return Past("ada", (GpuKey(NODE, "0"),), False, 100.0, 200.0, ended_at, EndReason.RELEASED).ended(lease_id)
 
 
 def total(path: Path, since: float = 0.0) -> UsageTotals:
-    return SqliteAccounts(path).count(lambda: UsageAccount(since, None, NOW))[0].total()
+    (found,), _ = SqliteAccounts(path).usage([(since, None)], lambda: NOW)
+    totals = UsageTotals()
+    for usage in found.values():
+        totals.add(usage)
+    return totals
 
 
 def complete_since(path: Path) -> float | None:
-    return SqliteAccounts(path).count(lambda: UsageAccount(0.0, None, NOW))[1]
+    return SqliteAccounts(path).usage([(0.0, None)], lambda: NOW)[1].complete_since
 
 
-@settings(max_examples=40, deadline=None)
-@given(found=many, since=some_times, until=some_times | st.none())
-def test_the_journal_tells_all_that_belongs_to_a_span(
-    shared_journal: SqliteJournal, shared_path: Path, found: list[LeaseTimes], since: float, until: float | None
+@settings(max_examples=150, deadline=None)
+@given(found=many, spans=spans, node=st.sampled_from([None, NODE]))
+def test_the_journal_adds_up_all_that_belongs_to_each_span(
+    shared_journal: SqliteJournal,
+    shared_path: Path,
+    found: list[Past],
+    spans: list[tuple[float, float | None]],
+    node: str | None,
 ) -> None:
-    if until is not None and until <= since:
-        since, until = until, since + 1
-    # A time is written where it is one, and NULL where it is no number; an infinite end nobody writes.
-    over = [
-        lease._replace(is_live=False, ended_at=lease.ended_at if lease.ended_at in ENDS else None) for lease in found
-    ]
     with closing(sqlite3.connect(shared_path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM ended_lease")
-    shared_journal.append((), [ended_lease(str(number), lease) for number, lease in enumerate(over)])
-    account, lost_before = SqliteAccounts(shared_path).count(lambda: UsageAccount(since, until, NOW))
-    assert lost_before is None
-    assert account.by_owner == count(over, since, until).by_owner
+    # One that ends while the live ones are looked at is written as ended, too.
+    shared_journal.append((), [lease.ended(str(number)) for number, lease in enumerate(found)])
+    live = [lease.live(str(number), node) for number, lease in enumerate(found) if lease.is_live]
+    counted, moment = SqliteAccounts(shared_path).usage(spans, lambda: NOW, live, node)
+    assert moment == (NOW, None)
+    assert counted == [plain_usage.usage(found, span, node) for span in spans]
 
 
-def test_reading_a_span_goes_by_the_index(path: Path) -> None:
+def test_the_parts_of_a_span_add_up_to_the_whole(path: Path) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [a_lease("a"), a_lease("b", ended_at=700.0)])
+    parts, _ = SqliteAccounts(path).usage([(0.0, 250.0), (250.0, 300.0), (300.0, None)], lambda: NOW)
+    assert [part["ada"].gpu_s for part in parts] == [100.0, 100.0, 400.0]
+    assert total(path).gpu_s == 600.0
+
+
+@pytest.mark.parametrize("query", ["usage", "read_held", "count_unknown_holds"])
+def test_reading_a_span_goes_by_the_index(path: Path, query: str) -> None:
     SqliteJournal(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        plan = connection.execute(
-            f"EXPLAIN QUERY PLAN {load_queries('gpu_worker_pool.ledger.sqlite')['read_ended_within']}", [0.0] * 2
-        ).fetchall()
+        sql = QUERIES[query]
+        count = max(number for number in range(1, 7) if f"?{number}" in sql)
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * count).fetchall()
     steps = [step for *_, step in plan]
-    assert any("ended_lease_by_ended_at (ended_at>?)" in step for step in steps), steps
-    assert not any("SCAN" in step for step in steps), steps
-
-
-class WritingMeanwhile:
-    """Asked in the middle of reading which leases to leave out; has the journal written to just then."""
-
-    def __init__(self, journal: SqliteJournal) -> None:
-        self.journal = journal
-        self.written = 0
-
-    def __contains__(self, lease_id: object) -> bool:
-        self.written += 1
-        self.journal.append([note(self.written)], [a_lease(f"new-{self.written}")])
-        self.journal.compact([note(self.written)])
-        return lease_id == "a"
+    assert any("ended_lease_by_ended_at (ended_at>" in step for step in steps), steps
+    assert not any("SCAN ended_lease" in step for step in steps), steps
 
 
 def test_the_writer_does_not_wait_for_the_reader_and_the_reader_sees_one_moment(path: Path) -> None:
     with closing(SqliteJournal(path, most_ended=2)) as journal:
         journal.append((), [a_lease("a"), a_lease("b"), a_lease("c")])
-        meanwhile = WritingMeanwhile(journal)
 
-        def begin() -> UsageAccount:
-            journal.append((), [a_lease("too late")])
-            return UsageAccount(0.0, None, NOW)
+        def write_meanwhile() -> float:
+            """Asked for the time when the reader has begun."""
+            journal.append([note(1)], [a_lease("too late")])
+            journal.compact([note(3)])
+            return NOW
 
-        account, lost_before = SqliteAccounts(path).count(begin, but_for=meanwhile)
-        assert (meanwhile.written, lost_before) == (3, None)
-        assert account.total().leases == 2  # b and c; a was left out, the others came later
+        (found,), moment = SqliteAccounts(path).usage([(0.0, None)], write_meanwhile)
+        assert (found["ada"].leases, moment.complete_since) == (3, None)
         assert journal.load(10).events == (note(3),)
-        assert [lease.id for lease in journal.load(10).ended] == ["new-2", "new-3"]
+        assert [lease.id for lease in journal.load(10).ended] == ["c", "too late"]
     with closing(SqliteJournal(path)) as journal:  # and nothing of it harms the next start
         assert journal.load(10).events == (note(3),)
+
+
+def test_an_id_that_is_used_again_leaves_its_former_lease_in_the_accounts(path: Path) -> None:
+    former = a_lease("a")
+    again = replace(former, requested_at=400.0, granted_at=500.0, ended_at=700.0)
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [former])
+        journal.append((), [again, again])
+        assert (total(path).leases, total(path).gpu_s) == (2, 300.0)
+        live = Past("ada", former.gpus, False, 800.0, 800.0, NOW, EndReason.RELEASED).live("a", None)
+        (found,), _ = SqliteAccounts(path).usage([(0.0, None)], lambda: NOW, [live])
+        assert (found["ada"].leases, found["ada"].gpu_s) == (3, 500.0)
+
+
+def test_an_owner_that_is_not_unicode_is_shown(path: Path) -> None:
+    lease = a_lease("a")
+    odd = replace(lease, request=replace(lease.request, holder=replace(lease.request.holder, owner="\ud800x")))
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [odd])
+        assert journal.load(1).ended == (odd,)
+    (found,), _ = SqliteAccounts(path).usage([(0.0, None)], lambda: NOW)
+    (owner,) = found
+    assert owner is not None
+    assert owner.endswith("x")
+    owner.encode()
 
 
 def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_set_back(path: Path) -> None:
@@ -142,6 +150,22 @@ def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_set_ba
     assert complete_since(path) == 301.0  # 250 and 260 are gone as well, and that is before
 
 
+def test_very_many_are_pruned_in_small_steps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client waits for the deletion of all of them."""
+    monkeypatch.setattr(sqlite_journal, "PRUNED_AT_ONCE", 10)
+    with closing(SqliteJournal(path, durability="normal", most_ended=5)) as journal:
+        journal.append((), [a_lease(str(number), ended_at=300.0 + number) for number in range(100)])
+        journal.compact(())
+        left = [len(journal.load(1000).ended)]
+        assert left == [90]
+        for number in range(200):
+            journal.append([note(number)], ())
+            left.append(len(journal.load(1000).ended))
+    assert max(before - after for before, after in pairwise(left)) == 10
+    assert left[-1] == 5
+    assert complete_since(path) == 394.0
+
+
 def test_what_was_lost_with_a_damaged_file_is_told(path: Path) -> None:
     with closing(SqliteJournal(path)) as journal:
         journal.append((), [a_lease("a")])
@@ -152,20 +176,43 @@ def test_what_was_lost_with_a_damaged_file_is_told(path: Path) -> None:
         assert abs(lost_at - path.stat().st_mtime) < H
 
 
-@pytest.mark.parametrize(("first", "expected"), [(1, None), (5, 300.0)])
-def test_a_journal_from_before_accounting_tells_what_it_can(path: Path, first: int, expected: float | None) -> None:
+# The leases that held GPUs
+
+
+def held(path: Path, *, most: int = 100, **times: float) -> tuple[list[str], int]:
+    leases, unknown, _ = SqliteAccounts(path).held(times.get("span_s", 100.0), lambda: NOW, most=most)
+    return [lease.id for lease in leases], unknown
+
+
+@pytest.mark.parametrize(
+    ("granted_at", "ended_at"), [(None, NOW), (NOW - 5, NOW - 6), (NOW - 5, NOW + 1), (-1e12, NOW)]
+)
+def test_times_that_make_no_sense_are_counted_and_not_shown(
+    path: Path, granted_at: float | None, ended_at: float
+) -> None:
+    lease = Past("ada", (GpuKey(NODE, "0"),), False, NOW - 50, granted_at, ended_at, EndReason.RELEASED)
     with closing(SqliteJournal(path)) as journal:
-        journal.append((), [a_lease("a"), replace(a_lease("b"), ended_at=400.0)])
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE ended_lease SET position = position + 100")
-        connection.execute("UPDATE ended_lease SET position = position - 101 + ?", (first,))
-        connection.execute("DROP TABLE accounting")
-        connection.execute("DROP TABLE identity")
-        connection.execute("PRAGMA user_version = 1")
-        connection.commit()
-    SqliteJournal(path).close()
-    assert complete_since(path) == expected
-    assert total(path).leases == 2
+        journal.append((), [lease.ended("odd"), replace(a_lease("never granted"), gpus=(), granted_at=None)])
+    assert held(path) == ([], 1)
+    found, unknown, _ = SqliteAccounts(path).held(100.0, lambda: NOW, [lease.live("odd", None)], most=9)
+    assert (found, unknown) == ([], 0)
+
+
+def test_of_too_many_the_latest_are_told(path: Path) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [a_lease(str(number), ended_at=950.0 + number * 7 % 40) for number in range(40)])
+    ids, _ = held(path, most=3)
+    assert ids == ["17", "34", "11"]
+    assert held(path, span_s=11.5) == (["17"], 0)
+
+
+def test_a_damaged_lease_is_told(path: Path) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append((), [a_lease("a", ended_at=NOW)])
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("""UPDATE ended_lease SET body = replace(body, '"reason":"released"', '"reason":"bored"')""")
+    with pytest.raises(JournalDamaged, match="'bored' is not a valid EndReason"):
+        held(path)
 
 
 def no_journal(path: Path) -> Iterator[str]:
@@ -174,9 +221,10 @@ def no_journal(path: Path) -> Iterator[str]:
     yield "damaged"
 
 
-def test_what_cannot_be_read_is_told_in_words_and_made_by_nobody(path: Path) -> None:
+@pytest.mark.parametrize("ask", [complete_since, held])
+def test_what_cannot_be_read_is_told_in_words_and_made_by_nobody(path: Path, ask: Callable[[Path], object]) -> None:
     for words in no_journal(path):
         with pytest.raises(JournalError, match=words):
-            complete_since(path)
+            ask(path)
     path.unlink()
     assert list(path.parent.iterdir()) == []

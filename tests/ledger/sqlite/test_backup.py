@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalInUse, JournalTooNew
-from gpu_worker_pool.ledger.rows import check_ended, checked_event, ended_row, event_rows
-from gpu_worker_pool.ledger.sql_files import load_queries
-from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check, give_name
-from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal, insert, numbered
-from gpu_worker_pool.ledger.sqlite.migrations import known_migrations, migrate
-from gpu_worker_pool.ledger.sqlite.restore import restore
-from tests.ledger.examples import ended, ended_leases, events, note
+from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check, give_name, restore
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.ledger.examples import ended, note
 
 SETTINGS = PoolSettings()
-QUERIES = load_queries("gpu_worker_pool.ledger.sqlite")
 
 
 @pytest.fixture
@@ -41,27 +33,6 @@ def test_a_backup_is_one_private_file_with_all_that_was_written(path: Path, copy
     assert check(copy, SETTINGS) == JournalFacts(0, 0, 100, None, None)
     with closing(SqliteJournal(copy)) as made, closing(SqliteJournal(path)) as journal:
         assert made.load(1000) == journal.load(1000)
-
-
-@given(st.lists(events, max_size=20), st.lists(ended_leases, max_size=20))
-@settings(max_examples=20)
-def test_every_row_that_a_journal_writes_passes(written: list[DurableEvent], leases: list[EndedLease]) -> None:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        migrate(connection, known_migrations())
-        rows, _ = event_rows(written, 0)
-        insert(connection, QUERIES["append_event"], numbered(rows, 0))
-        insert(connection, QUERIES["keep_ended"], [ended_row(lease) for lease in leases])
-        crc = 0
-        for _, *row in connection.execute(QUERIES["read_whole_events"]):
-            _, crc = checked_event(tuple(row), crc)
-        for row in connection.execute(QUERIES["read_whole_ended"]):
-            check_ended(row)
-
-
-def test_the_spaces_that_older_versions_wrote_between_gpus_are_no_damage(copy: Path) -> None:
-    execute(copy, """UPDATE ended_lease SET gpus = '[["box", "GPU-0"], ["box", "GPU-1"]]'""")
-
-    assert check(copy, SETTINGS).ended == 100
 
 
 def test_no_file_is_overwritten(path: Path, copy: Path) -> None:
@@ -98,6 +69,19 @@ def test_a_journal_whose_end_is_missing_is_not_backed_up(path: Path, copy: Path)
     assert not list(path.parent.glob("*backup*"))
 
 
+EVERY_EVENT = "AFTER INSERT ON event BEGIN DELETE FROM ended_lease; END"
+
+
+def break_an_index(copy: Path) -> None:
+    """Which no start reads."""
+    with closing(sqlite3.connect(copy)) as connection:
+        sql = "SELECT rootpage FROM sqlite_master WHERE name = 'ended_lease_by_ended_at'"
+        (page,) = connection.execute(sql).fetchone()
+    content = bytearray(copy.read_bytes())
+    content[(page - 1) * 4096 : (page - 1) * 4096 + 8] = b"\xff" * 8
+    copy.write_bytes(content)
+
+
 def overwrite(copy: Path, before: bytes, after: bytes) -> None:
     copy.write_bytes(copy.read_bytes().replace(before, after, 1))
 
@@ -113,7 +97,24 @@ DAMAGE: list[tuple[Callable[[Path], object], type[JournalError], str]] = [
     (lambda copy: overwrite(copy, b'{"id":"lease50"', b'{"id":"lease5x"'), JournalDamaged, "was altered"),
     (lambda copy: copy.write_bytes(copy.read_bytes()[:-4096]), JournalDamaged, "damaged"),
     (lambda copy: copy.write_bytes(b"nothing of the kind" * 100), JournalDamaged, "not a database"),
-    (lambda copy: copy.write_bytes(b""), JournalDamaged, "not a backup of a pool"),
+    (lambda copy: copy.write_bytes(b""), JournalDamaged, "it has no tables"),
+    (break_an_index, JournalDamaged, "damaged"),
+    (lambda copy: execute(copy, "DELETE FROM event WHERE position = 50"), JournalDamaged, "or what came before it"),
+    (
+        lambda copy: execute(copy, f"CREATE TRIGGER more {EVERY_EVENT}"),
+        JournalDamaged,
+        "not those of a pool: trigger more",
+    ),
+    (lambda copy: execute(copy, "CREATE VIEW more AS SELECT 1"), JournalDamaged, "not those of a pool: view more"),
+    (lambda copy: execute(copy, "CREATE TABLE more (a)"), JournalDamaged, "not those of a pool: table more"),
+    (lambda copy: execute(copy, "CREATE INDEX more ON event (crc)"), JournalDamaged, "not those of a pool: index more"),
+    (lambda copy: execute(copy, "DROP INDEX ended_lease_by_ended_at"), JournalDamaged, "not those of a pool: index"),
+    (
+        lambda copy: execute(copy, "ALTER TABLE event ADD COLUMN more"),
+        JournalDamaged,
+        "not those of a pool: table event",
+    ),
+    (lambda copy: execute(copy, "PRAGMA application_id = 0"), JournalError, "unreleased version"),
     (lambda copy: execute(copy, "PRAGMA user_version = 99"), JournalTooNew, "newer version"),
     (lambda copy: copy.unlink(), JournalError, "there is no file"),
 ]
@@ -139,36 +140,6 @@ def test_a_damaged_file_is_refused_by_its_name_and_nothing_is_changed(
     assert not list(path.parent.glob("*another*"))
 
 
-COLUMNS = [
-    "event SET at = 49.5",
-    "event SET kind = 'ProcessCounted'",
-    "ended_lease SET lease_id = 'lease5x'",
-    "ended_lease SET owner = 'alicf'",
-    "ended_lease SET worker_id = NULL",
-    "ended_lease SET host = 'bax'",
-    "ended_lease SET gpu_count = 3",
-    "ended_lease SET memory_mb = 8001",
-    "ended_lease SET fence = 9",
-    "ended_lease SET requested_at = requested_at + 1",
-    "ended_lease SET granted_at = NULL",
-    "ended_lease SET ended_at = 1.5",
-    "ended_lease SET reason = 'released'",
-    """ended_lease SET gpus = '[["box","GPU-0"],["box","GPU-2"]]'""",
-]
-
-
-def test_a_column_that_says_something_else_than_the_record_is_damage(copy: Path) -> None:
-    whole = copy.read_bytes()
-    altered = {f"{change} WHERE position = 50": "was altered" for change in COLUMNS}
-    altered["event SET position = 1000 WHERE position = 100"] = "event 1000"
-    altered["compaction SET compacted_to = 1000"] = "compacted to event 1000"
-    for change, said in altered.items():
-        execute(copy, f"UPDATE {change}")
-        with pytest.raises(JournalDamaged, match=said):
-            check(copy, SETTINGS)
-        copy.write_bytes(whole)
-
-
 def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(path: Path, copy: Path) -> None:
     with pytest.raises(JournalError, match="--force"):
         restore(copy, path, SETTINGS)
@@ -186,12 +157,31 @@ def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(pa
         assert len(journal.load(1000).ended) == 100
 
 
-def test_a_backup_of_an_older_version_is_migrated(path: Path, copy: Path) -> None:
-    execute(copy, "PRAGMA user_version = 3")
+def make_link_to_a_pipe(file: Path) -> None:
+    os.mkfifo(f"{file}.pipe")
+    file.symlink_to(f"{file}.pipe")
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "a link to a pipe": make_link_to_a_pipe,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_regular_file_is_restored_and_the_refusal_does_not_wait(path: Path, kind: str) -> None:
+    file = path.with_name("odd")
+    KINDS[kind](file)
+    with pytest.raises(JournalError, match="is not a regular file"):
+        restore(file, path, SETTINGS)
+    with pytest.raises(JournalError, match="is not a regular file"):
+        back_up(file, path.with_name("copy"), SETTINGS)
+    assert not path.exists()
+
+
+def test_a_link_to_a_backup_is_the_backup(path: Path, copy: Path) -> None:
     path.unlink()
-
-    restore(copy, path, SETTINGS)
-
-    with closing(SqliteJournal(path)) as journal:
-        assert len(journal.load(1000).ended) == 100
-    assert not list(path.parent.glob("*.version-*"))
+    path.with_name("link").symlink_to(copy)
+    assert restore(path.with_name("link"), path, SETTINGS).facts.ended == 100

@@ -15,8 +15,8 @@ from tests.ledger.examples import ENDED
 LARGE = "x" * 1_000_000
 
 
-def large(number: int) -> ev.GpuExcluded:
-    return ev.GpuExcluded(float(number), ENDED.gpus[0], LARGE)
+def large(number: int) -> ev.Configured:
+    return ev.Configured(float(number), "excluded", ENDED.gpus[0], LARGE)
 
 
 def test_few_large_events_are_a_reason_to_compact_also_after_a_restart(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -65,6 +66,20 @@ def test_a_log_that_is_lost_while_in_use_is_noticed_before_anything_more_is_prom
         journal.append([note(4)], ())
     with closing(SqliteJournal(path)) as journal:
         assert len(journal.load(0).events) == 4
+
+
+def test_a_log_that_another_program_folded_into_the_file_is_no_damage(path: Path) -> None:
+    """As an sqlite3 shell, a backup tool or Litestream does."""
+    with closing(SqliteJournal(path)) as journal:
+        for number in range(3):
+            journal.append([note(number)], ())
+            with closing(sqlite3.connect(path)) as other:
+                assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+            assert Path(f"{path}-wal").stat().st_size == 0
+        journal.append([note(3)], ())
+    with closing(SqliteJournal(path)) as journal:
+        assert len(journal.load(0).events) == 4
+    assert not list(path.parent.glob("*.damaged-*"))
 
 
 def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(path: Path) -> None:

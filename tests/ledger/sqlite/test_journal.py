@@ -8,17 +8,18 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
-from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalInUse
-from gpu_worker_pool.ledger.sql_files import Migration, load_queries
+from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalInUse, JournalTooNew
+from gpu_worker_pool.ledger.sqlite.accounts import QUERIES
+from gpu_worker_pool.ledger.sqlite.backup import back_up
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.sqlite.migrations import known_migrations
 from tests.ledger import children
-from tests.ledger.child import COMPACTED, NEXT
+from tests.ledger.child import COMPACTED
 from tests.ledger.examples import ENDED, EVENTS, ended, note, numbers
 from tests.ledger.journal_contract import Opens, ReplacementContract
 
@@ -54,8 +55,7 @@ def test_the_folder_and_the_files_are_for_the_owner_only(tmp_path: Path) -> None
 @pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
 def test_durability_is_what_was_asked_for(path: Path, durability: str, synchronous: int) -> None:
     with closing(SqliteJournal(path, durability=durability)) as journal:  # type: ignore[arg-type]
-        connection = journal._connection
-        assert connection is not None
+        connection = journal._file.connection()
         assert connection.execute("PRAGMA synchronous").fetchone() == (synchronous,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -113,11 +113,38 @@ def test_the_oldest_ended_leases_are_pruned_by_compaction(path: Path) -> None:
 
 def test_every_named_query_is_one_statement_that_fits_the_tables(path: Path) -> None:
     SqliteJournal(path).close()
-    assert len(load_queries("gpu_worker_pool.ledger.sqlite")) == 28
     with closing(sqlite3.connect(path)) as connection:
-        for sql in load_queries("gpu_worker_pool.ledger.sqlite").values():
-            count = 2 if "?1" in sql else sql.count("?")
+        for sql in QUERIES.values():
+            count = max((number for number in range(1, 7) if f"?{number}" in sql), default=sql.count("?"))
             connection.execute(f"EXPLAIN {sql}", [None] * count)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_no_position_is_used_twice(path: Path, left: int) -> None:
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([note(number) for number in range(3)], ())
+        journal.compact([note(number) for number in range(left)])
+    with closing(SqliteJournal(path)) as journal:
+        assert journal.events_since_compaction == 0
+        journal.append([note(8)], ())
+        assert journal.events_since_compaction == 1
+    positions = [position for (position,) in query(path, "SELECT position FROM event ORDER BY position")]
+    assert positions == list(range(4, 4 + left + 1))
+
+
+def test_a_start_reads_what_it_needs_and_not_the_whole_file(path: Path) -> None:
+    """A page of old accounting is not read, so a large file starts as fast as a small one. A backup finds what is wrong."""
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([note(1)], [ended(f"lease{number}") for number in range(500)])
+    whole = bytearray(path.read_bytes())
+    page = whole.index(b'{"id":"lease3"') // 4096
+    whole[page * 4096 : page * 4096 + 8] = b"\xff" * 8
+    path.write_bytes(whole)
+
+    with closing(SqliteJournal(path)) as journal:
+        assert journal.load(10).ended[-1].id == "lease499"
+    with pytest.raises(JournalDamaged):
+        back_up(path, path.with_name("backup"), PoolSettings())
 
 
 # The lock
@@ -173,54 +200,62 @@ def test_neither_programs_nor_forks_inherit_the_lock(path: Path) -> None:
 # Versions
 
 
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.parent.iterdir()}
+
+
 def test_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
-    with closing(SqliteJournal(path, migrations=(*known_migrations(), NEXT))) as journal:
+    with closing(SqliteJournal(path)) as journal:
         journal.append([note(1)], ())
+    query(path, "PRAGMA user_version = 2")
+    before, files = path.read_bytes(), names(path)
+    with pytest.raises(JournalTooNew, match=r"version 2, this one knows 1.*install the newer one"):
+        SqliteJournal(path)
+    assert (path.read_bytes(), names(path)) == (before, files)
+
+
+@pytest.mark.parametrize("version", [1, 5, 9])
+def test_an_unreleased_version_is_refused_with_what_to_do_and_left_alone(path: Path, version: int) -> None:
+    """Those had numbers up to 5, and no application id."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TABLE event (position INTEGER PRIMARY KEY, at REAL, kind TEXT, body TEXT, crc INTEGER)"
+        )
+        connection.execute(f"PRAGMA user_version = {version}")
     before = path.read_bytes()
-    with pytest.raises(JournalError, match=f"version {NEXT.version}, this one knows {NEXT.version - 1}") as caught:
+    with pytest.raises(JournalError, match=r"unreleased version.*left as it is: .*then move the file away") as caught:
         SqliteJournal(path)
     assert not isinstance(caught.value, JournalDamaged)
-    assert path.read_bytes() == before
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock", f"{path.name}.mark"}
+    assert (path.read_bytes(), names(path)) == (before, {path.name, f"{path.name}.lock"})
 
 
-def test_an_older_version_is_migrated_and_a_copy_kept(path: Path) -> None:
+NEWER = {
+    "a new kind": {"kind": "SomethingNew", "at": 1.0, "x": 1},
+    "a new field": {"kind": "NodeForgotten", "at": 1.0, "node": "box", "colour": "red"},
+    "a new table": {"kind": "Configured", "at": 1.0, "table": "colours", "key": ["x"], "value": "red"},
+}
+
+
+@pytest.mark.parametrize("event", NEWER)
+def test_an_event_of_a_newer_version_is_too_new_and_no_damage(path: Path, event: str) -> None:
     with closing(SqliteJournal(path)) as journal:
-        journal.append(EVENTS, [ended("a")])
-    later = Migration(NEXT.version + 1, "INSERT INTO extra VALUES (7);")
-    with closing(SqliteJournal(path, migrations=(*known_migrations(), NEXT, later))) as journal:
-        assert journal.load(10) == History(EVENTS, (ended("a"),))
-        assert journal.events_since_compaction == len(EVENTS)
-    assert query(path, "PRAGMA user_version") == [(later.version,)]
-    assert query(path, "SELECT a FROM extra") == [(7,)]
-    copy = Path(f"{path}.version-{NEXT.version - 1}")
-    assert mode(copy) == 0o600
-    assert query(copy, "PRAGMA user_version") == [(NEXT.version - 1,)]
-    copy.rename(path)  # and can be put back
-    with closing(SqliteJournal(path)) as journal:
-        assert journal.load(10) == History(EVENTS, (ended("a"),))
+        journal.append([note(1)], [ended("a")])
+    body = json.dumps(NEWER[event])
+    [(crc,)] = query(path, "SELECT crc FROM event")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO event (position, body, crc) VALUES (2, ?, ?)", (body, crc32(body.encode(), int(str(crc))))
+        )
 
-
-def test_a_current_file_is_not_copied(path: Path) -> None:
-    SqliteJournal(path).close()
-    SqliteJournal(path).close()
-    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.lock", f"{path.name}.mark"}
-
-
-def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([note(1)], ())
-    wrong = Migration(NEXT.version, "CREATE TABLE extra (a);\nINSERT INTO nowhere VALUES (1);")
-    with pytest.raises(JournalError, match="nowhere") as caught:
-        SqliteJournal(path, migrations=(*known_migrations(), wrong))
-    assert not isinstance(caught.value, JournalDamaged)
-    assert query(path, "SELECT count(*) FROM sqlite_master WHERE name = 'extra'") == [(0,)]
-    with closing(SqliteJournal(path)) as journal:
-        assert journal.load(0).events == (note(1),)
-
-
-def test_migrations_are_numbered_without_gaps() -> None:
-    assert [migration.version for migration in known_migrations()] == list(range(1, len(known_migrations()) + 1))
+    for _ in range(2):
+        with (
+            closing(SqliteJournal(path)) as journal,
+            pytest.raises(JournalTooNew, match="newer version of this program"),
+        ):
+            journal.load(10)
+    with pytest.raises(JournalTooNew, match="newer version of this program"):
+        back_up(path, path.with_name("backup"), PoolSettings())
+    assert not [name for name in names(path) if "damaged" in name or "backup" in name]
 
 
 # When it cannot be written
@@ -253,15 +288,15 @@ def test_a_limit_on_the_disk_is_told_in_words_and_gets_over(path: Path) -> None:
 def test_a_full_disk_is_told_in_words_and_gets_over(path: Path, write: Callable[[SqliteJournal], None]) -> None:
     with closing(SqliteJournal(path)) as journal:
         journal.append([note(1)], [ended("a")])
-        assert journal._connection is not None
+        connection = journal._file.connection()
         # SQLite answers as it does when the disk is full.
-        journal._connection.execute("PRAGMA max_page_count = 12")
+        connection.execute("PRAGMA max_page_count = 12")
         for _ in range(2):
             with pytest.raises(JournalError, match=f"the disk is full: free space in {path.parent}"):
                 write(journal)
             assert journal.load(10) == History((note(1),), (ended("a"),))
             assert journal.events_since_compaction == 1
-        journal._connection.execute("PRAGMA max_page_count = 1000000")
+        connection.execute("PRAGMA max_page_count = 1000000")
         write(journal)
         assert len(journal.load(10).events) >= 2000
 
@@ -278,11 +313,29 @@ def test_a_program_that_holds_it_locked_is_waited_out(path: Path) -> None:
 
 def test_a_failure_in_the_middle_leaves_nothing_behind(path: Path) -> None:
     with closing(SqliteJournal(path)) as journal:
-        with pytest.raises(OverflowError):
-            journal.append([note(1)], [ended("a"), replace(ENDED, fence=2**63)])  # more than a column holds
+        query(path, "CREATE TRIGGER no BEFORE INSERT ON ended_lease BEGIN SELECT RAISE(ABORT, 'by another hand'); END")
+        with pytest.raises(JournalError, match="by another hand"):
+            journal.append([note(1)], [ended("a")])
+        query(path, "DROP TRIGGER no")
         assert journal.load(10) == History()
         journal.append([note(2)], [ended("b")])
         assert journal.load(10) == History((note(2),), (ended("b"),))
+
+
+def test_whatever_fails_while_it_is_compacted_is_told_as_a_trouble_of_the_journal(path: Path) -> None:
+    with closing(SqliteJournal(path, most_ended=1)) as journal:
+        journal.append([note(1)], [ended("a"), ended("b")])
+        query(path, "CREATE TRIGGER no BEFORE DELETE ON event BEGIN SELECT RAISE(ABORT, 'by another hand'); END")
+        with pytest.raises(JournalError, match="by another hand"):
+            journal.compact([note(2)])
+        query(path, "DROP TRIGGER no")
+        query(path, "CREATE TRIGGER no BEFORE DELETE ON ended_lease BEGIN SELECT RAISE(ABORT, 'by another hand'); END")
+        journal.compact([note(2)])  # what is pruned later must not fail a compaction that was made
+        query(path, "DROP TRIGGER no")
+        assert journal.load(10) == History((note(2),), (ended("a"), ended("b")))
+        for number in range(8):
+            journal.append([note(number)], ())
+        assert [lease.id for lease in journal.load(10).ended] == ["b"]
 
 
 def test_a_reader_does_not_keep_it_from_compacting(path: Path) -> None:

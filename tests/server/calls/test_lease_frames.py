@@ -50,9 +50,8 @@ async def test_what_is_kept_of_a_lease_shows_in_no_answer() -> None:
         lambda: box.do(cmd.RequestLease("limited", asked)),
         lambda: box.ask("watched", pid=7),
         lambda: box.do(cmd.RequestLease("waiter", replace(asked, time_limit_s=None))),
-        lambda: box.do(cmd.RequestLease("inside", replace(request(ttl_s=50.0), parent="limited"))),
         lambda: box.pass_time(20.0),
-        lambda: box.renew("limited", "waiter", "inside"),
+        lambda: box.renew("limited", "waiter"),
         lambda: box.pass_time(25.0),  # warned of its time limit
         lambda: box.observe_now(reading(0, name="renamed"), reading(1, processes=(process(7, 100.0),))),
         lambda: box.release("watched"),
@@ -74,7 +73,7 @@ async def test_a_change_of_one_lease_is_encoded_once_however_many_leases_and_str
     frames, events = LeaseFrames(pool), EventStream(pool)
     for number in range(leases):
         box.ask(f"lease-{number}", ttl_s=60.0 + number)
-    streams = [events.messages(Listener(), None) for _ in range(listeners)]
+    streams = [events.messages(Listener()) for _ in range(listeners)]
     for stream in streams:
         await anext(stream)
     await listed(frames)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import schemathesis
 
 KNOWN = ("held", "waiting", "ended")
-PATHS = ("/leases", "/pool", "/usage", "/timeline", "/peers", "/quotas", "/bookings", "/admin")
+PATHS = ("/leases", "/pool", "/usage", "/timeline", "/quotas", "/bookings", "/admin")
 # So that no example waits for minutes; that waiting ends in time is tested elsewhere.
 LONGEST_WAIT_S = 0.02
 
@@ -60,7 +60,7 @@ def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> Non
 
         call()
         calls.append((operation.method, operation.path))
-    assert len(calls) == 23, calls
+    assert len(calls) == 22, calls
     assert server.json("/health")["status"] == "healthy"
 
 

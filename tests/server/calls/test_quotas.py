@@ -12,7 +12,7 @@ from tests.server.calls.test_lease_access import ADMIN, ALICE, TOKENS, bearer
 from tests.server.leasing import OFTEN, assert_problem, put, queue, release_all, take
 
 WITHOUT_LIMITS = {
-    **dict.fromkeys(("gpus", "ceiling", "max_priority", "max_time_limit_s", "max_queued")),
+    **dict.fromkeys(("gpus", "max_priority", "max_time_limit_s", "max_queued")),
     "weight": 1.0,
 }
 
@@ -48,7 +48,7 @@ def test_a_quota_is_shown_with_the_use_of_its_owner(server: ServerProcess) -> No
     take(server, owner="bob")
     queue(server, owner="bob")
 
-    shown = set_quota(server, "ada", gpus=1, ceiling=2, weight=2, max_priority=5, max_time_limit_s=3600, max_queued=3)
+    shown = set_quota(server, "ada", gpus=1, weight=2, max_priority=5, max_time_limit_s=3600, max_queued=3)
     set_quota(server, "*", gpus=0)
     answer = server.json("/quotas")
 
@@ -56,7 +56,7 @@ def test_a_quota_is_shown_with_the_use_of_its_owner(server: ServerProcess) -> No
         "used_gpu_hours": shown["used_gpu_hours"],
         "share_factor": shown["share_factor"],
     }
-    assert (shown["gpus"], shown["ceiling"], shown["weight"]) == (1, 2, 2.0)
+    assert (shown["gpus"], shown["weight"]) == (1, 2.0)
     assert (shown["max_priority"], shown["max_time_limit_s"], shown["max_queued"]) == (5, 3600.0, 3)
     assert (shown["held_gpus"], shown["queued"]) == (1.0, 0)
     assert 0 < shown["share_factor"] < 1
@@ -69,8 +69,8 @@ def test_a_quota_is_shown_with_the_use_of_its_owner(server: ServerProcess) -> No
 
 def test_a_quota_replaces_the_one_before_and_can_be_removed(server: ServerProcess) -> None:
     set_quota(server, "ada", gpus=1, max_queued=1)
-    set_quota(server, "ada", ceiling=2)
-    assert {name: quotas(server)["ada"][name] for name in WITHOUT_LIMITS} == {**WITHOUT_LIMITS, "ceiling": 2}
+    set_quota(server, "ada", gpus=2)
+    assert {name: quotas(server)["ada"][name] for name in WITHOUT_LIMITS} == {**WITHOUT_LIMITS, "gpus": 2}
 
     left = server.ask("/quotas/ada", "DELETE", bearer(ADMIN))
     assert (left.status, left.json["quotas"]) == (200, [])
@@ -78,13 +78,16 @@ def test_a_quota_replaces_the_one_before_and_can_be_removed(server: ServerProces
 
 
 def test_a_request_beyond_its_quota_is_refused_or_waits(server: ServerProcess) -> None:
-    set_quota(server, "ada", gpus=1, ceiling=1, max_priority=0, max_time_limit_s=60, max_queued=1)
+    set_quota(server, "ada", gpus=1, max_priority=0, max_time_limit_s=60, max_queued=1)
 
     assert_problem(put(server, "wide", owner="ada", gpus=2), 422, "at most 1")
     assert_problem(put(server, "urgent", owner="ada", priority=1), 422, "priority 1")
     assert_problem(put(server, "long", owner="ada", time_limit_s=61), 422, "longest allowed is 1m")
     assert take(server, "first", owner="ada")["ends_at"] is not None, "the quota limits its time"
-    assert "of at most 1" in queue(server, "second", owner="ada")["reason"]
+    second = queue(server, "second", owner="ada")
+    assert "of at most 1" in second["reason"]
+    limits = [(each["held"], each["quota"]) for each in second["obstacles"] if each["code"] == "over_quota"]
+    assert limits == [(1.0, 1)]
     assert_problem(put(server, "third", owner="ada"), 429)
 
 
@@ -93,12 +96,12 @@ def test_a_request_beyond_its_quota_is_refused_or_waits(server: ServerProcess) -
     [
         ("ada", {"gpus": -1}, "gpus"),
         ("ada", {"gpus": 1.5}, "gpus"),
-        ("ada", {"gpus": 4, "ceiling": 2}, "ceiling is 2"),
+        ("ada", {"ceiling": 2}, "ceiling"),
         ("ada", {"weight": 0}, "weight"),
         ("ada", {"max_time_limit_s": 0.5}, "max_time_limit_s"),
         ("ada", {"max_priority": 10**9}, "max_priority"),
         ("ada", {"gpu": 1}, "gpu"),
-        ("ada", {"max_queued": 0}, "ceiling to 0"),
+        ("ada", {"max_queued": 0}, "gpus to 0"),
         ("a%20da", {"gpus": 1}, "without blanks"),
         ("a%0Ada", {"gpus": 1}, "printable"),
         ("a" * 300, {"gpus": 1}, "at most"),

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
-from math import nan
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.accounting.timeline import Timeline
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.ledger.journal import JournalDamaged
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
-from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.server.calls.accounting import spans_by_gpu
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.accounting import TimelineView
 from tests.server.described import assert_described
@@ -49,75 +41,24 @@ def active(lease_id: str, granted_at: float, gpus: int = 1) -> ActiveLease:
     return ActiveLease(lease_id, lease.request, lease.gpus, 1, granted_at, granted_at, 1000 * gpus)
 
 
-def ids(timeline: Timeline) -> dict[str, list[str]]:
-    return {uuid: [span.lease_id for span in spans] for uuid, spans in timeline.by_gpu.items()}
+def ids(by_gpu: Mapping[str, Sequence[ActiveLease | EndedLease]]) -> dict[str, list[str]]:
+    return {uuid: [lease.id for lease in leases] for uuid, leases in by_gpu.items()}
 
 
 # The pure part
 
 
 def test_a_lease_is_a_span_on_each_of_its_gpus() -> None:
-    timeline = Timeline(NOW - 100, NOW, most=10)
-    timeline.add(active("held", NOW - 500, gpus=2))
-    timeline.add(ended("over", NOW - 150, NOW - 50))
-    timeline.add(ended("before", NOW - 150, NOW - 101))
-
-    assert ids(timeline) == {"GPU-0": ["held", "over"], "GPU-1": ["held"]}
-    held, over = timeline.by_gpu["GPU-0"]
-    assert (held.since, held.until, held.end_reason, held.label) == (NOW - 500, None, None, "run held")
-    assert (over.since, over.until, over.end_reason) == (NOW - 150, NOW - 50, EndReason.EXPIRED)
-    assert (timeline.unknown_leases, timeline.is_cut) == (0, False)
+    found, is_cut = spans_by_gpu([active("held", NOW - 500, gpus=2), ended("over", NOW - 150, NOW - 50)])
+    assert (ids(found), is_cut) == ({"GPU-0": ["held", "over"], "GPU-1": ["held"]}, False)
+    assert ids(spans_by_gpu([active("held", NOW - 500)], "another box")[0]) == {}
 
 
-@pytest.mark.parametrize(
-    ("granted_at", "ended_at"),
-    [(None, NOW), (nan, NOW), (NOW - 5, nan), (NOW - 5, NOW - 6), (NOW - 5, NOW + 1), (-1e12, NOW)],
-)
-def test_times_that_make_no_sense_are_counted_and_not_shown(
-    granted_at: float | None, ended_at: float, tmp_path: Path
-) -> None:
-    lease = ended("odd", granted_at, ended_at)
-    timeline = Timeline(NOW - 100, NOW, most=10)
-    timeline.add(lease)
-    assert (ids(timeline), timeline.unknown_leases) == ({}, 1)
-
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path, durability="normal")) as journal:
-        journal.append((), [lease])
-        read, _ = SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
-        assert (ids(read), read.unknown_leases) == ({}, 1)
-        read, _ = SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10), but_for={"odd"})
-        assert read.unknown_leases == 0
-
-
-def test_of_too_many_the_latest_are_kept_and_that_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path, durability="normal")) as journal:
-        # Not in the order of their ends; the two that ended first have no room.
-        journal.append((), [ended(f"lease-{n}", NOW - 90, NOW - 50 + n * 7 % 40) for n in range(40)])
-        journal.append((), [replace(ended("never-granted", None, NOW - 1), gpus=())])
-        accounts = SqliteAccounts(path)
-        exact, _ = accounts.trace(lambda: Timeline(NOW - 100, NOW, most=40))
-        cut, _ = accounts.trace(lambda: Timeline(NOW - 100, NOW, most=38))
-    assert (exact.is_cut, len(exact.by_gpu["GPU-0"]), exact.unknown_leases) == (False, 40, 0)
-    assert (cut.is_cut, len(cut.by_gpu["GPU-0"])) == (True, 38)
-    assert min(span.until or NOW for span in cut.by_gpu["GPU-0"]) == NOW - 48
-
-    wide = Timeline(NOW - 100, NOW, most=2)
-    for lease in (active("a", NOW - 1), active("b", NOW - 2, gpus=2), active("c", NOW - 3)):
-        wide.add(lease)
-    assert (ids(wide), wide.is_cut) == ({"GPU-0": ["a"]}, True)  # not half of b, and nothing that is older than it
-
-
-def test_a_damaged_lease_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path, durability="normal")) as journal:
-        journal.append((), [ended("a", NOW - 2, NOW - 1)])
-        with closing(sqlite3.connect(path)) as other:
-            other.execute("UPDATE ended_lease SET body = '[]'")
-            other.commit()
-        with pytest.raises(JournalDamaged, match="is damaged"):
-            SqliteAccounts(path).trace(lambda: Timeline(NOW - 100, NOW, most=10))
+def test_of_too_many_the_latest_are_kept_and_that_is_said() -> None:
+    leases = [active("a", NOW - 1), active("b", NOW - 2, gpus=2), active("c", NOW - 3)]
+    found, is_cut = spans_by_gpu(leases, most=2)
+    assert (ids(found), is_cut) == ({"GPU-0": ["a"]}, True)  # not half of b, and nothing that is older than it
+    assert spans_by_gpu(leases, most=4)[1] is False
 
 
 # The call

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gpu_worker_pool.core.accounting.usage import LeaseTimes, UsageAccount
 from gpu_worker_pool.core.model.lease import as_ended
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.ledger.accounts import Moment, Usage, UsageTotals
 from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
@@ -24,7 +24,7 @@ from gpu_worker_pool.server.http.scope import EVERYTHING
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
-from tests.server.past_leases import THEN, inside, past, server_with_past
+from tests.server.past_leases import THEN, past, server_with_past
 
 NOTHING = {
     "gpu_hours": 0.0,
@@ -42,7 +42,6 @@ NOTHING = {
 PAST = (
     past("ada", 2, 0, 1, 4),
     past("ada", 1, 4, 4, 5),
-    inside(past("ada", 1, 1, 2, 3)),  # part of the lease it was in, which is counted
     past("bob", 1, 0, 0.5, 2.5, memory_mb=1000),
     past(None, 1, 2, 2, 3),
     past("eve", 1, 2, 5, 3),  # the clock was set back while it was held
@@ -195,10 +194,11 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
     calls = UsageCalls(create_app(settings).pool, lambda: SqliteAccounts(tmp_path))
-    account = UsageAccount(THEN, None, THEN + 1e6)
-    for number in range(MOST_OWNERS + 3):
-        account.count(LeaseTimes(f"owner-{number}", 1, False, THEN, THEN, THEN + 3600 * (number + 1) / 100))
-    answer = json.loads(calls._encode(account, None, EVERYTHING))
+    usage: Usage = {
+        f"owner-{number}": UsageTotals(36.0 * (number + 1), leases=1, longest_s=36.0 * (number + 1))
+        for number in range(MOST_OWNERS + 3)
+    }
+    answer = json.loads(calls._encode(usage, (THEN, None), Moment(THEN + 1e6, None), EVERYTHING))
 
     assert len(answer["owners"]) == MOST_OWNERS
     assert answer["owners"][0]["owner"] == f"owner-{MOST_OWNERS + 2}"

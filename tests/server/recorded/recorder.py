@@ -183,8 +183,7 @@ _VARYING = re.compile(
     r'|"(?P<id_key>server_id|pool_id|machine)":"[0-9a-f]{16}"'
     r'|"port":(?P<port>\d+)'
     r'|"version":"(?P<version>[^"]+)"\}$'
-    r"|(?P<room>\d+) MB of (?P<limit>\d+) MB left"
-    r"|^id: (?P<event>[0-9a-f]{8}-\d+)$",
+    r"|(?P<room>\d+) MB of (?P<limit>\d+) MB left",
     re.MULTILINE,
 )
 
@@ -207,7 +206,7 @@ def _without(found: re.Match[str]) -> str:
         return '"port":<port>'
     if found["version"]:
         return '"version":"<version>"}'
-    return f"<room> MB of {found['limit']} MB left" if found["room"] else "id: <event>"
+    return f"<room> MB of {found['limit']} MB left"
 
 
 _HEADERS = (
@@ -221,9 +220,7 @@ _ENDED = re.compile(
     re.MULTILINE,
 )
 # The end and the next grant are one commit, or two if the reading is late: then the queue is told in between as well.
-_QUEUE_AFTER_END = re.compile(
-    r"(event: (?:lease_ended|gpu_drained)\n.*\n\n)id: <event>\nevent: queue\ndata: \{.*\}\n\n"
-)
+_QUEUE_AFTER_END = re.compile(r"(event: (?:lease_ended|gpu_drained)\n.*\n\n)event: queue\ndata: \{.*\}\n\n")
 _LENGTH = re.compile(r"^content-length: \d+", re.MULTILINE)
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{.*\})?) \S+$", re.MULTILINE)
 

@@ -1,8 +1,9 @@
-"""A listener that reads slowly costs a piece of what happened, and what is kept for its return is bounded in bytes."""
+"""A listener that reads slowly costs a piece of what happened, and what is kept for it is bounded in bytes."""
 
 from __future__ import annotations
 
 import re
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +14,18 @@ EVENT_BYTES = 10_000
 
 
 def numbers(body: bytes) -> list[int]:
-    return [int(number) for number in re.findall(rb"^id: \w+-(\d+)$", body, re.MULTILINE)]
+    return [int(number) for number in re.findall(rb"^data: (\d+)x", body, re.MULTILINE)]
 
 
 async def test_what_a_slow_listener_has_missed_comes_in_pieces_in_order() -> None:
     # Of the pool, a stream of readings needs the clock only.
     pool: Any = SimpleNamespace(follow=lambda _: None, now=lambda: 0.0, membership=None, node="box")
-    snapshot: Any = SimpleNamespace(ask=lambda _: b"x" * EVENT_BYTES)
+    number = count(1)
+    unread: Any = SimpleNamespace()
+    snapshot: Any = SimpleNamespace(ask=lambda _: b"%d" % next(number) + b"x" * EVENT_BYTES)
     stream, listener = EventStream(pool), Listener()
-    messages = stream.messages(listener, None)
+    stream.note_snapshot(unread)  # without a listener nothing is encoded
+    messages = stream.messages(listener)
     assert b": connected" in await anext(messages)
     for _ in range(100):
         stream.note_snapshot(snapshot)

@@ -10,8 +10,8 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.ui.recent_events import KEPT, RecentEvents
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
-NOBODY_SAID = {"by": None, "note": None, "parent": None}
-BOB_SAID = {"by": "bob", "note": "the demo", "parent": None}
+NOBODY_SAID = {"by": None, "note": None}
+BOB_SAID = {"by": "bob", "note": "the demo"}
 WHEN = "1970-01-12T13:48:20.000Z"
 assert START + WALL_OFFSET_S == 1_000_100.0  # which is that
 

@@ -1,17 +1,14 @@
 -- The queries of the PostgreSQL journal. Each is loaded by the name above it. Most have the pool as the first argument.
 
 
--- name: has_version
+-- name: read_tables
 -- Not by to_regclass: its cache does not yet know what another candidate did while this one waited for the lock.
-SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'gpu_pool' AND tablename = 'schema_version');
+SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = 'gpu_pool';
 
 -- name: read_version
-SELECT version FROM gpu_pool.schema_version;
+SELECT version FROM gpu_pool.format;
 
--- name: set_version
-UPDATE gpu_pool.schema_version SET version = $1;
-
--- name: lock_migration
+-- name: lock_creation
 -- The candidates of a fleet may start at once. The lock ends with the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended('gpu_pool', 0));
 
@@ -98,21 +95,17 @@ events AS (
 ),
 ended AS (
     INSERT INTO gpu_pool.ended_lease (
-        pool, lease_id, owner, worker_id, host, gpu_count, memory_mb, fence,
-        requested_at, granted_at, ended_at, reason, gpus, body, crc
+        pool, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason
     )
-    SELECT $1, lease_id, owner, worker_id, host, gpu_count, memory_mb, lease.fence,
-        requested_at, granted_at, ended_at, reason, gpus, body, crc
+    SELECT $1, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason
     FROM fence, json_to_recordset($10::text::json) AS lease (
-        lease_id text, owner text, worker_id text, host text, gpu_count integer, memory_mb double precision,
-        fence bigint, requested_at double precision, granted_at double precision, ended_at double precision,
-        reason text, gpus text, body text, crc bigint
+        body text, crc bigint, lease_id text, owner text, gpus jsonb, is_shared boolean, requested_at double precision,
+        granted_at double precision, ended_at double precision, reason text
     )
-    ON CONFLICT (pool, lease_id) DO UPDATE SET
-        position = excluded.position, owner = excluded.owner, worker_id = excluded.worker_id, host = excluded.host,
-        gpu_count = excluded.gpu_count, memory_mb = excluded.memory_mb, fence = excluded.fence,
-        requested_at = excluded.requested_at, granted_at = excluded.granted_at, ended_at = excluded.ended_at,
-        reason = excluded.reason, gpus = excluded.gpus, body = excluded.body, crc = excluded.crc
+    ON CONFLICT (pool, lease_id, requested_at) DO UPDATE SET
+        position = excluded.position, body = excluded.body, crc = excluded.crc, owner = excluded.owner,
+        gpus = excluded.gpus, is_shared = excluded.is_shared, granted_at = excluded.granted_at,
+        ended_at = excluded.ended_at, reason = excluded.reason
 )
 SELECT head FROM fence;
 
@@ -165,8 +158,11 @@ DELETE FROM gpu_pool.event WHERE pool = $1 AND position <= (
 );
 
 -- name: last_pruned
--- Further argument: how many ended leases stay. The position of the last one to prune; no row if there are not so many.
-SELECT position FROM gpu_pool.ended_lease WHERE pool = $1 ORDER BY position DESC OFFSET $2 LIMIT 1;
+-- Further arguments: how many ended leases stay, how many go at once. The position of the last one to prune now; no row if
+-- there are not too many.
+SELECT least(
+    position, (SELECT min(position) FROM gpu_pool.ended_lease WHERE pool = $1) + $3::bigint - 1
+) FROM gpu_pool.ended_lease WHERE pool = $1 ORDER BY position DESC OFFSET $2 LIMIT 1;
 
 -- name: note_pruned
 -- Runs before pruning. It notes the latest end, not that of the last row: wall clocks are sometimes set back.
@@ -186,27 +182,58 @@ SELECT body, crc FROM (
 -- name: complete_since
 SELECT complete_since FROM gpu_pool.pool WHERE pool = $1;
 
--- name: read_ended_within
--- Further arguments: since and until. Leases that ended after `since` and were requested or granted before `until`, by the
--- index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
--- Leases inside another lease are left out here and below: they are part of that one. A text in JSON cannot contain
--- the key with its quotes, so its presence in the body tells.
-SELECT lease_id, owner, gpu_count, memory_mb IS NOT NULL, requested_at, granted_at, ended_at, reason, gpus
-FROM gpu_pool.ended_lease
-WHERE pool = $1 AND (ended_at >= $2 AND (ended_at < $3 OR requested_at < $3 OR granted_at < $3) OR ended_at IS NULL)
-    AND strpos(body, '"parent":') = 0;
+-- name: usage
+-- Further arguments: now; spans as JSON, each with since and until (null: open); live leases as JSON, each with id, owner,
+-- number of GPUs, whether it shares them, and the times of request and grant; a node, or NULL for all.
+-- By the index on ended_at. If a clock was set, any of the three times may be the first. Unknown end times are included.
+WITH span AS (
+    SELECT ordinal - 1 AS number, (value ->> 0)::double precision AS since,
+        coalesce((value ->> 1)::double precision, 'Infinity') AS until, $2::double precision AS now
+    FROM json_array_elements($3::text::json) WITH ORDINALITY AS span (value, ordinal)
+),
+live AS (
+    SELECT value ->> 0 AS lease_id, value ->> 1 AS owner, (value ->> 2)::integer AS gpu_count,
+        (value ->> 3)::boolean AS is_shared, (value ->> 4)::double precision AS requested_at,
+        (value ->> 5)::double precision AS granted_at
+    FROM json_array_elements($4::text::json) AS live (value)
+),
+lease AS (
+    SELECT number, since, until, now, owner,
+        CASE WHEN $5::text IS NULL THEN gpu_count
+            ELSE (SELECT count(*)::integer FROM jsonb_array_elements(gpus) AS key WHERE key ->> 0 = $5)
+        END AS gpu_count,
+        is_shared, requested_at, granted_at, ended_at, reason, FALSE AS is_live
+    FROM span JOIN gpu_pool.ended_lease
+        ON ended_at >= since AND (ended_at < until OR requested_at < until OR granted_at < until) OR ended_at IS NULL
+    WHERE pool = $1
+        AND NOT EXISTS (
+            SELECT FROM live WHERE live.lease_id = ended_lease.lease_id AND live.requested_at = ended_lease.requested_at
+        )
+        AND ($5::text IS NULL OR EXISTS (SELECT FROM jsonb_array_elements(gpus) AS key WHERE key ->> 0 = $5))
+    UNION ALL
+    SELECT number, since, until, now, owner, gpu_count, is_shared, requested_at, granted_at, now, NULL, TRUE
+    FROM span CROSS JOIN live
+)
 
--- name: read_held_within
--- Further arguments: since and now. Leases that held GPUs and ended in between, last one first, by the index on ended_at.
-SELECT lease_id, body FROM gpu_pool.ended_lease
+-- name: read_held
+-- Further arguments: since, now, live leases as above, a node or NULL, a number. Leases that held GPUs and ended in between,
+-- last one first, by the index on ended_at.
+SELECT body FROM gpu_pool.ended_lease
 WHERE pool = $1 AND ended_at BETWEEN $2 AND $3 AND gpu_count > 0 AND granted_at BETWEEN 0 AND ended_at
-    AND strpos(body, '"parent":') = 0
-ORDER BY ended_at DESC;
+    AND NOT EXISTS (
+        SELECT FROM json_array_elements($4::text::json) AS live
+        WHERE live ->> 0 = lease_id AND (live ->> 4)::double precision = requested_at
+    )
+    AND ($5::text IS NULL OR EXISTS (SELECT FROM jsonb_array_elements(gpus) AS key WHERE key ->> 0 = $5))
+ORDER BY ended_at DESC LIMIT $6;
 
--- name: read_unknown_within
--- Further arguments: since and now. Leases that held GPUs, ended since then or at an unknown time, and are not among those
--- above.
-SELECT lease_id FROM gpu_pool.ended_lease
+-- name: count_unknown_holds
+-- Further arguments: since, now, live leases as above. Leases that held GPUs, ended since then or at an unknown time, and are
+-- not among those above.
+SELECT count(*) FROM gpu_pool.ended_lease
 WHERE pool = $1 AND (ended_at >= $2 OR ended_at IS NULL) AND gpu_count > 0
     AND NOT coalesce(ended_at <= $3 AND granted_at BETWEEN 0 AND ended_at, FALSE)
-    AND strpos(body, '"parent":') = 0;
+    AND NOT EXISTS (
+        SELECT FROM json_array_elements($4::text::json) AS live
+        WHERE live ->> 0 = lease_id AND (live ->> 4)::double precision = requested_at
+    );

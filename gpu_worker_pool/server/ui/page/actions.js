@@ -3,12 +3,9 @@
 import { ask } from "./ask.js";
 import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, parentName, plural } from "./words.js";
-
-const NO_RIGHTS = { isOperator: false, mayRelease: () => false };
+import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, plural } from "./words.js";
 
 export class Access {
-  none = NO_RIGHTS;
   #token = null;
   #name = null;
   #isOperator = false;
@@ -259,15 +256,11 @@ function consequences(lease, pool) {
     .map((held) => pool.gpus.find((gpu) => gpu.uuid === held.uuid))
     .filter((gpu) => gpu !== undefined && gpu.used_mb !== null)
     .map((gpu) => `${gpuOfBox(gpu)} has ${memory(gpu.used_mb)} in use`);
-  const inside = pool.inside.get(lease.id)?.length ?? 0;
-  const next = pool.queue.find((waiter) => waiter.parent === lease.parent);
-  const line = lease.parent === null ? "queue" : "line inside that lease";
+  const next = pool.queue[0];
   return [
     held,
     "gpu-pool run ends its command at once. Any other holder learns of it with its next heartbeat; the server does not stop its program.",
-    inside ? `${plural(inside, "lease")} inside it ${inside === 1 ? "ends" : "end"} with it.` : null,
-    lease.parent !== null ? `The lease of ${parentName(lease, pool)} keeps the GPU.` : null,
-    lease.parent === null && used.length ? `${used.join(", ")}; the GPU drains while that memory is in use.` : null,
-    next ? `Next in the ${line}: ${holderName(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
+    used.length ? `${used.join(", ")}; the GPU drains while that memory is in use.` : null,
+    next ? `Next in the queue: ${holderName(next)}${next.priority ? `, priority ${next.priority}` : ""}.` : "Nobody waits.",
   ].filter((line) => line !== null);
 }

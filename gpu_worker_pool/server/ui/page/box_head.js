@@ -24,14 +24,11 @@ export class BoxHead {
 }
 
 function aboutBox(box, shown) {
-  if (box.isUp === null) return "being asked";
-  if (!box.isUp) return `no answer: ${box.error ?? "reason unknown"}${box.pool.gpus.length ? `; as it was ${duration(box.ageS)} ago` : ""}`;
   if (box.isUnknown) {
     const since = box.heardAgoS === null ? "not heard of" : `silent for ${duration(box.heardAgoS + box.clocks.viewAgeS)}`;
     return `${since}; its leases go on, nothing is granted there`;
   }
-  const simulated = !box.isOwn && box.pool.source === "simulated" ? ", simulated" : "";
   const free = shown.filter((gpu) => gpu.state === "free").length;
   const version = box.oddVersion === null ? "" : `, version ${box.oddVersion}`;
-  return `${free ? `${free} free of ` : ""}${plural(shown.length, "GPU")}${simulated}${version}`;
+  return `${free ? `${free} free of ` : ""}${plural(shown.length, "GPU")}${version}`;
 }

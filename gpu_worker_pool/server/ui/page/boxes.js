@@ -1,4 +1,4 @@
-// The boxes that the page shows: those of this server's fleet, or this server alone, and its peers.
+// The boxes that the page shows: those of this server's fleet, or this server alone.
 
 const inOrder = new Intl.Collator("en", { numeric: true });
 
@@ -7,7 +7,7 @@ const inOrder = new Intl.Collator("en", { numeric: true });
  * has the key "". A box that does not answer is unknown, and so are its GPUs; its leases go on. `oddVersion` is that of a box
  * with another version than the leader's.
  */
-export function ownBoxes(own, told) {
+export function boxesOf(own, told) {
   const { pool } = own;
   const home = pool.node;
   const byNode = new Map(told === null ? [[home, []]] : told.map((box) => [box.node, []]));
@@ -18,7 +18,7 @@ export function ownBoxes(own, told) {
   }
   const known = new Map((told ?? []).map((box) => [box.node, box]));
   // A node that nobody tells of is one that this box was called before: it belongs to it.
-  if (told === null) return [{ ...own, gpus: pool.gpus, isOwn: true, isUnknown: false, isLeader: false, oddVersion: null, heardAgoS: null }];
+  if (told === null) return [{ ...own, gpus: pool.gpus, isUnknown: false, isLeader: false, oddVersion: null, heardAgoS: null }];
   const leaderVersion = told.find((box) => box.isLeader)?.version ?? null;
   return [...byNode.keys()].sort(inOrder.compare).map((node) => {
     const box = known.get(node);
@@ -31,17 +31,12 @@ export function ownBoxes(own, told) {
       url: isHome ? null : (box?.url ?? null),
       gpus: isUnknown ? byNode.get(node).map(asUnknown) : byNode.get(node),
       measuredAt: isHome ? own.measuredAt : own.seenAt,
-      isOwn: true,
       isUnknown,
       isLeader: box?.isLeader === true,
       oddVersion: isUnknown || leaderVersion === null || box.version === leaderVersion ? null : box.version,
       heardAgoS: box?.heardAgoS ?? null,
     };
   });
-}
-
-export function peerBox(peer) {
-  return { ...peer, gpus: peer.pool.gpus, isOwn: false, isUnknown: false, isLeader: false, oddVersion: null, heardAgoS: null };
 }
 
 const asUnknown = (gpu) => (gpu.state === "unknown" ? gpu : { ...gpu, state: "unknown", reason: "its box does not answer; its leases go on" });

@@ -3,7 +3,7 @@
 import { Curve } from "./curve.js";
 import { attribute, el, KeyedChildren, show, text } from "./dom.js";
 import { Meter } from "./meter.js";
-import { holdersOf, leasesOn } from "./pool.js";
+import { holdersOf } from "./pool.js";
 import { isDrain, plansOf, termsOf } from "./terms.js";
 import { clock, details, duration, END_REASONS, gpuName, gpuNames, holderName, memory, otherLabels, percent, plural, power, stateWord, temperature } from "./words.js";
 
@@ -81,9 +81,9 @@ export class GpuCard {
     text(this.#temperature, temperature(gpu.temperature_c));
     text(this.#power, power(gpu.power_draw_w));
 
-    const holders = leasesOn(gpu, pool);
+    const holders = holdersOf(gpu, pool);
     show(this.#holders, holders.length > 0);
-    this.#holderParts.arrange(holders.map(({ lease }) => lease.id)).forEach((part, i) => part.update(holders[i], pool, clocks, access));
+    this.#holderParts.arrange(holders.map((lease) => lease.id)).forEach((part, i) => part.update(holders[i], pool, clocks, access));
 
     const plans = plansOf(gpu, pool, clocks);
     show(this.#plans, plans.length > 0);
@@ -107,9 +107,8 @@ class Line {
   }
 }
 
-/** A holder: who, what it runs, since when, and the leases inside its lease. */
+/** A holder: who, what it runs, and since when. */
 class Holder {
-  #mark = el("span", { class: "quiet", hidden: "" }, "inside it: ");
   #who = el("bdi");
   #details = el("bdi", { class: "details" });
   #times = el("span", { class: "times" });
@@ -119,20 +118,16 @@ class Holder {
   #release = el("button", { type: "button" }, "Release");
   #revoke = el("button", { type: "button" }, "Revoke");
   #buttons = el("span", { class: "buttons", hidden: "" }, this.#release, this.#revoke);
-  #inside = el("ul", { class: "inside", hidden: "" });
-  #insideParts;
   #shown = null;
-  node = el("li", {}, this.#mark, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#gang, this.#terms, this.#labels, this.#buttons, this.#inside);
+  node = el("li", {}, el("strong", {}, this.#who), " ", this.#details, this.#times, this.#gang, this.#terms, this.#labels, this.#buttons);
 
   constructor(actions) {
-    this.#insideParts = new KeyedChildren(this.#inside, () => new Holder(actions));
     this.#release.addEventListener("click", () => actions.release(this.#shown.lease, this.#shown.pool));
     this.#revoke.addEventListener("click", () => actions.revoke(this.#shown.lease, this.#shown.pool));
   }
 
-  update({ lease, inside }, pool, clocks, access) {
+  update(lease, pool, clocks, access) {
     this.#shown = { lease, pool };
-    show(this.#mark, lease.parent !== null);
     text(this.#who, holderName(lease));
     text(this.#details, details(lease));
     text(this.#times, timesOf(lease, clocks));
@@ -146,8 +141,6 @@ class Holder {
     const whose = `the lease of ${holderName(lease)}, ${lease.id}`;
     attribute(this.#release, "aria-label", `Release ${whose}`);
     attribute(this.#revoke, "aria-label", `Revoke ${whose}`);
-    show(this.#inside, inside.length > 0);
-    this.#insideParts.arrange(inside.map((inner) => inner.lease.id)).forEach((part, i) => part.update(inside[i], pool, clocks, access));
   }
 }
 

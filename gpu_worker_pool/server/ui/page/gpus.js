@@ -1,11 +1,11 @@
-// All GPUs by box: this server's, those of its fleet, and those of its peers. Few are shown as cards, many as a grid.
+// All GPUs by box: this server's, and those of its fleet. Few are shown as cards, many as a grid.
 
 import { BoxHead } from "./box_head.js";
 import { Readings } from "./curve.js";
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { GpuCard } from "./gpu_card.js";
 import { Grid } from "./grid.js";
-import { holdersOf, leasesOn, STATES } from "./pool.js";
+import { holdersOf, STATES } from "./pool.js";
 import { remember, remembered } from "./remembered.js";
 import { stateWord } from "./words.js";
 
@@ -72,7 +72,7 @@ export class Gpus {
     }
   }
 
-  /** `boxes` are those of this server's pool and of its peers; `access` is what the user may do. */
+  /** `boxes` are those of this server's pool; `access` is what the user may do. */
   update(boxes, access) {
     this.#boxes = boxes;
     this.#access = access;
@@ -157,8 +157,8 @@ export class Gpus {
 }
 
 function searchText(gpu, box) {
-  const words = ({ lease, inside }) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels), ...inside.flatMap(words)];
-  const of = leasesOn(gpu, box.pool).flatMap(words);
+  const words = (lease) => [lease.id, lease.owner, lease.worker_id, lease.host, ...Object.values(lease.labels)];
+  const of = holdersOf(gpu, box.pool).flatMap(words);
   return [box.title, `gpu ${gpu.gpu_id}`, gpu.name, gpu.uuid, stateWord(gpu.state), gpu.reason, ...of].join("\n").toLowerCase();
 }
 
@@ -185,22 +185,20 @@ class Box {
   #list = el("ul", { class: "cards" });
   #cards;
   #pieces;
-  #isOwn = true;
   node = el("div", { class: "node" }, this.#head.node, this.#list);
 
   constructor(actions, pieces) {
-    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(this.#isOwn ? actions : null));
+    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(actions));
     this.#pieces = pieces;
   }
 
   update(box, isOneOfMany, readingsOf, access, mine) {
-    this.#isOwn = box.isOwn;
     attribute(this.#head.node, "class", isOneOfMany ? "node-head" : "visually-hidden");
     this.#head.update(box, box.gpus);
-    attribute(this.node, "data-up", String(box.isUp && !box.isUnknown));
+    attribute(this.node, "data-up", String(!box.isUnknown));
     this.#cards.arrange(box.gpus.map((gpu) => gpu.key)).forEach((card, i) => {
       const gpu = box.gpus[i];
-      const work = () => card.update(gpu, box.pool, readingsOf(box.key, gpu.key), box.clocks, box.isOwn ? access : access.none, mine);
+      const work = () => card.update(gpu, box.pool, readingsOf(box.key, gpu.key), box.clocks, access, mine);
       this.#pieces.plan(card, work);
     });
   }

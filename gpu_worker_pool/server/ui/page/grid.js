@@ -235,7 +235,7 @@ class Part {
   update({ box, from, to, hasHead }, perRow, aboutOf) {
     show(this.#head.node, hasHead);
     if (hasHead) this.#head.update(box, box.gpus);
-    attribute(this.node, "data-up", String(box.isUp && !box.isUnknown));
+    attribute(this.node, "data-up", String(!box.isUnknown));
     attribute(this.#tiles, "aria-label", `GPUs of ${box.title}`);
     if (perRow !== this.#columns) this.#tiles.style.gridTemplateColumns = `repeat(${(this.#columns = perRow)}, minmax(0, 1fr))`;
     const gpus = box.gpus.slice(from, to);
@@ -253,9 +253,7 @@ class Details {
   #close = el("button", { type: "button" }, "Close");
   #list = el("ul", { class: "cards" });
   #cards;
-  #actions;
   #top = null;
-  #isOwn = true;
   height = 0;
   node = el(
     "div",
@@ -265,8 +263,7 @@ class Details {
   );
 
   constructor(actions, onClose, onResize) {
-    this.#actions = actions;
-    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(this.#isOwn ? this.#actions : null));
+    this.#cards = new KeyedChildren(this.#list, () => new GpuCard(actions));
     this.#close.addEventListener("click", onClose);
     new ResizeObserver(() => {
       const height = this.node.isConnected ? this.node.offsetHeight + 12 : 0;
@@ -278,9 +275,8 @@ class Details {
 
   update(key, box, gpu, top, readings, access) {
     if (top !== this.#top) this.node.style.top = `${(this.#top = top)}px`;
-    this.#isOwn = box.isOwn;
     text(this.#title, box.title);
     const [card] = this.#cards.arrange([key]);
-    card.update(gpu, box.pool, readings, box.clocks, box.isOwn ? access : access.none);
+    card.update(gpu, box.pool, readings, box.clocks, access);
   }
 }

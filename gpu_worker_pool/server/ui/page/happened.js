@@ -35,20 +35,17 @@ class Line {
 
 function sentence(event) {
   const gpus = gpuNames(event.gpus);
-  const isInside = event.parent !== null;
-  const has = isInside ? "uses" : "has";
-  const inside = isInside ? " inside its lease" : "";
   switch (event.kind) {
     case "queued":
-      return `${holderName(event)} waits${inside}`;
+      return `${holderName(event)} waits`;
     case "granted":
-      return `${holderName(event)} ${has} ${gpus}${inside}`;
+      return `${holderName(event)} has ${gpus}`;
     case "warned":
       return event.reason === null ? `${holderName(event)} may keep ${gpus}: its warning is withdrawn` : `${holderName(event)} is about to lose ${gpus}: ${warningWord(event.reason)}`;
     case "ended":
       return event.gpus.length === 0
-        ? `${holderName(event)} no longer waits${inside}: ${endOf(event)}`
-        : `${holderName(event)} no longer ${has} ${gpus}${inside}: ${endOf(event)}`;
+        ? `${holderName(event)} no longer waits: ${endOf(event)}`
+        : `${holderName(event)} no longer has ${gpus}: ${endOf(event)}`;
     case "drained":
       return `${gpus} is free of the processes of ${holderName(event)}`;
     case "out_of_service":

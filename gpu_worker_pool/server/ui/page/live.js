@@ -142,7 +142,7 @@ export class Live {
     });
     stream.addEventListener("error", () => {
       if (stream !== this.#stream) return;
-      // The browser reopens the stream with the id of the last event, unless it has closed it for good.
+      // The browser reopens the stream, unless it has closed it for good.
       this.#isOpen = false;
       this.#failedAt = performance.now();
       this.read();

@@ -2,13 +2,13 @@
 
 import { Access, Actions, TokenDialog } from "./actions.js";
 import { Repeated } from "./ask.js";
-import { ownBoxes, peerBox } from "./boxes.js";
+import { boxesOf } from "./boxes.js";
 import { attribute, byId, el, KeyedChildren, show, text } from "./dom.js";
 import { Gpus } from "./gpus.js";
 import { Happened } from "./happened.js";
 import { Live } from "./live.js";
 import { Mine } from "./mine.js";
-import { nowMs, serverTimeAgeS, setNow } from "./now.js";
+import { serverTimeAgeS, setNow } from "./now.js";
 import { addDetails, readBoxes, readFleet, readPool } from "./pool.js";
 import { Queue } from "./queue.js";
 import { Quotas } from "./quotas.js";
@@ -27,7 +27,6 @@ const ONE_GPU_EVERY_MS = 2000;
 const QUOTAS_EVERY_MS = 10_000;
 // Accounts may be slightly older than the time that they state.
 const ACCOUNTS_LAG_MS = 2000;
-const PEERS_EVERY_MS = 2000;
 const DONE_SHOWN_MS = 8000;
 const REDRAW_AFTER_MS = 900;
 // Of very many GPUs only tiles are seen, whose times are coarse.
@@ -57,9 +56,6 @@ let home = null;
 let ownPart = null;
 let inFull = null;
 let fleet = null;
-let peers = [];
-let peersReceivedAt = 0;
-let peersError = null;
 let firstVersion = null;
 let newest = null;
 let done = null;
@@ -83,7 +79,6 @@ const allQuotas = new Repeated("ui/data/quotas", QUOTAS_EVERY_MS, (answer) => qu
 const ownHealth = new Repeated("health", HEALTH_EVERY_MS, (answer) => {
   ownPart = readFleet(answer.fleet);
 });
-const otherNodes = new Repeated("ui/data/peers", PEERS_EVERY_MS, receivePeers, (error) => (peersError = error.message));
 
 function accounts(path, shown) {
   const repeated = new Repeated(path, ACCOUNTS_EVERY_MS, receiveAccounts, (error) => shown.fail(error));
@@ -93,15 +88,6 @@ function accounts(path, shown) {
     if (newest !== null && parseTime(answer.until) < parseTime(newest) + ACCOUNTS_LAG_MS) repeated.repeatWithin(ACCOUNTS_SOON_MS);
   }
   return repeated;
-}
-
-function receivePeers(answer) {
-  peersReceivedAt = performance.now();
-  peersError = null;
-  // Whole seconds: a peer that was not asked again has no new reading.
-  const measuredAt = (peer) => (peer.pool === null ? null : Math.round(nowMs() / 1000 - peer.age_s));
-  peers = answer.peers.map((peer) => ({ ...peer, pool: readPool(peer.pool), measuredAt: measuredAt(peer) }));
-  draw();
 }
 
 function receive(answer) {
@@ -155,13 +141,6 @@ function repeatOthers() {
   repeatOneGpu();
   byWeek.repeatIfDue();
   if (fleet !== null) ownHealth.repeatIfDue();
-  if (view.has_peers) otherNodes.repeatIfDue();
-}
-
-/** The time on a node, from the time that it sent and its age. The clock of a node that is down stands still. */
-function clocksOf(sentMs, ageS, isUp) {
-  const viewAgeS = isUp ? ageS : 0;
-  return { nowMs: (Number.isFinite(sentMs) ? sentMs : nowMs() - ageS * 1000) + viewAgeS * 1000, viewAgeS };
 }
 
 function draw() {
@@ -169,26 +148,26 @@ function draw() {
   drawConnection();
   if (view === null) return;
   drawnAt = performance.now();
-  const pools = [ownNode(), ...peers.map(peerNode)];
-  const shown = [...ownBoxes(pools[0], boxes), ...pools.slice(1).map(peerBox)];
+  const own = ownNode();
+  const shown = boxesOf(own, boxes);
   attribute(document.body, "data-connection", live.state);
   text(byId("node"), pool.node ?? view.title);
   show(byId("simulated"), pool.source === "simulated");
   text(byId("version"), `GPU Worker Pool ${view.version}`);
   show(byId("docs"), view.docs !== null);
   if (view.docs !== null) attribute(byId("docs").querySelector("a"), "href", view.docs);
-  document.title = titleOf(pools);
+  document.title = titleOf();
   tokenDialog.draw(view.has_tokens);
-  summary.update(pools, shown, fleet === null || ownPart === null ? fleet : { ...fleet, role: ownPart.role, lag_s: ownPart.lag_s });
+  summary.update(own, shown, fleet === null || ownPart === null ? fleet : { ...fleet, role: ownPart.role, lag_s: ownPart.lag_s });
   gpus.update(shown, access);
-  queue.update(pools, access, mine, gpus.view === "grid");
-  happened.update(view.happened, parseTime(view.started_at), pools[0].clocks);
+  queue.update(own, access, mine, gpus.view === "grid");
+  happened.update(view.happened, parseTime(view.started_at), own.clocks);
 }
 
 /** A large pool is sent in brief: what the user opens is asked for. */
 function askInFull(opened) {
   inFull = null;
-  oneGpu.path = opened === null || !opened.box.isOwn ? "" : `${live.scope}ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
+  oneGpu.path = opened === null ? "" : `${live.scope}ui/data/gpu?${new URLSearchParams({ node: opened.gpu.node ?? "", uuid: opened.gpu.uuid })}`;
   repeatOneGpu();
 }
 
@@ -204,23 +183,15 @@ function placeQueue(shape) {
 }
 
 function ownNode() {
-  const clocks = clocksOf(parseTime(view.now), serverTimeAgeS(), live.state !== "lost");
-  return { key: "", title: pool.node ?? "this server", url: null, pool, isUp: true, error: null, ageS: 0, measuredAt: view.measured_at, seenAt: parseTime(view.now) / 1000, clocks };
+  // While the server does not answer, its clock stands still.
+  const viewAgeS = live.state === "lost" ? 0 : serverTimeAgeS();
+  const clocks = { nowMs: parseTime(view.now) + viewAgeS * 1000, viewAgeS };
+  return { key: "", title: pool.node ?? "this server", url: null, pool, measuredAt: view.measured_at, seenAt: parseTime(view.now) / 1000, clocks };
 }
 
-function peerNode(peer) {
-  const ageS = (peer.age_s ?? 0) + (performance.now() - peersReceivedAt) / 1000;
-  const { url, node, pool: itsPool, measuredAt } = peer;
-  const [isUp, error] = peersError === null ? [peer.is_up, peer.error] : [false, `this server does not answer (${peersError})`];
-  const clocks = clocksOf(itsPool.sentAt, ageS, isUp !== false && live.state !== "lost");
-  return { key: url, title: node ?? url, url, pool: itsPool, isUp, error, ageS, measuredAt, clocks };
-}
-
-function titleOf(pools) {
-  const up = pools.filter((node) => node.isUp !== false);
-  const free = up.flatMap((node) => node.pool.gpus).filter((gpu) => gpu.state === "free").length;
-  const waiting = up.reduce((sum, node) => sum + node.pool.queueLength, 0);
-  const state = live.state === "lost" ? "no connection" : `${free} free${waiting ? `, ${waiting} waiting` : ""}`;
+function titleOf() {
+  const free = pool.gpus.filter((gpu) => gpu.state === "free").length;
+  const state = live.state === "lost" ? "no connection" : `${free} free${pool.queueLength ? `, ${pool.queueLength} waiting` : ""}`;
   return `${state} · ${pool.node ?? view.title}`;
 }
 

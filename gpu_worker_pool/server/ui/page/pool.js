@@ -1,5 +1,4 @@
-// Reads a pool. A peer may have another version or be a foreign server, so a value of an unexpected kind counts as
-// unknown.
+// Reads a pool. The server may have another version than this page, so a value of an unexpected kind counts as unknown.
 
 /** All states of a GPU, in the order in which they are shown. */
 export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "outside", "out_of_service", "unhealthy", "unknown"];
@@ -26,12 +25,9 @@ export function readPool(answer) {
   const queue = withKeys(objects(pool.queue).map(readLease), "id");
   const gpus = withKeys(objects(pool.gpus).map(readGpu), "uuid");
   nameGpus(leases, gpus);
-  const inside = new Map();
-  for (const lease of leases.values()) if (lease.parent !== null) inside.set(lease.parent, [...(inside.get(lease.parent) ?? []), lease]);
   return {
     node: word(pool.node),
     source: word(pool.source),
-    sentAt: Date.parse(word(pool.now) ?? ""),
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
     thresholds: {
@@ -40,7 +36,6 @@ export function readPool(answer) {
     },
     gpus,
     leases,
-    inside,
     queue,
     hasIdle: [...leases.values()].some((lease) => lease.idle_s !== null),
     reservation: readReservation(pool.reservation),
@@ -69,11 +64,7 @@ export function addDetails(pool, answer) {
   const { reason, processes, outside_mb, temperature_c, power_draw_w } = gpu;
   pool.gpus[place] = { ...pool.gpus[place], reason, processes, outside_mb, temperature_c, power_draw_w };
   for (const lease of objects(answer.leases).map(readLease)) {
-    if (lease.parent !== null) {
-      const others = (pool.inside.get(lease.parent) ?? []).filter((each) => each.id !== lease.id);
-      pool.inside.set(lease.parent, [...others, lease]);
-    } else if (!pool.leases.has(lease.id)) continue; // it has ended since
-    pool.leases.set(lease.id, lease);
+    if (pool.leases.has(lease.id)) pool.leases.set(lease.id, lease); // else it has ended since
   }
 }
 
@@ -95,22 +86,9 @@ export function readFleet(fleet) {
   return { id: word(fleet.id), leader: word(fleet.leader), epoch: number(fleet.epoch), role: word(fleet.role), lag_s: number(fleet.lag_s) };
 }
 
-/** The leases on a GPU that do not lie inside another. */
+/** The leases on a GPU. */
 export function holdersOf(gpu, pool) {
   return gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease !== undefined);
-}
-
-// As many as the server allows inside each other; a peer may even say that a lease is inside itself.
-const MAX_DEPTH = 16;
-
-/** The leases on a GPU as a tree: `{lease, inside}`, where `inside` are the leases that use this GPU inside the lease. */
-export function leasesOn(gpu, pool) {
-  const tree = (lease, depth) => {
-    const inner = depth === MAX_DEPTH ? [] : (pool.inside.get(lease.id) ?? []);
-    const here = inner.filter((each) => each.gpus.some((used) => used.uuid === gpu.uuid));
-    return { lease, inside: here.map((each) => tree(each, depth + 1)) };
-  };
-  return holdersOf(gpu, pool).map((lease) => tree(lease, 1));
 }
 
 function readGpu(gpu) {
@@ -170,7 +148,6 @@ function readLease(lease) {
   const gpus = objects(lease.gpus).map((gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", node: word(gpu.node), gpu_id: number(gpu.gpu_id), name: word(gpu.name) }));
   return {
     id: word(lease.id) ?? "unknown",
-    parent: word(lease.parent),
     state: word(lease.state) ?? "unknown",
     reason: word(lease.reason),
     end_reason: word(lease.end_reason),

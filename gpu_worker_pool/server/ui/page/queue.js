@@ -2,19 +2,22 @@
 
 import { attribute, byId, el, KeyedChildren, Pieces, show, text } from "./dom.js";
 import { startOf, termsOf } from "./terms.js";
-import { clock, details, duration, holderName, otherLabels, parentName } from "./words.js";
+import { clock, details, duration, holderName, otherLabels } from "./words.js";
 
 // In the grid's view so many are shown until the user asks for all: the GPUs below must stay in sight.
 const FEW = 3;
 
 export class Queue {
-  #nodes;
+  #more = el("p", { class: "quiet" });
+  #waiters;
   #pieces = new Pieces();
   #isWhole = false;
   #last = null;
 
   constructor(actions) {
-    this.#nodes = new KeyedChildren(byId("queues"), (key) => new NodeQueue(key === "" ? actions : null, this.#pieces));
+    const list = el("ol", { class: "queue" });
+    byId("queues").append(list, this.#more);
+    this.#waiters = new KeyedChildren(list, () => new Waiter(actions));
     byId("queue-all").addEventListener("click", () => {
       this.#isWhole = !this.#isWhole;
       this.update(...this.#last);
@@ -22,48 +25,24 @@ export class Queue {
   }
 
   /** With `isShort`, only the first waiters and the user's own are shown until the user asks for all. */
-  update(fleet, access, mine, isShort) {
-    this.#last = [fleet, access, mine, isShort];
-    const total = fleet.reduce((sum, node) => sum + node.pool.queueLength, 0);
+  update(own, access, mine, isShort) {
+    this.#last = [own, access, mine, isShort];
+    const { pool, clocks } = own;
+    const total = pool.queueLength;
     text(byId("queue-length"), total ? String(total) : "");
     show(byId("queue-empty"), total === 0);
-    const waiting = fleet.filter((node) => node.pool.queueLength > 0);
     const isWanted = (lease, i) => !isShort || this.#isWhole || i < FEW || mine.owns(lease);
-    this.#nodes.arrange(waiting.map((node) => node.key)).forEach((part, i) => part.update(waiting[i], fleet.length > 1, access, mine, isWanted));
-    const all = byId("queue-all");
-    show(all, isShort && waiting.some((node) => node.pool.queue.length > FEW));
-    attribute(all, "aria-expanded", String(this.#isWhole));
-    text(all, this.#isWhole ? "Show the first only" : `Show all ${waiting.reduce((sum, node) => sum + node.pool.queue.length, 0)}`);
-  }
-}
-
-class NodeQueue {
-  #name = el("bdi");
-  #heading = el("h3", {}, this.#name);
-  #list = el("ol", { class: "queue" });
-  #more = el("p", { class: "quiet" });
-  #waiters;
-  #pieces;
-  node = el("div", {}, this.#heading, this.#list, this.#more);
-
-  constructor(actions, pieces) {
-    this.#waiters = new KeyedChildren(this.#list, () => new Waiter(actions));
-    this.#pieces = pieces;
-  }
-
-  update(node, isOneOfMany, access, mine, isWanted) {
-    const { pool, clocks } = node;
-    attribute(this.node, "data-up", String(node.isUp));
-    show(this.#heading, isOneOfMany);
-    text(this.#name, node.isUp === false ? `${node.title}: no answer, as it was ${duration(node.ageS)} ago` : node.title);
-    const rights = node.key === "" ? access : access.none;
     const shown = pool.queue.filter(isWanted);
     this.#waiters.arrange(shown.map((lease) => lease.key)).forEach((waiter, i) => {
-      this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, rights, mine));
+      this.#pieces.plan(waiter, () => waiter.update(shown[i], pool, clocks, access, mine));
     });
-    const hidden = pool.queueLength - pool.queue.length;
+    const hidden = total - pool.queue.length;
     show(this.#more, hidden > 0 && shown.length === pool.queue.length);
     text(this.#more, `and ${hidden} more`);
+    const all = byId("queue-all");
+    show(all, isShort && pool.queue.length > FEW);
+    attribute(all, "aria-expanded", String(this.#isWhole));
+    text(all, this.#isWhole ? "Show the first only" : `Show all ${pool.queue.length}`);
   }
 }
 
@@ -91,12 +70,10 @@ class Waiter {
   update(lease, pool, clocks, access, mine) {
     this.#shown = { lease, pool };
     attribute(this.node, "data-mine", mine.owns(lease) || null);
-    // Inside a lease there is a line of its own, which has nothing to do with the pool's.
-    text(this.#position, lease.parent === null ? String(lease.position ?? "") : "\u21b3");
+    text(this.#position, String(lease.position ?? ""));
     text(this.#who, holderName(lease));
     text(this.#details, [details(lease), otherLabels(lease.labels)].filter((part) => part !== "").join(" · "));
-    const where = lease.parent === null ? "waits" : `waits inside the lease of ${parentName(lease, pool)},`;
-    const since = `${where} ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
+    const since = `waits ${duration((clocks.nowMs - lease.requested_at) / 1000)}, since ${clock(lease.requested_at, clocks.nowMs)}`;
     const parts = [since, lease.priority ? `priority ${lease.priority}` : "", termsOf(lease, clocks)];
     text(this.#times, parts.filter((part) => part !== "").join(", "));
     text(this.#reason, lease.reason ?? "reason unknown");

@@ -28,13 +28,13 @@ const amount = (value) => (value === null ? "\u2013" : String(value));
 
 class Row {
   #owner = el("bdi");
-  #cells = Array.from({ length: 5 }, () => el("td", { class: "number" }));
+  #cells = Array.from({ length: 4 }, () => el("td", { class: "number" }));
   node = el("tr", {}, el("th", { scope: "row" }, this.#owner), ...this.#cells);
 
   update(quota) {
     text(this.#owner, quota.owner === "*" ? "all others" : quota.owner);
     const used = quota.used_gpu_hours === null ? "\u2013" : hours(quota.used_gpu_hours);
-    const values = [amount(quota.held_gpus), amount(quota.gpus), amount(quota.ceiling), used, amount(quota.share_factor)];
+    const values = [amount(quota.held_gpus), amount(quota.gpus), used, amount(quota.share_factor)];
     values.forEach((value, i) => text(this.#cells[i], value));
   }
 }

@@ -19,10 +19,9 @@ export class Summary {
     this.#mine = mine;
   }
 
-  /** `pools` are this server's and its peers'; `fleet` is null on one box. */
-  update(pools, boxes, fleet) {
-    const known = boxes.filter((box) => box.isUp !== false);
-    const all = known.flatMap((box) => box.gpus.map((gpu) => ({ gpu, box })));
+  /** `own` is this server's pool; `fleet` is null on one box. */
+  update(own, boxes, fleet) {
+    const all = boxes.flatMap((box) => box.gpus.map((gpu) => ({ gpu, box })));
     const byState = new Map();
     for (const { gpu } of all) byState.set(gpu.state, (byState.get(gpu.state) ?? 0) + 1);
     const sum = (states) => states.reduce((total, state) => total + (byState.get(state) ?? 0), 0);
@@ -30,24 +29,22 @@ export class Summary {
     const held = all.filter(({ gpu }) => HELD.includes(gpu.state));
     const busy = held.map(({ gpu }) => gpu.utilization_percent).filter((value) => value !== null);
     stat("held", String(held.length), busy.length ? `${percent(busy.reduce((a, b) => a + b, 0) / busy.length)} utilization` : "");
-    this.#waiting(pools);
+    this.#waiting(own);
     const idle = all.filter(({ gpu, box }) => box.pool.hasIdle && holdersOf(gpu, box.pool).some((lease) => lease.idle_s !== null)).length;
     stat("idle", String(idle), idle ? "held, not computing" : "no holder is idle");
     const out = sum(OUT);
     stat("out", String(out), out ? OUT.filter((state) => byState.has(state)).map((state) => `${byState.get(state)} ${stateWord(state)}`).join(", ") : "all can be used");
-    this.#drawMine(all, pools);
+    this.#drawMine(all, own.pool);
     this.#drawShares(byState, all.length);
     this.#drawFleet(boxes, fleet);
   }
 
-  #waiting(pools) {
-    const up = pools.filter((node) => node.isUp !== false);
-    const length = up.reduce((total, node) => total + node.pool.queueLength, 0);
-    const first = up.find((node) => node.pool.queue.length > 0);
-    stat("waiting", String(length), first === undefined ? "nobody waits" : startOf(first.pool.queue[0], first.clocks) || `the first for ${duration((first.clocks.nowMs - first.pool.queue[0].requested_at) / 1000)}`);
+  #waiting({ pool, clocks }) {
+    const first = pool.queue[0];
+    stat("waiting", String(pool.queueLength), first === undefined ? "nobody waits" : startOf(first, clocks) || `the first for ${duration((clocks.nowMs - first.requested_at) / 1000)}`);
   }
 
-  #drawMine(all, pools) {
+  #drawMine(all, pool) {
     const { name } = this.#mine;
     this.#mine.draw();
     if (name === null) {
@@ -55,7 +52,7 @@ export class Summary {
       return;
     }
     const held = all.filter(({ gpu, box }) => holdersOf(gpu, box.pool).some((lease) => this.#mine.owns(lease))).length;
-    const waiting = pools.flatMap((node) => node.pool.queue).filter((lease) => this.#mine.owns(lease));
+    const waiting = pool.queue.filter((lease) => this.#mine.owns(lease));
     const places = waiting.length === 0 ? "" : `, ${waiting.length} waiting${waiting[0].position === null ? "" : ` (position ${waiting[0].position})`}`;
     stat("mine", String(held), `of ${name}${places}`);
   }
@@ -73,10 +70,9 @@ export class Summary {
   #drawFleet(boxes, fleet) {
     show(byId("fleet"), fleet !== null);
     if (fleet === null) return;
-    const own = boxes.filter((box) => box.isOwn);
-    const unknown = own.filter((box) => box.isUnknown);
+    const unknown = boxes.filter((box) => box.isUnknown);
     const chips = [
-      ["boxes", `Fleet of ${plural(own.length, "box", "boxes")}`, null],
+      ["boxes", `Fleet of ${plural(boxes.length, "box", "boxes")}`, null],
       ["leader", fleet.leader === null ? "no leader known" : `leader ${fleet.leader}`, fleet.leader === null ? "unknown" : "leader"],
       ["epoch", fleet.epoch === null ? "" : `epoch ${fleet.epoch}`, null],
       ["lag", lagOf(fleet), fleet.lag_s === null || fleet.lag_s > 5 ? "unknown" : null],

@@ -65,12 +65,6 @@ export function details(lease) {
   return lease.label || lease.labels?.command || lease.labels?.name || "";
 }
 
-/** The lease that this one is inside of, by its holder and what it runs. */
-export function parentName(lease, pool) {
-  const parent = pool.leases.get(lease.parent);
-  return parent === undefined ? lease.parent : [holderName(parent), details(parent)].filter((part) => part !== "").join(", ");
-}
-
 /** The labels without the one that is among the details. */
 export function otherLabels(labels) {
   const said = labels.command ? "command" : "name";

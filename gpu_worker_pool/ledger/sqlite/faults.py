@@ -1,4 +1,4 @@
-"""Faults of a journal's file: which of them mean damage, and messages for all."""
+"""Faults of a SQLite file: which of them mean damage, and messages for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -28,35 +28,27 @@ _ENVIRONMENT = {
 }
 
 
-def is_corruption(error: sqlite3.Error) -> bool:
-    return _code(error) in _CORRUPT
-
-
 def is_environmental(error: sqlite3.Error) -> bool:
     """Whether the fault is in the file's environment, not in the file."""
     return _code(error) in _ENVIRONMENT
 
 
-def describe(error: sqlite3.Error | OSError, path: Path, what: str = "journal") -> str:
+def as_journal_error(error: sqlite3.Error | OSError, path: Path, what: str = "journal") -> JournalError:
+    """An error of SQLite or the system, as a journal promises it; `what` is said of the file."""
     if isinstance(error, sqlite3.Error):
+        if _code(error) in _CORRUPT:
+            return JournalDamaged(f"the {what} {path} is damaged: {error}")
         reason = _ENVIRONMENT.get(_code(error) or 0, "{error}")
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason = _ENVIRONMENT[sqlite3.SQLITE_FULL]
     else:
         reason = "{error}: check {folder} and the rights on it"
-    return f"the {what} {path} cannot be used: {reason.format(error=error, folder=path.parent)}"
-
-
-def as_journal_error(error: sqlite3.Error | OSError, path: Path, what: str = "journal") -> JournalError:
-    """An error of SQLite or the system, as a journal promises it."""
-    if isinstance(error, sqlite3.Error) and is_corruption(error):
-        return JournalDamaged(f"the {what} {path} is damaged: {error}")
-    return JournalError(describe(error, path, what))
+    return JournalError(f"the {what} {path} cannot be used: {reason.format(error=error, folder=path.parent)}")
 
 
 @contextmanager
 def journal_errors(path: Path, what: str = "journal") -> Iterator[None]:
-    """Turn errors of SQLite and the system into the errors that a journal promises; `what` is said of the file."""
+    """Turn errors of SQLite and the system into the errors that a journal promises."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -1,1 +1,0 @@
--- The tables stay as they are. The events are rewritten, see one_clock.py.

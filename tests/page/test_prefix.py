@@ -1,0 +1,30 @@
+"""The page of a server that is not at the root of its address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from gpu_worker_pool.testing import ServerProcess
+from tests.page.conftest import OpenPage
+from tests.page.parts import controls, use_token
+
+ADMIN = "the-token-of-admin"
+PREFIX = "/gpu/pool"
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser) -> Iterator[ServerProcess]:
+    env = {"SIMULATED_GPUS": "1xT4", "GPU_POOL_NODE": "box1", "API_PREFIX": PREFIX, "GPU_POOL_TOKENS": f"admin:{ADMIN}"}
+    with ServerProcess(env) as server:
+        yield server
+
+
+def test_it_shows_the_gpus_and_takes_a_token(open_page: OpenPage) -> None:
+    page = open_page(f"{PREFIX}/ui")
+    expect(page.get_by_role("heading", level=1)).to_have_text("box1")
+    expect(page.get_by_role("heading", level=4)).to_have_text(["GPU 0 Simulated Tesla T4"])
+    use_token(page, ADMIN)
+    expect(controls(page)).to_have_text(["Drain"])
