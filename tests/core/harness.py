@@ -190,6 +190,7 @@ class CheckedPool(QueueChecks):
     def _TakenOver(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
         model.wall, model.taken_over, model.epoch = event.wall_offset_s, event.at, event.epoch
+        model.lost_s = 0.0
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()

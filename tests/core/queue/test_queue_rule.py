@@ -215,7 +215,7 @@ def test_a_queue_settled_now_is_settled_at_this_very_instant() -> None:
         replay(state, decide(state, command, now))
 
     assert state.slots[key(0)].reading is not None
-    assert state.is_settled_at(now)
+    assert decide(state, cmd.ServeQueue(), now) == []
 
 
 def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None:
@@ -224,8 +224,8 @@ def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None
     for number in range(2):
         box.ask(f"ann{number}", owner="ann")
     (refusal,) = box.ask("ann2", owner="ann")
-    why = "the queue is full for ann: 2 requests wait, which is the limit"
-    assert refusal == ev.Refused(box.now, ev.Code.QUEUE_FULL, "ann2", why)
+    why = "2 requests of ann wait already, which is the limit; ask later"
+    assert refusal == ev.Refused(box.now, ev.Code.OWNERS_QUEUE_FULL, "ann2", why)
     assert box.stage("ann2") == "unknown"
     box.ask("bob0", owner="bob")
     assert box.stage("bob0") == "queued"
@@ -239,7 +239,7 @@ def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
     box.ask("holder")
     box.ask("first")
     (refusal,) = box.ask("second", owner="bob")
-    why = "the queue is full: 1 requests wait, which is the limit"
+    why = "1 requests wait already, which is the limit; ask later"
     assert refusal == ev.Refused(box.now, ev.Code.QUEUE_FULL, "second", why)
     box.ask("first")
     assert box.stage("first") == "queued"

@@ -61,7 +61,7 @@ def test_what_could_never_be_had_is_refused_at_once() -> None:
 
     assert "3 GPUs were asked for; the quota of ada allows at most 2" in str(refusals(wide, ev.Code.UNSERVABLE)[0])
     assert "priority 4 was asked for; the quota of ada allows at most 3" in str(refusals(urgent, ev.Code.UNSERVABLE)[0])
-    assert refusals(box.ask("c", owner="ada"), ev.Code.QUEUE_FULL)
+    assert refusals(box.ask("c", owner="ada"), ev.Code.OWNERS_QUEUE_FULL)
 
 
 def test_a_quota_that_is_taken_away_lets_the_waiters_in() -> None:
