@@ -148,6 +148,30 @@ def make_room_unseen(core: Core) -> None:
     scene.pool.do(core.commands.Configure("quotas", ("ada",), None), 30.0)
 
 
+def return_a_gpu_on_which_a_lease_makes_room(core: Core) -> None:
+    """A lease makes room on a GPU that is then drained, found faulty, and back in service: its warning is withdrawn.
+
+    Random histories found this one. What is derived of a faulty GPU is the same in service and out of it, so the core did not
+    serve the queue again, and the lease was ended for a waiter that could not have its GPU.
+    """
+    scene = GangScene(core, 2, 3, preempt_grace_s=10.0)
+    gpu, commands, drained = core.gpu, core.commands, tuple(scene.keys[1])
+    scene.ask(901, 2.0, among=("0",))
+    scene.want(1, 3.0, owner="ada", node="a", preemptible=True)
+    scene.want(2, 4.0, owner="bob", node="a")
+    assert scene.pool.state.active("lease1").ending is not None
+    scene.pool.do(commands.Configure("excluded", drained, "repair"), 5.0)
+    scene.want(3, 6.0, owner="ada", node="a", preemptible=True)
+    device = gpu.Gpu(scene.keys[1], 1, "NVIDIA A100")
+    faulty = gpu.Reading(device, 7.0, 80_000.0, 0.0, 0.0, processes=(), fault="fell off the bus")
+    scene.pool.do(commands.Observe((faulty,)), 7.0)
+    for at in (8.0, 8.1, 8.2):
+        scene.announce(at)
+    scene.pool.do(commands.Configure("excluded", drained), 9.0)
+    assert scene.pool.state.active("lease1").ending is None
+    scene.end()
+
+
 def make_room_for_a_booking_and_a_waiter(core: Core) -> None:
     scene = GangScene(core, 1)
     scene.want(1, 2.0, preemptible=True)
@@ -293,6 +317,13 @@ GANG_MUTANTS = (
         "preemption",
         "    if not state.preempt_warned:\n",
         "    if True:\n",
+    ),
+    _mutant(
+        return_a_gpu_on_which_a_lease_makes_room,
+        "the queue is served again when a GPU is back in service, whatever is read of it",
+        "evolve",
+        "if not isinstance(event, _QUIET):",
+        'if not isinstance(event, _QUIET) and getattr(event, "table", None) != "excluded":',
     ),
     _mutant(
         restart_while_others_make_room,
