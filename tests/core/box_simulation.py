@@ -38,7 +38,7 @@ STRANGER_MB = 24_000.0
 # How long the processes of a worker that crashed may stay on the GPU.
 LINGER_S = (0.0, 0.0, 2.0, 15.0)
 WALL_OFFSET_S = 1.7e9
-QUOTAS = {"ada": Quota(gpus=4, ceiling=6), "bob": Quota(gpus=2), "*": Quota(max_time_limit_s=DAY_S)}
+QUOTAS = {"ada": Quota(gpus=6), "bob": Quota(gpus=2), "*": Quota(max_time_limit_s=DAY_S)}
 # The pool ends these by itself, and not before it has warned the holder.
 ENDED_BY_POOL = (EndReason.TIME_LIMIT, EndReason.PREEMPTED, EndReason.IDLE)
 
@@ -111,7 +111,7 @@ class Box:
                 if event.reason in ENDED_BY_POOL:
                     self.stop_work(self.workers[event.lease_id], event)
                 must_observe = must_observe or bool(event.draining)
-            elif isinstance(event, ev.LeaseRefused):
+            elif isinstance(event, ev.Refused) and event.code is ev.Code.UNSERVABLE:
                 self.counts["refused"] += 1
         if must_observe:
             self.at(0.001, self.observe_now)  # as the server does: read anew at once
@@ -332,7 +332,7 @@ def opened(seed: int) -> Box:
     box.tell(cmd.TakeOver(0, "boot", 0.0, WALL_OFFSET_S))
     box.tell(cmd.AnnounceNode("box", "boot"))
     for owner, quota in QUOTAS.items():
-        box.tell(cmd.SetQuota(owner, quota))
+        box.tell(cmd.Configure("quotas", (owner,), quota))
     return box
 
 

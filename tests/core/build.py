@@ -10,6 +10,7 @@ from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
@@ -140,8 +141,24 @@ class Box:
     def revoke(self, lease_id: str) -> list[ev.Event]:
         return self.do(cmd.Revoke(lease_id))
 
+    def exclude(self, gpu: GpuKey, reason: str) -> list[ev.Event]:
+        return self.do(cmd.Configure("excluded", tuple(gpu), reason))
+
+    def include(self, gpu: GpuKey) -> list[ev.Event]:
+        return self.do(cmd.Configure("excluded", tuple(gpu)))
+
     def ignore(self, name: str) -> list[ev.Event]:
         return self.do(cmd.Configure("ignored_processes", (name,), "an operator"))
+
+    def count(self, name: str) -> list[ev.Event]:
+        """Do not ignore these processes any more."""
+        return self.do(cmd.Configure("ignored_processes", (name,)))
+
+    def set_quota(self, owner: str, quota: Quota | None) -> list[ev.Event]:
+        return self.do(cmd.Configure("quotas", (owner,), quota))
+
+    def cancel_booking(self, booking_id: str) -> list[ev.Event]:
+        return self.do(cmd.Configure("bookings", (booking_id,)))
 
     def pass_time(self, seconds: float) -> list[ev.Event]:
         self.now += seconds
@@ -206,3 +223,11 @@ class Box:
 
 def of_kind(events: list[ev.Event], kind: type[ev.Event]) -> list[ev.Event]:
     return [event for event in events if isinstance(event, kind)]
+
+
+def refusals(events: list[ev.Event], code: ev.Code) -> list[ev.Refused]:
+    return [event for event in events if isinstance(event, ev.Refused) and event.code == code]
+
+
+def configured(events: list[ev.Event], table: str) -> list[ev.Configured]:
+    return [event for event in events if isinstance(event, ev.Configured) and event.table == table]

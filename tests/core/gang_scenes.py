@@ -11,7 +11,7 @@ from tests.core.queue_scenes import QueueScene
 
 
 class GangScene(QueueScene):
-    """Nodes a, b, c ... with so many GPUs each; these are numbered through."""
+    """Nodes a, b, c ... with these numbers of GPUs, which are numbered through."""
 
     def __init__(self, core: Core, *sizes: int, **settings: Any) -> None:
         super().__init__(core, gpus=0, **settings)
@@ -50,7 +50,7 @@ def ask_for_a_gang(core: Core) -> None:
 def ask_for_a_gang_on_one_node(core: Core) -> None:
     scene = GangScene(core, 2)
     scene.want(1, 2.0, nodes=2)
-    assert isinstance(scene.pool.log[-1], core.events.LeaseRefused)
+    assert scene.pool.log[-1].code == "unservable"
 
 
 def take_turns_on_two_nodes(core: Core) -> None:
@@ -109,18 +109,18 @@ def reclaim_for_a_gang(core: Core) -> None:
 
 def make_room_on_two_nodes(core: Core) -> None:
     scene = GangScene(core, 1, 1, 1, 1)
-    scene.want(1, 3.0, nodes=2, among=("0", "1"), preemptible=True)
     for number in (2, 3):
-        scene.want(number, 2.0 + number, among=(str(number),), preemptible=True)
+        scene.want(number, 1.0 + number, among=(str(number),), preemptible=True)
+    scene.want(1, 5.0, nodes=2, among=("0", "1"), preemptible=True)
     scene.want(4, 10.0, nodes=2)
 
 
 def make_room_with_few(core: Core) -> None:
-    scene = GangScene(core, 4)
+    """The youngest lease alone is not enough, and beside the older one it is not needed."""
+    scene = GangScene(core, 3)
     scene.want(1, 3.0, gpus=2, preemptible=True)
-    for number in (2, 3):
-        scene.want(number, 2.0 + number, preemptible=True)
-    scene.want(4, 10.0, gpus=2)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 10.0, gpus=2)
 
 
 def leave_while_another_makes_room(core: Core) -> None:
@@ -145,7 +145,31 @@ def make_room_unseen(core: Core) -> None:
     scene.want(1, 3.0, preemptible=True)
     scene.want(2, 4.0)
     scene.give("ada", gpus=1)
-    scene.pool.do(core.commands.SetQuota("ada", None), 30.0)
+    scene.pool.do(core.commands.Configure("quotas", ("ada",), None), 30.0)
+
+
+def return_a_gpu_on_which_a_lease_makes_room(core: Core) -> None:
+    """A lease makes room on a GPU that is then drained, found faulty, and back in service: its warning is withdrawn.
+
+    Random histories found this one. What is derived of a faulty GPU is the same in service and out of it, so the core did not
+    serve the queue again, and the lease was ended for a waiter that could not have its GPU.
+    """
+    scene = GangScene(core, 2, 3, preempt_grace_s=10.0)
+    gpu, commands, drained = core.gpu, core.commands, tuple(scene.keys[1])
+    scene.ask(901, 2.0, among=("0",))
+    scene.want(1, 3.0, owner="ada", node="a", preemptible=True)
+    scene.want(2, 4.0, owner="bob", node="a")
+    assert scene.pool.state.active("lease1").ending is not None
+    scene.pool.do(commands.Configure("excluded", drained, "repair"), 5.0)
+    scene.want(3, 6.0, owner="ada", node="a", preemptible=True)
+    device = gpu.Gpu(scene.keys[1], 1, "NVIDIA A100")
+    faulty = gpu.Reading(device, 7.0, 80_000.0, 0.0, 0.0, processes=(), fault="fell off the bus")
+    scene.pool.do(commands.Observe((faulty,)), 7.0)
+    for at in (8.0, 8.1, 8.2):
+        scene.announce(at)
+    scene.pool.do(commands.Configure("excluded", drained), 9.0)
+    assert scene.pool.state.active("lease1").ending is None
+    scene.end()
 
 
 def make_room_for_a_booking_and_a_waiter(core: Core) -> None:
@@ -161,14 +185,6 @@ def hold_where_one_node_is_silent(core: Core) -> None:
     scene = GangScene(core, 1, 1, stale_after_s=5.0, idle_after_s=10.0, idle_reclaim=True)
     scene.want(1, 2.0, nodes=2)
     scene.see_some(13.0, 0)
-
-
-def work_inside_a_gang(core: Core) -> None:
-    scene = GangScene(core, 2, 2)
-    scene.want(1, 2.0, gpus=2, nodes=2)
-    scene.want(2, 3.0, parent="lease1")
-    scene.want(3, 4.0, parent="lease1", gpus=2)
-    scene.want(4, 5.0, parent="lease1", nodes=2)
 
 
 def need_what_a_stranger_leaves(core: Core) -> None:
@@ -220,9 +236,9 @@ GANG_MUTANTS = (
     _mutant(
         ask_for_a_gang_on_one_node,
         "a gang that can never be served is refused",
-        "capacity",
-        "if nodes >= wishes.nodes:",
-        "if nodes >= 1:",
+        "facts",
+        "            if nodes >= wishes.nodes:\n                return True\n",
+        "            if nodes >= 1:\n                return True\n",
     ),
     _mutant(
         take_turns_on_two_nodes,
@@ -235,71 +251,79 @@ GANG_MUTANTS = (
         take_turns_on_two_nodes,
         "the fence of a gang is noted for each of its nodes",
         "evolve",
-        "    for key in event.gpus:\n        state.fences[key.node] = max(state.fences.get(key.node, 0), event.fence)\n",
-        "    state.fences[event.gpus[0].node] = event.fence\n",
+        "        state.fences[key.node] = max(state.fences.get(key.node, 0), lease.fence)\n",
+        "        state.fences.setdefault(gpus[0].node, 0)\n        state.fences[gpus[0].node] = lease.fence\n",
     ),
     _mutant(
         share_with_a_gang,
         "leases that share a GPU with a gang keep their order",
         "condense",
-        "key=lambda lease: (_grant_of(lease).fence, lease.gpus[0].node)",
-        "key=lambda lease: (lease.gpus[0].node, _grant_of(lease).fence)",
+        "key=lambda lease: (lease.fence, lease.gpus[0].node)",
+        "key=lambda lease: (lease.gpus[0].node, lease.fence)",
     ),
     _mutant(
         wait_for_a_gang,
         "a gang reserves the nodes where it can run soonest",
-        "forecast",
-        "insort(best, plan, key=_sooner)",
-        "best.append(plan)",
+        "planner",
+        "del best[wishes.nodes :]",
+        "del best[: -wishes.nodes]",
+        also=("planner", "best[-1].start.at if is_full else inf", "inf"),
     ),
     _mutant(
         wait_for_a_gang,
         "a gang starts with its last node",
-        "forecast",
-        "last = chosen[-1]\n",
-        "last = chosen[0]\n",
+        "planner",
+        "last = chosen[-1]\n    if number",
+        "last = chosen[0]\n    if number",
     ),
     _mutant(
         have_a_gang_within_the_quota,
         "all GPUs of a gang count",
-        "quotas",
+        "owners",
         "return wishes.total_gpus * (1",
         "return wishes.gpus * (1",
     ),
     _mutant(
         wait_alone_behind_a_gang,
         "a gang that failed says nothing about a single GPU",
-        "attempts",
+        "serve",
         "and wishes.nodes >= nodes and memory_mb",
         "and memory_mb",
     ),
     _mutant(
         reclaim_for_a_gang,
         "only a request for one GPU takes back what its process left",
-        "reclaim",
-        "if wishes.total_gpus != 1 or",
-        "if wishes.gpus != 1 or",
+        "eligibility",
+        "or request.wishes.total_gpus != 1:",
+        "or request.wishes.gpus != 1:",
     ),
     _mutant(
         make_room_on_two_nodes,
         "a lease that makes room on two nodes counts once",
         "preemption",
-        "return found if better is None else better",
-        "return found",
+        "victims = _spare(together, is_enough)",
+        "victims = tuple(victim for _, own in each for victim in own)",
     ),
     _mutant(
         make_room_with_few,
-        "as few leases as possible make room",
+        "no lease makes room that is not needed",
         "preemption",
-        "        if found is not None:\n            return found\n",
-        "",
+        "        if is_enough(others):\n            kept = others\n",
+        "        pass\n",
     ),
     _mutant(
         leave_while_another_makes_room,
         "a lease that need not make room is spared",
-        "assignment",
-        "if not state.making_room:",
-        "if True:",
+        "preemption",
+        "    if not state.preempt_warned:\n",
+        "    if True:\n",
+    ),
+    _mutant(
+        return_a_gpu_on_which_a_lease_makes_room,
+        "the queue is served again when a GPU is back in service, whatever is read of it",
+        "evolve",
+        "if not isinstance(event, _QUIET):",
+        'if not isinstance(event, _QUIET) and getattr(event, "table", None) != "excluded":',
     ),
     _mutant(
         restart_while_others_make_room,
@@ -326,15 +350,8 @@ GANG_MUTANTS = (
         hold_where_one_node_is_silent,
         "a gang is not idle where a node is silent",
         "idleness",
-        "if not is_read or slot.busy is None:",
-        "if slot.busy is None:",
-    ),
-    _mutant(
-        work_inside_a_gang,
-        "a lease inside a gang has its GPUs on one node",
-        "sub_leases",
-        "usable.setdefault(key.node, [])",
-        'usable.setdefault("", [])',
+        "if being_read.get(slot.key, now) > stale_at(state, slot.reading):",
+        "if False:",
     ),
     _mutant(
         need_what_a_stranger_leaves,
@@ -349,11 +366,10 @@ GANG_MUTANTS = (
         "eligibility",
         "if wishes.node is not None and slot.key.node != wishes.node:",
         "if False:",
-        # The index keeps to it as well.
         also=(
-            "capacity",
-            "if wishes.node is not None:\n            return self._node_of",
-            "if False:\n            return self._node_of",
+            "facts",
+            "        if wishes.node is None:\n            return self.nodes.items()\n",
+            "        if True:\n            return self.nodes.items()\n",
         ),
     ),
 )

@@ -132,9 +132,9 @@ class LargePool:
             self.now += rng.choice((30.0, 120.0))
             return cmd.Tick()
         if kind == 1:
-            return cmd.IncludeGpu(key) if self.state.excluded else cmd.ExcludeGpu(key, "fan")
+            return cmd.Configure("excluded", tuple(key), None if self.state.excluded else "fan")
         if kind == 2 and self.state.bookings:
-            return cmd.CancelBooking(next(iter(self.state.bookings)))
+            return cmd.Configure("bookings", (next(iter(self.state.bookings)),))
         if kind == 3:
             owner = rng.choice(OWNERS)
             starts_at = self.now + rng.choice((0.0, 10.0, 60.0))
@@ -142,7 +142,7 @@ class LargePool:
             booking = Booking(f"b{next(self.numbers)}", (), starts_at, ends_at, owner, "demo")
             return cmd.BookGpus(booking, Wishes(rng.choice((1, 4))))
         if kind == 4 and rng.random() < 0.3:
-            return cmd.SetQuota("ada", None if self.state.quotas else Quota(gpus=4, ceiling=8))
+            return cmd.Configure("quotas", ("ada",), None if self.state.quotas else Quota(gpus=4))
         return cmd.Tick()
 
     def _pick(self, kind: type[ActiveLease | QueuedLease]) -> str | None:

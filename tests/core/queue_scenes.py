@@ -31,10 +31,10 @@ class QueueScene(Scene):
             self.pool.do(self.core.commands.Tick(), now)
 
     def give(self, owner: str, **quota: Any) -> None:
-        self.pool.do(self.core.commands.SetQuota(owner, self.core.quota.Quota(**quota)), 2.0)
+        self.pool.do(self.core.commands.Configure("quotas", (owner,), self.core.configured.Quota(**quota)), 2.0)
 
     def book(self, starts: float, ends: float | None, owner: str | None = None) -> None:
-        booking = self.core.booking.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
+        booking = self.core.configured.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
         self.pool.do(self.core.commands.BookGpus(booking, self.core.request.Wishes()), 2.0)
 
     def end(self) -> None:
@@ -127,11 +127,11 @@ def predict_far_ahead(core: Core) -> None:
 
 def be_granted_in_the_look_that_reserves(core: Core) -> None:
     scene = QueueScene(core, gpus=2)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 2.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1]), "repair"), 2.0)
     scene.want(1, 3.0, time_limit_s=100.0)
     scene.want(2, 4.0)
     scene.want(3, 5.0, gpus=2)
-    scene.pool.do(core.commands.IncludeGpu(scene.keys[1]), 6.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1])), 6.0)
 
 
 def drain_before_the_first_waiter(core: Core) -> None:
@@ -167,9 +167,9 @@ def wait_for_a_booked_gpu(core: Core) -> None:
     scene.want(3, 61.0, owner="ada")
 
 
-def share_beyond_the_ceiling(core: Core) -> None:
+def share_beyond_the_quota(core: Core) -> None:
     scene = QueueScene(core, gpus=2)
-    scene.give("ada", ceiling=1)
+    scene.give("ada", gpus=1)
     gpu, request = core.gpu, core.request
     sizes = zip(scene.keys, (80_000.0, 20_000.0), strict=True)
     readings = [gpu.Reading(gpu.Gpu(k, i, "A100"), 2.0, mb, 0.0, 0.0, processes=()) for i, (k, mb) in enumerate(sizes)]
@@ -237,41 +237,24 @@ def ask_preemptibly_before_another(core: Core) -> None:
     scene.release(1, 6.0)
 
 
-def borrow(core: Core) -> None:
+def ask_beyond_the_quota(core: Core) -> None:
     scene = QueueScene(core, gpus=2)
     scene.give("ada", gpus=1)
-    scene.want(1, 3.0, owner="ada")
-    scene.want(2, 4.0, owner="ada")
-    scene.want(3, 5.0, owner="ada", time_limit_s=100.0)
-
-
-def ask_beyond_the_ceiling(core: Core) -> None:
-    scene = QueueScene(core, gpus=2)
-    scene.give("ada", ceiling=1)
     for number in (1, 2):
         scene.want(number, 3.0, owner="ada", time_limit_s=100.0)
 
 
-def reclaim_beyond_the_ceiling(core: Core) -> None:
+def reclaim_beyond_the_quota(core: Core) -> None:
     scene = QueueScene(core, gpus=2, awaits_reading_after_release=True)
     request = core.request
     holder = request.Holder(owner="ada", process=core.gpu.ProcessId(1, 1.0))
     commands = core.commands
     scene.pool.do(commands.RequestLease("lease1", request.Request(request.Wishes(among=("0",)), holder)), 2.0)
     scene.see(3.0, scene.process(1))
-    scene.give("ada", ceiling=1)
+    scene.give("ada", gpus=1)
     scene.pool.do(commands.Release("lease1", is_holder=True), 4.0)
     scene.want(2, 5.0, owner="ada", among=("1",))
     scene.pool.do(commands.RequestLease("lease3", request.Request(request.Wishes(), holder)), 6.0)
-
-
-def wait_within_the_quota_behind_one_that_borrows(core: Core) -> None:
-    scene = QueueScene(core)
-    scene.give("ada", gpus=0)
-    scene.want(1, 3.0)
-    scene.want(2, 4.0, owner="ada", time_limit_s=100.0)
-    scene.want(3, 5.0, owner="bob")
-    scene.release(1, 6.0)
 
 
 def share_fairly(core: Core) -> None:
@@ -333,7 +316,9 @@ def just_fit_before_a_booking(core: Core) -> None:
 def drain_before_a_booking(core: Core) -> None:
     scene = wait_for_two_before_a_booking(core, 103.0 + 20.0 + 50.0)
     scene.tick(53.0, 103.0)
-    scene.pool.do(core.commands.SetQuota("ada", core.quota.Quota()), 105.0)  # so the whole queue is looked at
+    scene.pool.do(
+        core.commands.Configure("quotas", ("ada",), core.configured.Quota()), 105.0
+    )  # so the whole queue is looked at
     scene.see(106.0)
 
 
@@ -362,7 +347,7 @@ def compute_again_after_a_warning(core: Core) -> None:
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
-    "the queue is looked at again when somebody who held GPUs leaves": leave_the_queue_with_a_reservation,
+    "the queue is served again when a waiter with a reservation leaves": leave_the_queue_with_a_reservation,
     "nothing is reserved before a waiter has waited long": have_not_waited_long,
     "a prediction admits no request to what is reserved": wait_behind_a_reservation,
     "what ends after the date is not admitted": wait_behind_a_reservation,
@@ -377,7 +362,7 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "what is reserved stays so while readings do not tell": lose_sight_of_the_gpus,
     "a booking that ends is a date": wait_for_a_booked_gpu,
     "a reservation keeps no booked GPU from the booking's owner": wait_for_a_booked_gpu,
-    "shares count for the ceiling": share_beyond_the_ceiling,
+    "shares count for a quota": share_beyond_the_quota,
     "a time limit is enforced": reach_the_time_limit,
     "a time limit is warned of first": reach_the_time_limit,
     "a warning is durable": reach_the_time_limit,
@@ -388,10 +373,8 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a claim is the waiter's own whatever is reserved": need_what_an_owner_that_used_more_has_reserved,
     "no preemptible request has another make room": ask_for_what_another_preemptible_lease_has,
     "preemptible requests come last": ask_preemptibly_before_another,
-    "an owner borrows only with a time limit": borrow,
-    "an owner has no more than its ceiling": ask_beyond_the_ceiling,
-    "an owner has no more than its ceiling, whatever its process left": reclaim_beyond_the_ceiling,
-    "owners within their quota come first": wait_within_the_quota_behind_one_that_borrows,
+    "an owner has no more than its quota": ask_beyond_the_quota,
+    "an owner has no more than its quota, whatever its process left": reclaim_beyond_the_quota,
     "a fair share goes by weight": share_fairly,
     "the owner that used less comes first": share_fairly_without_weights,
     "what is held counts as it runs": share_fairly,

@@ -42,12 +42,10 @@ class Scene:
         links = tuple(gpu.ProcessId(ancestor, 1.0) for ancestor in ancestors)
         return gpu.GpuProcess(gpu.ProcessId(pid, 1.0), memory_mb, "train", links)
 
-    def ask(
-        self, pid: int, now: float, *, again: int = 0, parent: str | None = None, node: str | None = None, **wishes: Any
-    ) -> None:
+    def ask(self, pid: int, now: float, *, again: int = 0, node: str | None = None, **wishes: Any) -> None:
         request = self.core.request
         holder = request.Holder(process=self.core.gpu.ProcessId(pid, 1.0), node=node)
-        asked = request.Request(request.Wishes(**wishes), holder, parent=parent)
+        asked = request.Request(request.Wishes(**wishes), holder)
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
     def release(self, pid: int, now: float) -> None:
@@ -56,12 +54,12 @@ class Scene:
 
 def ask_for_what_is_out_of_service(core: Core) -> None:
     scene = Scene(core)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[0], "repair"), 2.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[0]), "repair"), 2.0)
     scene.ask(1, 3.0)
     scene.ask(2, 4.0, gpus=1, memory_mb=8_000.0)
 
 
-def share_with_one_who_uses_more_than_he_asked_for(core: Core) -> None:
+def share_with_one_that_uses_more_than_it_asked_for(core: Core) -> None:
     scene = Scene(core)
     scene.ask(1, 2.0, memory_mb=8_000.0)
     scene.see(3.0, scene.process(1))
@@ -132,7 +130,7 @@ def ask_where_the_load_is_unknown(core: Core) -> None:
     scene.ask(1, 3.0)
 
 
-def the_same_asks_for_what_he_has_left(core: Core) -> None:
+def the_same_asks_for_what_it_has_left(core: Core) -> None:
     scene = Scene(core)
     scene.ask(1, 2.0)
     scene.see(3.0, scene.process(1))
@@ -208,12 +206,12 @@ def ask_when_the_clock_was_set_back(core: Core) -> None:
     scene.ask(2, 3.0)
 
 
-def wait_for_one_behind_who_can_have_none(core: Core) -> None:
+def wait_for_one_behind_one_that_can_have_none(core: Core) -> None:
     scene = Scene(core, gpus=2, reserve_after_s=0.0)
     scene.ask(1, 2.0, gpus=2)
     scene.ask(2, 3.0, gpus=2)
     scene.ask(3, 4.0)
-    scene.pool.do(core.commands.ExcludeGpu(scene.keys[1], "repair"), 5.0)
+    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1]), "repair"), 5.0)
     scene.release(1, 6.0)
     scene.see(7.0)
 
@@ -231,7 +229,7 @@ def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
     scene.see(8.0)
 
 
-def wait_for_one_behind_who_waits_for_another(core: Core) -> None:
+def wait_for_one_behind_one_that_waits_for_another(core: Core) -> None:
     scene = Scene(core, gpus=2)
     scene.ask(1, 2.0, among=("0",))
     scene.ask(2, 3.0, among=("1",))
@@ -239,20 +237,6 @@ def wait_for_one_behind_who_waits_for_another(core: Core) -> None:
     scene.ask(4, 5.0)
     scene.release(2, 6.0)
     scene.see(7.0)
-
-
-def share_a_gpu_inside_a_lease(core: Core) -> None:
-    scene = Scene(core)
-    scene.ask(1, 2.0)
-    scene.ask(2, 3.0, parent="lease1", memory_mb=60_000.0)
-    scene.ask(3, 4.0, parent="lease1", memory_mb=60_000.0)
-
-
-def take_a_gpu_twice_inside_a_lease(core: Core) -> None:
-    scene = Scene(core)
-    scene.ask(1, 2.0)
-    scene.ask(2, 3.0, parent="lease1")
-    scene.ask(3, 4.0, parent="lease1")
 
 
 def be_released_by_another_with_a_context_left(core: Core) -> None:
@@ -277,31 +261,26 @@ def ask_for_what_an_outsider_uses(core: Core) -> None:
     scene.ask(2, 4.0, memory_threshold_percent=50.0)
 
 
+def ask_for_two_of_which_an_outsider_uses_one(core: Core) -> None:
+    scene = Scene(core, gpus=2)
+    scene.see(2.0, scene.process(77))
+    scene.ask(1, 3.0, gpus=2, memory_threshold_percent=50.0)
+
+
 def ask_for_what_the_own_process_uses(core: Core) -> None:
     scene = Scene(core)
     scene.see(2.0, scene.process(1))
     scene.ask(1, 3.0)
 
 
-def release_a_lease_with_others_inside(core: Core) -> None:
-    scene = Scene(core)
-    scene.ask(1, 2.0)
-    for number in (2, 3, 4):
-        scene.ask(number, 3.0, parent="lease1")
-    scene.release(2, 4.0)
-    scene.release(1, 5.0)
-
-
 SCENES: dict[str, Callable[[Core], None]] = {
-    "leases inside another end with it": release_a_lease_with_others_inside,
-    "waiters inside a lease are served when one has left": release_a_lease_with_others_inside,
     "a GPU in use outside the pool is not granted": ask_for_what_an_outsider_uses,
-    "thresholds of a request decide about strangers": ask_for_what_an_outsider_uses,
-    "a process is no stranger to itself": ask_for_what_the_own_process_uses,
-    "that several GPUs cannot be had says nothing about one": wait_for_one_behind_who_can_have_none,
-    "who wants less memory is not kept waiting by who wants more in vain": wait_for_a_small_share_behind_a_large_one,
-    "that some GPUs cannot be had says nothing about others": wait_for_one_behind_who_waits_for_another,
-    "a lease is not counted twice": share_with_one_who_uses_more_than_he_asked_for,
+    "thresholds of a request decide about processes outside the pool": ask_for_two_of_which_an_outsider_uses_one,
+    "a process may have the GPU that it alone uses outside the pool": ask_for_what_the_own_process_uses,
+    "that several GPUs cannot be had says nothing about one": wait_for_one_behind_one_that_can_have_none,
+    "a waiter for less memory is not kept waiting by one that asks for more in vain": wait_for_a_small_share_behind_a_large_one,
+    "that some GPUs cannot be had says nothing about others": wait_for_one_behind_one_that_waits_for_another,
+    "a lease is not counted twice": share_with_one_that_uses_more_than_it_asked_for,
     "at the memory threshold is not available": ask_at_the_memory_threshold,
     "at the utilization threshold is not available": ask_at_the_utilization_threshold,
     "a GPU is not free before its lease's processes are gone": release_while_the_process_stays,
@@ -316,16 +295,14 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a whole UUID names its GPU, however many others begin with it": ask_for_one_whose_uuid_begins_another,
     "time does not go back": ask_when_the_clock_was_set_back,
     "a GPU out of service is not granted": ask_for_what_is_out_of_service,
-    "only who gave a GPU back may leave a context there": die_with_a_context_left,
+    "only a holder that released its GPU may leave a context there": die_with_a_context_left,
     "what another caller released drains until its processes are gone": be_released_by_another_with_a_context_left,
     "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
-    "what a process has left keeps nobody of that process out": the_same_asks_for_what_he_has_left,
+    "what a process has left does not keep that process out": the_same_asks_for_what_it_has_left,
     "what a process has left is for no process of another node": a_process_of_another_node_asks_for_what_one_has_left,
     "unknown is not zero": ask_where_the_load_is_unknown,
     "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_taken_away,
     "only what the own process has left does not count": two_leave_something_and_one_asks_again,
-    "what a process has left is no way past somebody ahead": another_asks_for_what_a_process_has_left,
-    "leases inside another share what that one may use": share_a_gpu_inside_a_lease,
-    "a GPU has one exclusive lease inside another": take_a_gpu_twice_inside_a_lease,
+    "what a process has left is no way past a waiter ahead": another_asks_for_what_a_process_has_left,
 }

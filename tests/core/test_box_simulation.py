@@ -34,7 +34,7 @@ def test_a_day_can_be_restored_from_its_journal(box: Box) -> None:
 
     assert state.ended == box.state.ended
     assert state.fences == box.state.fences
-    assert (state.owners, state.recent) == (box.state.owners, box.state.recent)
+    assert (state.usage, state.last_durations_s) == (box.state.usage, box.state.last_durations_s)
     assert (state.quotas, state.bookings) == (box.state.quotas, box.state.bookings)
 
 

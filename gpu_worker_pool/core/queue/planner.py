@@ -28,8 +28,8 @@ from .owners import Order, over_quota, time_limit_of
 from .withheld import Withheld, just_before
 
 # The GPUs whose leases are looked at for one pass over the queue, or for the starts of all waiters, and the waiters for which a
-# start is told: meanwhile no caller is answered. In a larger pool, a pass looks for one date, and not again within a pause
-# for each GPU.
+# start is told: meanwhile no caller is answered. As many are looked at for wishes that had no date lately, so that these keep
+# no later waiter from its first attempt. In a larger pool, a pass looks for one date, and not again within a pause for each GPU.
 MOST_GPUS = 4_000
 MOST_WAITERS = 100
 PAUSE_S = 0.001
@@ -324,7 +324,7 @@ class Reserving:
         self._now = now
         self._planner = planner
         self._withheld = withheld
-        self._looked_at = 0
+        self._looked_at = self._looked_again_at = 0
         self._tried: set[Wishes | RequestClass] = set()
         self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
@@ -349,11 +349,12 @@ class Reserving:
         state, wishes = self._state, request_class.wishes
         if self._kind(request_class) in self._tried or all(slot.reading is None for slot in state.slots.values()):
             return False
-        number = len(state.slots_on(wishes.node))
-        if self._looked_at + number <= MOST_GPUS:
-            return True
-        tried_at = self.no_date_until.get(wishes, -inf) - TRY_AGAIN_S
-        return not self._looked_at and self._now >= tried_at + PAUSE_S * number
+        number, no_date_until = len(state.slots_on(wishes.node)), self.no_date_until.get(wishes)
+        if no_date_until is None:
+            return not self._looked_at or self._looked_at + number <= MOST_GPUS
+        tried_at = no_date_until - TRY_AGAIN_S
+        is_first = not self._looked_again_at and self._now >= tried_at + PAUSE_S * number
+        return is_first or self._looked_again_at + number <= MOST_GPUS
 
     def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
@@ -372,7 +373,11 @@ class Reserving:
                 self._look_again(self._now + TRY_NEXT_S)
             return None
         self._tried.add(self._kind(request_class))
-        self._looked_at += len(state.slots_on(wishes.node))
+        number = len(state.slots_on(wishes.node))
+        if wishes in self.no_date_until:
+            self._looked_again_at += number
+        else:
+            self._looked_at += number
         plan = self._planner.plan(request_class)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self.no_date_until[wishes] = self._now + TRY_AGAIN_S

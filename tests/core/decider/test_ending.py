@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import DrainingLease, EndedLease, EndReason
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
 from tests.core.decider.examples import ENDINGS
 
@@ -101,7 +101,7 @@ def test_a_clock_that_goes_back_ends_nothing_early_and_nothing_late() -> None:
     box.ask("a", ttl_s=30)
     box.now = 50.0
     box.renew("a")
-    assert box.state.deadlines.due_at("a") == 130.0
+    assert box.state.ttl_due.due_at("a") == 130.0
 
     box.now = 130.0
     box.do(cmd.Tick())
@@ -125,7 +125,7 @@ def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], r
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
 def test_ending_an_unknown_lease_is_refused(command: type[cmd.Release], reason: str) -> None:
-    assert Box(reading()).do(command("never heard of")) == [ev.LeaseUnknown(START, "never heard of")]
+    assert Box(reading()).do(command("never heard of")) == [ev.Refused(START, ev.Code.UNKNOWN_LEASE, "never heard of")]
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
@@ -173,7 +173,7 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box = Box(reading(0), reading(1), reserve_after_s=0.0)
     box.ask("a", time_limit_s=3600.0)
     box.ask("c", gpus=2)
-    places, deadlines, reservation = list(box.state.queue), repr(box.state.deadlines), box.state.reservation
+    places, deadlines, reservation = list(box.state.queue), repr(box.state.ttl_due), box.state.reservation
     assert reservation is not None
     slots = {slot.key: dict(slot.occupants) for slot in box.state.slots.values()}
 
@@ -181,8 +181,8 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box.release("b")
 
     assert list(box.state.queue) == places
-    assert repr(box.state.queue) == "<LeaseQueue: 1 waiting, 1 lines>"
-    assert repr(box.state.deadlines) == deadlines
+    assert len(list(box.state.queue.classes)) == 2  # of its owner, and of any
+    assert repr(box.state.ttl_due) == deadlines
     assert box.state.reservation == reservation
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
 
@@ -226,7 +226,7 @@ def test_a_forgotten_lease_is_unknown() -> None:
     box.ask("a")
     box.release("a")
 
-    assert box.renew("a") == [ev.LeaseUnknown(START, "a")]
+    assert box.renew("a") == [ev.Refused(START, ev.Code.UNKNOWN_LEASE, "a")]
 
 
 def test_an_active_lease_of_a_watched_process_has_no_deadline() -> None:
@@ -304,5 +304,5 @@ def test_by_and_why_survive_a_restart_while_the_lease_drains() -> None:
     box.restart()
 
     lease = box.state.leases["a"]
-    assert isinstance(lease, DrainingLease)
-    assert (lease.ended.by, lease.ended.why) == ("root", "maintenance")
+    assert isinstance(lease, EndedLease)
+    assert (lease.by, lease.why) == ("root", "maintenance")

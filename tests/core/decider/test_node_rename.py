@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import WALL_OFFSET_S, Box, key, process, reading, request
@@ -25,7 +25,7 @@ def lived_in() -> Box:
     box.release("left")
     box.release("gone")
     box.ask("waits", gpus=4)
-    box.do(cmd.ExcludeGpu(key(3), "bad fan"))
+    box.exclude(key(3), "bad fan")
     course = Booking("course", (key(2),), WALL_OFFSET_S + 1e5, WALL_OFFSET_S + 2e5, "ada", "course")
     box.do(cmd.BookGpus(course, Wishes()))
     return box
@@ -51,8 +51,8 @@ def test_everything_goes_with_the_box() -> None:
         assert isinstance(lease, ActiveLease)
         assert lease.gpus == tuple(gpu._replace(node="new") for gpu in before)
         assert lease.request.holder.node == "new"
-        draining = [lease for lease in pool.leases.values() if isinstance(lease, DrainingLease)]
-        assert {gpu.node for lease in draining for gpu in lease.gpus} == {"new"}
+        draining = [lease for lease in pool.leases.values() if isinstance(lease, EndedLease)]
+        assert {gpu.node for lease in draining for gpu in lease.draining} == {"new"}
         assert pool.fences == {"new": fence}
         assert {slot.node for slot in pool.slots} == {"new"}
         assert pool.slots[lease.gpus[0]].occupants.keys() == {"held"}

@@ -42,7 +42,7 @@ def test_no_gpu_is_granted_before_an_operator_has_put_it_into_service() -> None:
     box.ask("new")
 
     assert (box.stage("new"), box.verdict(2).code) == ("queued", "excluded")
-    box.do(cmd.IncludeGpu(key(2)))
+    box.include(key(2))
     assert box.stage("new") == "active"
 
 
@@ -60,13 +60,13 @@ def test_gpus_that_the_copy_does_not_know_are_out_of_service_on_a_box_with_anoth
 def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_read_are_in_service() -> None:
     box = put_back_box(Box())
     box.observe_now(reading(0), reading(1))
-    box.do(cmd.IncludeGpu(key(0)))
+    box.include(key(0))
     box.restart()
     box.observe_now(*READINGS)
     assert set(box.state.excluded) == {key(1), key(2)}
 
-    box.do(cmd.IncludeGpu(key(1)))
-    box.do(cmd.IncludeGpu(key(2)))
+    box.include(key(1))
+    box.include(key(2))
     box.restart()
     box.observe_now(*READINGS, reading(3))
 
@@ -75,7 +75,7 @@ def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_re
 
 def test_gpus_that_an_operator_puts_into_service_before_any_is_read_do_not_speak_for_those_not_seen_yet() -> None:
     box = put_back_box(Box(reading(0)))
-    box.do(cmd.IncludeGpu(key(0)))
+    box.include(key(0))
 
     box.observe_now(reading(0), reading(1))
 
@@ -84,9 +84,9 @@ def test_gpus_that_an_operator_puts_into_service_before_any_is_read_do_not_speak
 
 def test_a_gpu_that_was_out_of_service_before_does_not_keep_new_ones_out_for_ever() -> None:
     box = Box(reading(0), reading(1))
-    box.do(cmd.ExcludeGpu(key(0), "its fan is broken"))
+    box.exclude(key(0), "its fan is broken")
     put_back_box(box, reading(0), reading(1))
-    box.do(cmd.IncludeGpu(key(1)))
+    box.include(key(1))
 
     box.observe_now(*READINGS)
 
@@ -95,7 +95,7 @@ def test_a_gpu_that_was_out_of_service_before_does_not_keep_new_ones_out_for_eve
 
 def test_gpus_of_the_box_before_do_not_keep_new_ones_out_for_ever() -> None:
     box = put_back_box(Box(reading(0), reading(1)), reading(2))
-    box.do(cmd.IncludeGpu(key(2)))
+    box.include(key(2))
 
     box.observe_now(reading(2), reading(3))
 
@@ -120,7 +120,7 @@ def test_a_gpu_is_granted_only_after_an_operator_has_spoken_of_it(
             read |= some
         elif action == "include":
             for index in sorted(some & seen):
-                box.do(cmd.IncludeGpu(key(index)))
+                box.include(key(index))
                 holds = holds and out & read != {index}
                 out.discard(index)
         else:
@@ -135,7 +135,7 @@ def test_a_gpu_is_granted_only_after_an_operator_has_spoken_of_it(
 
 def test_a_gpu_that_was_out_of_service_keeps_its_reason() -> None:
     box = Box(*READINGS)
-    box.do(cmd.ExcludeGpu(key(0), "its fan is broken"))
+    box.exclude(key(0), "its fan is broken")
 
     put_back_box(box, *READINGS)
 
@@ -147,7 +147,7 @@ def test_fences_are_above_all_that_were_given_since_the_copy() -> None:
     box.ask("a")
     put_back_box(put_back_box(box), *READINGS)
     for index in range(3):
-        box.do(cmd.IncludeGpu(key(index)))
+        box.include(key(index))
 
     box.ask("new")
 

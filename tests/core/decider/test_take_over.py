@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
-from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
+from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading, refusals, request
 
 
 def taken_over(box: Box) -> Box:
@@ -202,15 +202,14 @@ def test_what_a_node_that_is_away_could_serve_is_not_refused() -> None:
     refused = box.ask("b", model="H100")
 
     assert box.stage("a") == "queued"
-    assert of_kind(refused, ev.LeaseRefused)
+    assert refusals(refused, ev.Code.UNSERVABLE)
 
 
 def test_what_no_node_could_serve_is_refused_before_the_first_reading() -> None:
     box = taken_over(Box(reading()))
 
-    (refused,) = of_kind(box.ask("a", gpus=2), ev.LeaseRefused)
+    (refused,) = refusals(box.ask("a", gpus=2), ev.Code.UNSERVABLE)
 
-    assert isinstance(refused, ev.LeaseRefused)
     assert refused.why == "2 GPUs on one node were asked for; this box has 1 GPU"
 
 
@@ -238,4 +237,4 @@ def test_a_gpu_that_is_no_longer_announced_is_forgotten() -> None:
     box.do(cmd.AnnounceNode("box", "boot1", (InventoryGpu("GPU-box-0", 0, A100, 80_000),)))
 
     assert list(box.state.slots) == [key(0)]
-    assert of_kind(box.ask("a", gpus=2), ev.LeaseRefused)
+    assert refusals(box.ask("a", gpus=2), ev.Code.UNSERVABLE)

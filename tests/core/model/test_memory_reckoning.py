@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.slot import MemoryUse, memory_use, used_percent
-from gpu_worker_pool.core.queue.verdicts import Eligible, NoRoom, OverMemory, ReadingUnknown
-from tests.core.build import Box, key, of_kind, process, reading
+from gpu_worker_pool.core.queue.verdicts import verdict
+from tests.core.build import Box, configured, key, process, reading
 
 
 def use_of(box: Box) -> MemoryUse:
@@ -117,19 +115,23 @@ def test_a_share_that_is_too_much_by_one_megabyte_waits() -> None:
     box.ask("b", memory_mb=32_001)
 
     assert box.stage("b") == "queued"
-    assert box.verdict(memory_mb=32_001) == NoRoom(32_000, 32_001, 64_000, ("a",))
+    assert box.verdict(memory_mb=32_001) == verdict(
+        "no_room", committed_mb=32_000, asked_mb=32_001, limit_mb=64_000, holders=("a",)
+    )
 
 
 def test_the_memory_of_people_outside_the_pool_leaves_less_room() -> None:
     box = Box(reading(used_mb=40_000, processes=(process(66, 40_000),)))
 
-    assert box.verdict(memory_mb=24_001) == NoRoom(40_000, 24_001, 64_000)
+    assert box.verdict(memory_mb=24_001) == verdict(
+        "no_room", committed_mb=40_000, asked_mb=24_001, limit_mb=64_000, holders=()
+    )
 
 
 def test_a_request_with_a_threshold_of_its_own_has_its_own_room() -> None:
     box = sharing(32_000)
 
-    assert isinstance(box.verdict(memory_mb=40_000, memory_threshold_percent=90), Eligible)
+    assert box.verdict(memory_mb=40_000, memory_threshold_percent=90).is_eligible
 
 
 def test_a_lease_that_grows_beyond_what_it_asked_for_keeps_others_out() -> None:
@@ -207,7 +209,7 @@ def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None
 
 
 def test_an_undeclared_lease_is_put_down_what_nobody_else_accounts_for() -> None:
-    box = Box(reading(), workers_per_gpu=2)
+    box = Box(reading())
     box.ask("a")
     box.pass_time(1.0)
     box.observe_now(reading(used_mb=9_000, processes=None))
@@ -230,65 +232,71 @@ def test_an_ignored_process_leaves_its_memory_to_others() -> None:
     box = sharing(10_000)
     box.observe_now(reading(used_mb=12_000, processes=(process(66, 12_000, name="Xorg"),)))
 
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
     assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
 
 
 def test_an_ignored_process_does_not_keep_an_exclusive_lease_away() -> None:
     box = Box(reading(used_mb=70_000, processes=(process(66, 70_000, name="Xorg"),)))
-    assert box.verdict(memory_threshold_percent=80.0) == OverMemory(87.5, 80.0)
+    assert box.verdict(memory_threshold_percent=80.0) == verdict(
+        "over_memory", memory_percent=87.5, threshold_percent=80.0
+    )
     box.ask("a")
 
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
     assert box.stage("a") == "active"
 
 
 def test_a_process_that_counts_again_keeps_leases_away_again() -> None:
     box = Box(reading(used_mb=70_000, processes=(process(66, 70_000, name="Xorg"),)))
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
-    box.do(cmd.CountProcess("Xorg"))
+    box.count("Xorg")
 
-    assert box.verdict(memory_threshold_percent=80.0) == OverMemory(87.5, 80.0)
+    assert box.verdict(memory_threshold_percent=80.0) == verdict(
+        "over_memory", memory_percent=87.5, threshold_percent=80.0
+    )
 
 
 def test_an_ignored_process_does_not_make_a_busy_shared_gpu_somebody_elses() -> None:
     box = sharing(10_000)
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
     crowd = (process(7, 9_000), process(66, 200, name="Xorg"))
     box.observe_now(reading(used_mb=9_200, utilization=100, processes=crowd))
 
-    assert isinstance(box.verdict(memory_mb=1_000), Eligible)
+    assert box.verdict(memory_mb=1_000).is_eligible
 
 
 def test_ignoring_twice_is_one_event() -> None:
     box = Box(reading())
 
-    assert of_kind(box.do(cmd.IgnoreProcess("Xorg")), ev.ProcessIgnored) != []
-    assert box.do(cmd.IgnoreProcess("Xorg")) == []
+    assert configured(box.ignore("Xorg"), "ignored_processes") != []
+    assert box.ignore("Xorg") == []
 
 
 def test_counting_what_was_never_ignored_changes_nothing() -> None:
-    assert Box(reading()).do(cmd.CountProcess("Xorg")) == []
+    assert Box(reading()).count("Xorg") == []
 
 
 def test_what_is_ignored_outlives_a_restart() -> None:
     box = Box(reading())
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
     box.restart()
 
-    assert box.state.ignored_processes == {"Xorg"}
+    assert box.state.ignored_processes == {"Xorg": "an operator"}
 
 
 def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
     box = Box(reading(used_mb=70_000, processes=None))
 
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
-    assert box.verdict(memory_threshold_percent=80.0) == OverMemory(87.5, 80.0)
+    assert box.verdict(memory_threshold_percent=80.0) == verdict(
+        "over_memory", memory_percent=87.5, threshold_percent=80.0
+    )
 
 
 # --- statistics only -----------------------------------------------------------------------------------------------
@@ -297,13 +305,13 @@ def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
 def test_a_reported_percentage_will_do_for_an_exclusive_lease() -> None:
     box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
 
-    assert box.verdict() == Eligible(12.5)
+    assert box.verdict() == verdict("eligible", score=12.5)
 
 
 def test_a_reported_percentage_over_the_threshold_keeps_leases_away() -> None:
     box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=85.0))
 
-    assert box.verdict() == OverMemory(85.0, 80.0)
+    assert box.verdict() == verdict("over_memory", memory_percent=85.0, threshold_percent=80.0)
 
 
 def test_measured_megabytes_are_believed_before_a_reported_percentage() -> None:
@@ -313,15 +321,15 @@ def test_measured_megabytes_are_believed_before_a_reported_percentage() -> None:
 def test_a_percentage_is_not_enough_to_share_by() -> None:
     box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
 
-    assert box.verdict(memory_mb=8_000) == ReadingUnknown("memory size")
+    assert box.verdict(memory_mb=8_000) == verdict("reading_unknown", what="memory size")
 
 
 def test_ignoring_a_process_does_not_make_a_reported_percentage_unknown() -> None:
     box = Box(reading(used_mb=None, percent=12.5, processes=()))
 
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
-    assert box.verdict() == Eligible(12.5)
+    assert box.verdict() == verdict("eligible", score=12.5)
 
 
 def test_memory_that_was_read_before_the_grant_is_not_the_leases() -> None:
@@ -329,14 +337,12 @@ def test_memory_that_was_read_before_the_grant_is_not_the_leases() -> None:
 
     box.ask("from elsewhere", memory_mb=40_000)
 
-    assert isinstance(box.verdict(memory_mb=1), NoRoom), "24,000 outside and 40,000 leased are the limit of 64,000"
+    assert box.verdict(memory_mb=1).code == "no_room", "24,000 outside and 40,000 leased are the limit of 64,000"
     box.pass_time(1.0)
     box.observe_now(reading(used_mb=64_000, processes=(process(77, 24_000), process(88, 40_000))))
-    assert isinstance(box.verdict(memory_mb=1), NoRoom)
+    assert box.verdict(memory_mb=1).code == "no_room"
     box.observe_now(reading(used_mb=40_000, processes=(process(88, 40_000),)))
-    assert isinstance(box.verdict(memory_mb=1), Eligible), (
-        "of what is read later, as much as it asked for may be its own"
-    )
+    assert box.verdict(memory_mb=1).is_eligible, "of what is read later, as much as it asked for may be its own"
 
 
 def test_after_a_reboot_a_lease_may_own_what_is_read() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.slot import ProcessOwnership, attribute_processes, memory_use
 from tests.core.build import Box, key, process, reading
 
@@ -61,7 +60,7 @@ def test_where_the_processes_of_a_lease_are_not_known_it_cannot_be_told_whose_th
 def test_a_process_that_does_not_count_says_so_and_is_nobodys() -> None:
     box = Box(reading())
     box.ask("remote", memory_mb=10_000)
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
     box.observe_now(reading(used_mb=100, processes=(process(9, 100, name="Xorg"),)))
 
     assert places(box)[9] == ProcessOwnership((), is_outside=True, is_ignored=True)

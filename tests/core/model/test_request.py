@@ -54,7 +54,6 @@ BAD_REQUESTS = [
     ("priority", True, "a whole number from -1000000 to 1000000"),
 ]
 BAD_SETTINGS = [
-    ("workers_per_gpu", 0, "a whole number from 1 to 1024"),
     ("stale_after_s", NAN, "a number from 0 to 1000000000"),
     ("drain_limit_s", -1, "a number from 0 to 1000000000"),
     ("remembered_ended_leases", -1, "a whole number from 0 to 10000000"),

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.verdicts import Eligible, Excluded, NotAmong
-from tests.core.build import A100, START, T4, Box, key, of_kind, process, reading
+from gpu_worker_pool.core.queue.verdicts import verdict
+from tests.core.build import A100, START, T4, Box, key, process, reading, refusals
 from tests.core.queue.boxes import free_at_once
 
 
@@ -116,14 +115,14 @@ def test_every_node_has_names_of_its_own() -> None:
 
 def test_the_verdict_names_the_gpus_asked_for() -> None:
     box = four()
-    box.do(cmd.ExcludeGpu(key(1), "new fan"))
-    box.do(cmd.ExcludeGpu(key(2), "new fan"))
+    box.exclude(key(1), "new fan")
+    box.exclude(key(2), "new fan")
 
-    assert box.verdict(3, among=("0", "2")) == NotAmong("0, 2")
-    assert isinstance(box.verdict(0, among=("0", "2")), Eligible)
-    assert box.verdict(1, among=("0", "2")) == NotAmong("0, 2")
-    assert box.verdict(2, among=("0", "2")) == Excluded("new fan")
-    assert str(NotAmong("0, 2")) == "not among the GPUs asked for: 0, 2"
+    assert box.verdict(3, among=("0", "2")) == verdict("not_among", wanted="0, 2")
+    assert box.verdict(0, among=("0", "2")).is_eligible
+    assert box.verdict(1, among=("0", "2")) == verdict("not_among", wanted="0, 2")
+    assert box.verdict(2, among=("0", "2")) == verdict("excluded", reason="new fan")
+    assert str(verdict("not_among", wanted="0, 2")) == "not among the GPUs asked for: 0, 2"
 
 
 # --- who is given which --------------------------------------------------------------------------------------------
@@ -217,7 +216,7 @@ def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, Any
     box = Box(reading(0), reading(1, name=T4, total_mb=16_000))
     box.ask("holder", gpus=2)
 
-    refused = of_kind(box.ask("a", **wishes), ev.LeaseRefused)
+    refused = refusals(box.ask("a", **wishes), ev.Code.UNSERVABLE)
 
     assert bool(refused) == is_refused
     assert box.stage("a") == ("unknown" if is_refused else "queued")

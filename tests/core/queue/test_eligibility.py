@@ -7,23 +7,8 @@ from itertools import product
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.bounds import Thresholds
-from gpu_worker_pool.core.queue.verdicts import (
-    Draining,
-    Eligible,
-    Excluded,
-    HeldForAnother,
-    Leased,
-    NoRoom,
-    OverMemory,
-    OverUtilization,
-    ReadingStale,
-    ReadingUnknown,
-    TooSmall,
-    Unhealthy,
-    Verdict,
-    WrongModel,
-)
+from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.queue.verdicts import Verdict, verdict
 from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, process, reading
 
 # --- measured ------------------------------------------------------------------------------------------------------
@@ -32,30 +17,34 @@ from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, process, 
 def test_an_idle_gpu_is_eligible_with_what_is_used_of_it_as_its_score() -> None:
     box = Box(reading(used_mb=8_000, utilization=5))
 
-    assert box.verdict() == Eligible(score=15.0)
+    assert box.verdict() == verdict("eligible", score=15.0)
 
 
 def test_memory_just_below_the_threshold_is_eligible() -> None:
-    assert isinstance(Box(reading(used_mb=63_999)).verdict(), Eligible)
+    assert Box(reading(used_mb=63_999)).verdict().is_eligible
 
 
 def test_memory_at_the_threshold_is_over_it() -> None:
-    assert Box(reading(used_mb=64_000)).verdict() == OverMemory(80.0, 80.0)
+    assert Box(reading(used_mb=64_000)).verdict() == verdict("over_memory", memory_percent=80.0, threshold_percent=80.0)
 
 
 def test_utilization_just_below_the_threshold_is_eligible() -> None:
-    assert isinstance(Box(reading(utilization=89.9)).verdict(), Eligible)
+    assert Box(reading(utilization=89.9)).verdict().is_eligible
 
 
 def test_utilization_at_the_threshold_is_over_it() -> None:
-    assert Box(reading(utilization=90)).verdict() == OverUtilization(90, 90.0)
+    assert Box(reading(utilization=90)).verdict() == verdict(
+        "over_utilization", utilization_percent=90, threshold_percent=90.0
+    )
 
 
 def test_a_request_may_be_stricter_than_the_pool() -> None:
     box = Box(reading(used_mb=24_000, utilization=40))
 
-    assert box.verdict(memory_threshold_percent=30) == OverMemory(30.0, 30)
-    assert box.verdict(utilization_threshold_percent=40) == OverUtilization(40, 40)
+    assert box.verdict(memory_threshold_percent=30) == verdict("over_memory", memory_percent=30.0, threshold_percent=30)
+    assert box.verdict(utilization_threshold_percent=40) == verdict(
+        "over_utilization", utilization_percent=40, threshold_percent=40
+    )
 
 
 def test_a_request_may_be_laxer_than_the_pool() -> None:
@@ -69,7 +58,7 @@ def test_a_request_may_be_laxer_than_the_pool() -> None:
 def test_a_pool_has_the_thresholds_its_operator_set() -> None:
     box = Box(reading(used_mb=24_000), thresholds=Thresholds(30.0, 90.0))
 
-    assert box.verdict() == OverMemory(30.0, 30.0)
+    assert box.verdict() == verdict("over_memory", memory_percent=30.0, threshold_percent=30.0)
 
 
 def test_a_gpu_over_both_thresholds_together_is_not_granted() -> None:
@@ -84,15 +73,15 @@ def test_a_gpu_over_both_thresholds_together_is_not_granted() -> None:
 
 
 def test_unknown_memory_is_not_taken_for_none_used() -> None:
-    assert Box(reading(used_mb=None)).verdict() == ReadingUnknown("memory")
+    assert Box(reading(used_mb=None)).verdict() == verdict("reading_unknown", what="memory")
 
 
 def test_unknown_utilization_is_not_taken_for_idle() -> None:
-    assert Box(reading(utilization=None)).verdict() == ReadingUnknown("utilization")
+    assert Box(reading(utilization=None)).verdict() == verdict("reading_unknown", what="utilization")
 
 
 def test_a_total_of_nothing_is_unknown_memory() -> None:
-    assert Box(reading(total_mb=0)).verdict() == ReadingUnknown("memory")
+    assert Box(reading(total_mb=0)).verdict() == verdict("reading_unknown", what="memory")
 
 
 def test_what_is_unknown_is_never_granted() -> None:
@@ -127,7 +116,7 @@ def test_readings_that_are_not_numbers_do_not_break_the_pool() -> None:
 def test_a_gpu_that_answers_with_an_error_is_unhealthy() -> None:
     box = Box(reading(fault="fell off the bus"))
 
-    assert box.verdict() == Unhealthy("fell off the bus")
+    assert box.verdict() == verdict("unhealthy", fault="fell off the bus")
 
 
 def test_an_unhealthy_gpu_is_not_granted() -> None:
@@ -151,14 +140,14 @@ def test_a_reading_is_good_for_as_long_as_the_pool_says() -> None:
     box = Box(reading(), stale_after_s=15.0)
     box.pass_time(15.0)
 
-    assert isinstance(box.verdict(), Eligible)
+    assert box.verdict().is_eligible
 
 
 def test_a_reading_older_than_that_is_stale() -> None:
     box = Box(reading(), stale_after_s=15.0)
     box.pass_time(15.5)
 
-    assert box.verdict() == ReadingStale(15.5)
+    assert box.verdict() == verdict("reading_stale", age_s=15.5)
 
 
 def test_a_stale_gpu_is_not_granted() -> None:
@@ -185,7 +174,7 @@ def test_a_reading_from_the_future_does_not_stay_fresh_longer() -> None:
     box.observe(reading(at=START + 1000))
     box.pass_time(16)
 
-    assert isinstance(box.verdict(), ReadingStale)
+    assert box.verdict().code == "reading_stale"
 
 
 def test_an_older_reading_that_comes_late_is_no_news() -> None:
@@ -193,7 +182,7 @@ def test_an_older_reading_that_comes_late_is_no_news() -> None:
 
     box.observe(reading(at=START - 1, utilization=0))
 
-    assert box.verdict() == OverUtilization(95, 90.0)
+    assert box.verdict() == verdict("over_utilization", utilization_percent=95, threshold_percent=90.0)
 
 
 def test_a_shared_gpu_that_nobody_has_looked_at_since_the_start_is_unknown() -> None:
@@ -202,7 +191,7 @@ def test_a_shared_gpu_that_nobody_has_looked_at_since_the_start_is_unknown() -> 
 
     box.restart()
 
-    assert box.verdict(memory_mb=1_000) == ReadingUnknown("state")
+    assert box.verdict(memory_mb=1_000) == verdict("reading_unknown", what="state")
 
 
 # --- occupied ------------------------------------------------------------------------------------------------------
@@ -212,21 +201,21 @@ def test_a_leased_gpu_names_its_holder_and_since_when() -> None:
     box = Box(reading())
     box.ask("a", owner="ann", worker="w1")
 
-    assert box.verdict() == Leased(("a",), ("ann",), START + WALL_OFFSET_S)
+    assert box.verdict() == verdict("leased", lease_ids=("a",), holders=("ann",), since_at=START + WALL_OFFSET_S)
 
 
 def test_an_exclusive_lease_is_shared_with_nobody() -> None:
     box = Box(reading())
     box.ask("a")
 
-    assert isinstance(box.verdict(memory_mb=1_000), Leased)
+    assert box.verdict(memory_mb=1_000).code == "leased"
 
 
 def test_a_shared_gpu_is_given_to_nobody_alone() -> None:
     box = Box(reading())
     box.ask("a", memory_mb=1_000)
 
-    assert isinstance(box.verdict(), Leased)
+    assert box.verdict().code == "leased"
 
 
 def test_two_who_said_what_they_need_share_a_gpu() -> None:
@@ -237,27 +226,12 @@ def test_two_who_said_what_they_need_share_a_gpu() -> None:
     assert box.gpus_of("a") == box.gpus_of("b") == (key(),)
 
 
-def test_as_many_undeclared_workers_share_a_gpu_as_the_operator_allows() -> None:
-    box = Box(reading(), workers_per_gpu=2)
-    for lease_id in ("a", "b", "c"):
-        box.ask(lease_id)
-
-    assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
-
-
-def test_undeclared_workers_share_with_nobody_who_declared() -> None:
-    box = Box(reading(), workers_per_gpu=2)
-    box.ask("a")
-
-    assert isinstance(box.verdict(memory_mb=1_000), Leased)
-
-
 def test_a_gpu_just_given_back_waits_for_a_look() -> None:
     box = Box(reading())
     box.ask("a")
     box.release("a")
 
-    assert box.verdict() == Draining("a", None, None)
+    assert box.verdict() == verdict("draining", lease_id="a", pid=None, memory_mb=None)
 
 
 def test_a_gpu_with_a_leases_processes_left_names_the_heaviest() -> None:
@@ -267,7 +241,7 @@ def test_a_gpu_with_a_leases_processes_left_names_the_heaviest() -> None:
     box.observe_now(reading(used_mb=10_000, processes=crowd))
     box.release("a")
 
-    assert box.verdict() == Draining("a", 8, 9_420.8)
+    assert box.verdict() == verdict("draining", lease_id="a", pid=8, memory_mb=9_420.8)
 
 
 def test_a_process_left_is_named_even_where_its_memory_is_unknown() -> None:
@@ -276,7 +250,7 @@ def test_a_process_left_is_named_even_where_its_memory_is_unknown() -> None:
     box.observe_now(reading(processes=(process(7, None),)))
     box.release("a")
 
-    assert box.verdict() == Draining("a", 7, None)
+    assert box.verdict() == verdict("draining", lease_id="a", pid=7, memory_mb=None)
 
 
 def test_a_process_left_is_named_even_after_a_look_without_a_process_list() -> None:
@@ -286,7 +260,7 @@ def test_a_process_left_is_named_even_after_a_look_without_a_process_list() -> N
     box.release("a")
     box.observe_now(reading(processes=None))
 
-    assert box.verdict() == Draining("a", 7, None)
+    assert box.verdict() == verdict("draining", lease_id="a", pid=7, memory_mb=None)
 
 
 def test_a_draining_gpu_is_closed_to_sharers_too() -> None:
@@ -295,7 +269,7 @@ def test_a_draining_gpu_is_closed_to_sharers_too() -> None:
     box.ask("b", memory_mb=1_000)
     box.release("a")
 
-    assert isinstance(box.verdict(memory_mb=1_000), Draining)
+    assert box.verdict(memory_mb=1_000).code == "draining"
 
 
 # --- shared and busy -----------------------------------------------------------------------------------------------
@@ -327,7 +301,7 @@ def test_a_shared_gpu_kept_busy_by_somebody_outside_is_not() -> None:
     box.ask("a", memory_mb=8_000, pid=7)
     box.observe_now(reading(used_mb=9_000, utilization=100, processes=(process(7, 8_000), process(66, 1_000))))
 
-    assert box.verdict(memory_mb=8_000) == OverUtilization(100, 90.0)
+    assert box.verdict(memory_mb=8_000) == verdict("over_utilization", utilization_percent=100, threshold_percent=90.0)
 
 
 def test_a_busy_shared_gpu_without_a_process_list_is_not_trusted() -> None:
@@ -335,11 +309,11 @@ def test_a_busy_shared_gpu_without_a_process_list_is_not_trusted() -> None:
     box.ask("a", memory_mb=8_000)
     box.observe_now(reading(used_mb=8_000, utilization=100, processes=None))
 
-    assert isinstance(box.verdict(memory_mb=8_000), OverUtilization)
+    assert box.verdict(memory_mb=8_000).code == "over_utilization"
 
 
 def test_a_busy_gpu_without_leases_is_not_open_to_sharers() -> None:
-    assert isinstance(Box(reading(utilization=95)).verdict(memory_mb=8_000), OverUtilization)
+    assert Box(reading(utilization=95)).verdict(memory_mb=8_000).code == "over_utilization"
 
 
 def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves_a_shared_gpu() -> None:
@@ -348,11 +322,13 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
     crowd = (process(7, 8_000), process(66, 0))
     box.observe_now(reading(used_mb=8_000, utilization=60, processes=crowd))
     box.ask("b", memory_mb=8_000, utilization_threshold_percent=50)
-    assert box.verdict(memory_mb=8_000, utilization_threshold_percent=50) == OverUtilization(60, 50)
+    assert box.verdict(memory_mb=8_000, utilization_threshold_percent=50) == verdict(
+        "over_utilization", utilization_percent=60, threshold_percent=50
+    )
 
     box.observe_now(reading(used_mb=8_000, utilization=60, processes=crowd[:1]))
 
-    assert isinstance(box.verdict(memory_mb=8_000, utilization_threshold_percent=50), Eligible)
+    assert box.verdict(memory_mb=8_000, utilization_threshold_percent=50).is_eligible
     assert box.stage("b") == "active"
 
 
@@ -362,34 +338,54 @@ def test_a_waiter_stricter_than_the_pool_is_served_when_the_last_outsider_leaves
 @pytest.mark.parametrize(
     ("verdict", "code", "words"),
     [
-        (Eligible(3.0), "eligible", "available"),
-        (Excluded("new fan"), "excluded", "taken out of service: new fan"),
-        (WrongModel(T4, "A100"), "wrong_model", "Tesla T4, not A100"),
+        (verdict("eligible", score=3.0), "eligible", "available"),
+        (verdict("excluded", reason="new fan"), "excluded", "taken out of service: new fan"),
+        (verdict("wrong_model", name=T4, wanted="A100"), "wrong_model", "Tesla T4, not A100"),
         (
-            TooSmall(64_000, 70_000),
+            verdict("too_small", limit_mb=64_000, asked_mb=70_000),
             "too_small",
             "too small: 68.4 GB asked, 62.5 GB below the memory threshold when empty",
         ),
-        (Leased(("a", "b"), ("ann", "ben"), 0.0), "leased", "leased by ann, ben"),
+        (verdict("leased", lease_ids=("a", "b"), holders=("ann", "ben"), since_at=0.0), "leased", "leased by ann, ben"),
         (
-            Draining("a", None, None),
+            verdict("draining", lease_id="a", pid=None, memory_mb=None),
             "draining",
             "just released; the next reading will tell whether it is free",
         ),
-        (Draining("a", 123, 9420.8), "draining", "draining: pid 123 still holds 9.2 GiB"),
-        (Draining("a", 123, None), "draining", "draining: pid 123 still holds memory"),
-        (Unhealthy("fell off the bus"), "unhealthy", "unhealthy: fell off the bus"),
-        (ReadingUnknown("memory"), "reading_unknown", "its memory is unknown"),
-        (ReadingStale(16.4), "reading_stale", "its last reading is 16 s old"),
-        (OverMemory(85.04, 80.0), "over_memory", "memory at 85.0 %, threshold 80 %"),
-        (OverUtilization(97.0, 90.0), "over_utilization", "utilization at 97 %, threshold 90 %"),
         (
-            NoRoom(60_000, 8_000, 64_000),
+            verdict("draining", lease_id="a", pid=123, memory_mb=9420.8),
+            "draining",
+            "draining: pid 123 still holds 9.2 GiB",
+        ),
+        (
+            verdict("draining", lease_id="a", pid=123, memory_mb=None),
+            "draining",
+            "draining: pid 123 still holds memory",
+        ),
+        (verdict("unhealthy", fault="fell off the bus"), "unhealthy", "unhealthy: fell off the bus"),
+        (verdict("reading_unknown", what="memory"), "reading_unknown", "its memory is unknown"),
+        (verdict("reading_stale", age_s=16.4), "reading_stale", "its last reading is 16 s old"),
+        (
+            verdict("over_memory", memory_percent=85.04, threshold_percent=80.0),
+            "over_memory",
+            "memory at 85.0 %, threshold 80 %",
+        ),
+        (
+            verdict("over_utilization", utilization_percent=97.0, threshold_percent=90.0),
+            "over_utilization",
+            "utilization at 97 %, threshold 90 %",
+        ),
+        (
+            verdict("no_room", committed_mb=60_000, asked_mb=8_000, limit_mb=64_000, holders=()),
             "no_room",
             "no room: 8000 MB asked, 4000 MB of 64000 MB left",
         ),
-        (NoRoom(70_000, 8_000, 64_000), "no_room", "no room: 8000 MB asked, 0 MB of 64000 MB left"),
-        (HeldForAnother("a", "ann"), "held", "kept for ann, ahead in the queue"),
+        (
+            verdict("no_room", committed_mb=70_000, asked_mb=8_000, limit_mb=64_000, holders=()),
+            "no_room",
+            "no room: 8000 MB asked, 0 MB of 64000 MB left",
+        ),
+        (verdict("held", for_lease_id="a", for_holder="ann", from_at=None), "held", "kept for ann, ahead in the queue"),
     ],
 )
 def test_a_verdict_reads_as_a_sentence(verdict: Verdict, code: str, words: str) -> None:
@@ -403,11 +399,11 @@ def test_a_gpu_is_named_by_its_node_and_index() -> None:
 
 def test_a_device_whose_hardware_knows_no_utilization_is_judged_by_memory_alone() -> None:
     box = Box(reading(utilization=None, has_utilization=False))
-    assert isinstance(box.verdict(), Eligible)
+    assert box.verdict().is_eligible
     box.ask("a")
     assert box.gpus_of("a") == (key(),)
     full = Box(reading(utilization=None, has_utilization=False, used_mb=70_000))
-    assert isinstance(full.verdict(), OverMemory)
+    assert full.verdict().code == "over_memory"
 
 
 def test_a_gpu_of_a_box_that_is_not_heard_of_says_so() -> None:

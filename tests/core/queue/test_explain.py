@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.queue.explain import explain
-from gpu_worker_pool.core.queue.verdicts import Eligible, HeldForAnother, Leased, OverUtilization
+from gpu_worker_pool.core.queue.verdicts import verdict
 from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, process, reading
 
 
@@ -69,7 +69,9 @@ def test_all_who_share_a_gpu_are_named() -> None:
     box.ask("ben", memory_mb=8_000)
     box.ask("b")
 
-    assert box.explain("b").verdicts[0].verdict == Leased(("ann", "ben"), ("ann", "ben"), START + WALL_OFFSET_S)
+    assert box.explain("b").verdicts[0].verdict == verdict(
+        "leased", lease_ids=("ann", "ben"), holders=("ann", "ben"), since_at=START + WALL_OFFSET_S
+    )
 
 
 def test_a_share_that_finds_no_room_is_told_who_has_it() -> None:
@@ -89,7 +91,7 @@ def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
     explanation = box.explain("b")
 
     date = START + 3600.0 + WALL_OFFSET_S
-    assert explanation.verdicts[1].verdict == HeldForAnother("wide", "wilma", date)
+    assert explanation.verdicts[1].verdict == verdict("held", for_lease_id="wide", for_holder="wilma", from_at=date)
     assert "1 kept for wilma, ahead in the queue" in str(explanation)
 
 
@@ -100,7 +102,9 @@ def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:
     box.ask("b", memory_mb=8_000)
 
     date = START + 3600.0 + WALL_OFFSET_S
-    assert box.explain("b").verdicts[0].verdict == HeldForAnother("alone", "alone", date)
+    assert box.explain("b").verdicts[0].verdict == verdict(
+        "held", for_lease_id="alone", for_holder="alone", from_at=date
+    )
 
 
 def test_gpus_for_which_waiting_is_of_no_use_are_named_last() -> None:
@@ -116,7 +120,7 @@ def test_what_a_waiter_holds_itself_is_available_to_it() -> None:
     box.ask("a")
     box.ask("wide", gpus=2)
 
-    assert box.explain("wide").verdicts[1].verdict == Eligible(0.0)
+    assert box.explain("wide").verdicts[1].verdict == verdict("eligible", score=0.0)
     assert str(box.explain("wide")).endswith("waiting for 2 GPUs on one node: 1 leased by a; 1 available")
 
 
@@ -131,7 +135,7 @@ def test_what_is_reserved_for_a_waiter_behind_is_not_told_as_kept() -> None:
 
     verdicts = {item.key: item.verdict for item in box.explain("first").verdicts}
 
-    assert verdicts[key(1)] == Eligible(0.0)
+    assert verdicts[key(1)] == verdict("eligible", score=0.0)
 
 
 def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
@@ -192,7 +196,9 @@ def test_the_data_is_there_beside_the_words() -> None:
     box = Box(reading(utilization=95))
     box.ask("a")
 
-    assert box.explain("a").verdicts[0].verdict == OverUtilization(95, 90.0)
+    assert box.explain("a").verdicts[0].verdict == verdict(
+        "over_utilization", utilization_percent=95, threshold_percent=90.0
+    )
 
 
 def test_a_lease_that_does_not_wait_has_nothing_to_explain() -> None:

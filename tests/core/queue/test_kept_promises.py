@@ -200,7 +200,7 @@ def test_a_waiter_does_not_slip_behind_a_booking_while_its_gpus_drain() -> None:
     assert reserved(box).date == START + HOUR_S
 
     box.run_to(START + HOUR_S + 59.0)
-    box.do(cmd.SetQuota("ada", Quota()))  # so the whole queue is looked at
+    box.set_quota("ada", Quota())  # so the whole queue is looked at
     box.ask("small", time_limit_s=HOUR_S / 2)
     assert box.stage("small") == "queued"
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.explain import explain
-from gpu_worker_pool.core.queue.placement import Survey
+from gpu_worker_pool.core.queue.placement import Placer
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from tests.core.build import Box, reading
 from tests.core.queue.test_many_waiters import calls
@@ -54,20 +54,7 @@ def test_a_waiter_goes_with_its_node_to_another_name() -> None:
 
     for state in (box.state, replay(PoolState(), condense(box.state))):
         assert state.queued("waits").request.wishes == Wishes(node="new")
-        assert [line.wishes.node for line in state.queue.lines] == ["new"]
-
-
-def test_a_request_inside_a_gang_may_name_its_node() -> None:
-    box = box_of(1, 1)
-    box.ask("gang", nodes=2)
-    box.do(cmd.RequestLease("part", _inside("node1")))
-    assert {gpu.node for gpu in box.gpus_of("part")} == {"node1"}
-    box.do(cmd.RequestLease("none", _inside("node7")))
-    assert "none" not in box.state.leases
-
-
-def _inside(node: str) -> Request:
-    return Request(Wishes(node=node), Holder(), parent="gang")
+        assert state.queue.class_of("waits").wishes.node == "new"
 
 
 def test_in_a_pool_of_many_nodes_it_costs_what_it_costs_on_one() -> None:
@@ -100,7 +87,7 @@ def test_what_is_reserved_on_one_node_keeps_nothing_on_another(load: list[Job], 
         for lease_id in state.queue:
             wishes = state.queued(lease_id).request.wishes
             if wishes.node is not None and wishes.node not in reserved:
-                assert Survey(state, play.box.now).place(wishes) is None, (
+                assert Placer(state, play.box.now).place(wishes) is None, (
                     "it waits for what nobody has and nobody awaits"
                 )
         play.run_to(play.box.now + job.gap_s)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.core.model.events import LeaseRefused
-from gpu_worker_pool.core.queue.verdicts import Eligible, InUseOutside, OtherServer
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.queue.verdicts import verdict
 from tests.core.build import Box, key, process, reading
 
 GIB = 1024.0
@@ -26,7 +26,15 @@ def test_a_gpu_on_which_a_stranger_holds_much_memory_is_not_granted_and_names_th
     box.ask("ada")
 
     assert box.stage("ada") == "queued"
-    assert box.verdict() == InUseOutside(4711, "bob", "train.py", 58 * GIB, 60.0)
+    assert box.verdict() == verdict(
+        "in_use_outside",
+        pid=4711,
+        user="bob",
+        program="train.py",
+        memory_mb=58 * GIB,
+        utilization_percent=60.0,
+        others=0,
+    )
     assert "in use outside the pool: train.py of bob (pid 4711), 58.0 GiB, 60 % busy" in str(box.explain("ada"))
 
 
@@ -39,7 +47,7 @@ def test_in_use_is_more_than_a_gibibyte_or_five_percent_busy_or_unknown(
 ) -> None:
     box = Box(used_by(process(7, memory_mb), utilization=utilization))
 
-    assert isinstance(box.verdict(), InUseOutside) == is_in_use
+    assert (box.verdict().code == "in_use_outside") == is_in_use
 
 
 def test_the_memory_of_all_strangers_counts_and_the_largest_is_named() -> None:
@@ -60,13 +68,13 @@ def test_strangers_that_the_operator_ignores_do_not_count() -> None:
 def test_without_a_process_list_the_thresholds_decide() -> None:
     box = Box(reading(used_mb=20_000, utilization=50, processes=None))
 
-    assert isinstance(box.verdict(), Eligible)
+    assert box.verdict().is_eligible
 
 
 def test_load_without_a_process_is_left_to_the_thresholds() -> None:
     box = Box(reading(used_mb=20_000, utilization=50, processes=()))
 
-    assert isinstance(box.verdict(), Eligible)
+    assert box.verdict().is_eligible
 
 
 def test_a_shared_request_reckons_with_the_memory_of_strangers() -> None:
@@ -136,27 +144,7 @@ def test_processes_of_an_ended_lease_drain_first_and_are_strangers_after_the_dra
     box.pass_time(20.0)
 
     assert (box.stage("job"), box.stage("ada")) == ("revoked", "queued")
-    assert isinstance(box.verdict(), InUseOutside)
-
-
-def test_the_processes_of_a_lease_are_no_strangers_to_its_fellow_workers() -> None:
-    box = Box(reading(), workers_per_gpu=2)
-    box.ask("one", pid=10)
-
-    box.observe_now(used_by(process(10, 9 * GIB), utilization=70))
-    box.ask("two")
-
-    assert box.stage("two") == "active"
-
-
-def test_load_on_a_gpu_with_a_lease_is_not_the_strangers() -> None:
-    box = Box(reading(), workers_per_gpu=2)
-    box.ask("one", pid=10)
-
-    box.observe_now(used_by(process(10, 9 * GIB), process(11, 500), utilization=70))
-    box.ask("two")
-
-    assert box.stage("two") == "active"
+    assert box.verdict().code == "in_use_outside"
 
 
 def test_a_process_is_no_stranger_to_itself() -> None:
@@ -185,12 +173,12 @@ def test_a_gpu_of_another_server_is_never_granted_and_what_only_it_could_serve_i
     theirs = "held by the server of bob (pid 7)"
     box = Box(reading(0, other_server=theirs), reading(1))
 
-    assert box.verdict(0, memory_threshold_percent=100.0) == OtherServer(theirs)
+    assert box.verdict(0, memory_threshold_percent=100.0) == verdict("other_server", server=theirs)
     box.ask("one")
     assert box.gpus_of("one") == (key(1),)
     for wishes in ({"gpus": 2}, {"among": ("0",)}):
         (refused,) = box.ask("two", **wishes)
-        assert isinstance(refused, LeaseRefused)
+        assert isinstance(refused, ev.Refused)
         assert theirs in refused.why
 
 

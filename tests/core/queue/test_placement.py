@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model import commands as cmd
 from tests.core.build import A100, T4, Box, key, process, reading
 
 # --- one GPU -------------------------------------------------------------------------------------------------------
@@ -63,7 +62,7 @@ def test_ignored_memory_does_not_count_as_use_in_the_choice() -> None:
         reading(0, used_mb=8_000, processes=(process(66, 8_000),)),
         reading(1, used_mb=16_000, processes=(process(67, 16_000, name="Xorg"),)),
     )
-    box.do(cmd.IgnoreProcess("Xorg"))
+    box.ignore("Xorg")
 
     box.ask("a")
 

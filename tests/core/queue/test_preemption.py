@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.lease import EndReason
@@ -179,7 +178,7 @@ def test_no_other_node_makes_room_while_a_lease_drains_elsewhere() -> None:
     assert warned(box.ask("job")) == ["young"]
 
     events = box.run_to(box.now + GRACE_S)
-    events += box.do(cmd.SetQuota("ada", Quota(gpus=1)))  # the whole queue is looked at again
+    events += box.set_quota("ada", Quota(gpus=1))  # the whole queue is looked at again
 
     assert (box.stage("young"), warned(events)) == ("draining", [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -175,16 +176,6 @@ def test_a_newcomer_in_the_middle_of_the_line_is_served_if_nobody_ahead_can_use_
 # --- the pass after every change -----------------------------------------------------------------------------------
 
 
-def test_workers_on_one_gpu_are_granted_in_one_look_up_to_their_number() -> None:
-    box = Box(workers_per_gpu=2)
-    for lease_id in ("a", "b", "c"):
-        box.ask(lease_id)
-
-    box.observe_now(reading())
-
-    assert [box.stage(lease_id) for lease_id in ("a", "b", "c")] == ["active", "active", "queued"]
-
-
 def test_a_busy_gpu_that_falls_idle_serves_who_waits() -> None:
     box = Box(reading(utilization=95))
     box.ask("a")
@@ -213,14 +204,17 @@ def test_a_settled_queue_is_not_looked_through_again() -> None:
 
 def test_a_queue_settled_now_is_settled_at_this_very_instant() -> None:
     # The reading is as old as it may be, to the last bit: its age is 15 s and not more, but 15 s after it was taken is
-    # before now, both for rounding. `step` would go on settling the queue forever.
+    # before now, both for rounding. `step` would go on settling the queue for ever.
     now, taken_at = 15.5 + 2**-49, 0.5 + 2**-50
     assert now - taken_at <= 15.0
     state = PoolState(settings=PoolSettings(stale_after_s=15.0))
+    for opening in (cmd.TakeOver(0, "boot"), cmd.AnnounceNode("box", "boot")):
+        step(state, opening, 0.0)
     looked = cmd.Observe((reading(0, at=taken_at), reading(1, at=taken_at, utilization=95)))
     for command in (looked, cmd.RequestLease("wide", request(gpus=2)), cmd.ServeQueue()):
         replay(state, decide(state, command, now))
 
+    assert state.slots[key(0)].reading is not None
     assert decide(state, cmd.ServeQueue(), now) == []
 
 
@@ -230,7 +224,8 @@ def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None
     for number in range(2):
         box.ask(f"ann{number}", owner="ann")
     (refusal,) = box.ask("ann2", owner="ann")
-    assert refusal == ev.QueueFull(box.now, "ann2", 2, is_owners_limit=True, owner="ann")
+    why = "2 requests of ann wait already, which is the limit; ask later"
+    assert refusal == ev.Refused(box.now, ev.Code.OWNERS_QUEUE_FULL, "ann2", why)
     assert box.stage("ann2") == "unknown"
     box.ask("bob0", owner="bob")
     assert box.stage("bob0") == "queued"
@@ -244,7 +239,8 @@ def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
     box.ask("holder")
     box.ask("first")
     (refusal,) = box.ask("second", owner="bob")
-    assert refusal == ev.QueueFull(box.now, "second", 1, is_owners_limit=False, owner="bob")
+    why = "1 requests wait already, which is the limit; ask later"
+    assert refusal == ev.Refused(box.now, ev.Code.QUEUE_FULL, "second", why)
     box.ask("first")
     assert box.stage("first") == "queued"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.lease import Basis, Reservation
 from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
 from gpu_worker_pool.core.queue.planner import MOST_GPUS, TRY_AGAIN_S, TRY_NEXT_S
@@ -90,12 +89,12 @@ def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
 
     box.pass_time(600.0)
 
-    now, share = START + 600.0, Wishes(memory_mb=1.0)
-    # Where there is no date for one, there is none for two.
-    again = now + TRY_AGAIN_S
-    assert box.state.undated == {Wishes(): again, Wishes(2): again, share: now + TRY_NEXT_S}
+    now, tried = START + 600.0, box.state.no_date_until
+    assert tried == {Wishes(): now + TRY_AGAIN_S}
     box.run_to(now + TRY_NEXT_S)
-    assert box.state.undated[share] == now + TRY_NEXT_S + TRY_AGAIN_S
+    assert box.state.no_date_until.keys() == {Wishes(), Wishes(2)}, "the next one is not tried instead of the first"
+    box.run_to(now + 2 * TRY_NEXT_S)
+    assert box.state.no_date_until.keys() == {Wishes(), Wishes(2), Wishes(memory_mb=1.0)}
 
 
 def test_a_higher_priority_takes_the_reservation_over() -> None:
@@ -226,7 +225,7 @@ def test_a_gpu_out_of_service_is_not_reserved() -> None:
     box.ask("wide", gpus=3)
     assert reserved(box).gpus == (key(0), key(1), key(2))
 
-    box.do(cmd.ExcludeGpu(key(2), "repair"))
+    box.exclude(key(2), "repair")
 
     assert box.state.reservation is None
 

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.core.queue.placement import Survey
+from gpu_worker_pool.core.queue.placement import Placer
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 HOUR_S = 3600.0
@@ -182,7 +182,7 @@ def test_a_reservation_makes_no_earlier_waiter_wait(load: list[Job], nodes: tupl
         if state.reservation is not None:
             line = Order(state, play.box.now).lease_ids()
             for lease_id in line[: line.index(state.reservation.lease_id)]:
-                assert Survey(state, play.box.now).place(state.queued(lease_id).request.wishes) is None
+                assert Placer(state, play.box.now).place(state.queued(lease_id).request.wishes) is None
         play.run_to(play.box.now + job.gap_s)
 
 

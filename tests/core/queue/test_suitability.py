@@ -8,34 +8,34 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.queue.verdicts import Eligible, Excluded, TooSmall, WrongModel
-from tests.core.build import A100, START, T4, Box, key, of_kind, reading
+from gpu_worker_pool.core.queue.verdicts import verdict
+from tests.core.build import A100, START, T4, Box, key, reading, refusals
 
 # --- suitable ------------------------------------------------------------------------------------------------------
 
 
 def test_another_model_is_told_by_its_name() -> None:
-    assert Box(reading(name=T4)).verdict(model="A100") == WrongModel(T4, "A100")
+    assert Box(reading(name=T4)).verdict(model="A100") == verdict("wrong_model", name=T4, wanted="A100")
 
 
 def test_a_share_as_large_as_the_gpu_below_its_threshold_is_eligible() -> None:
-    assert isinstance(Box(reading()).verdict(memory_mb=64_000), Eligible)
+    assert Box(reading()).verdict(memory_mb=64_000).is_eligible
 
 
 def test_a_share_larger_than_that_finds_the_gpu_too_small() -> None:
-    assert Box(reading()).verdict(memory_mb=64_001) == TooSmall(64_000, 64_001)
+    assert Box(reading()).verdict(memory_mb=64_001) == verdict("too_small", limit_mb=64_000, asked_mb=64_001)
 
 
 def test_a_gpu_taken_out_of_service_is_excluded_with_the_operators_reason() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
 
-    assert box.verdict() == Excluded("new fan")
+    assert box.verdict() == verdict("excluded", reason="new fan")
 
 
 def test_a_gpu_taken_out_of_service_is_not_granted() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
 
     box.ask("a")
 
@@ -44,10 +44,10 @@ def test_a_gpu_taken_out_of_service_is_not_granted() -> None:
 
 def test_a_gpu_put_back_into_service_goes_to_who_waits() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
     box.ask("a")
 
-    box.do(cmd.IncludeGpu(key()))
+    box.include(key())
 
     assert box.stage("a") == "active"
 
@@ -56,51 +56,54 @@ def test_a_lease_on_a_gpu_that_is_taken_out_of_service_runs_on() -> None:
     box = Box(reading())
     box.ask("a")
 
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
 
     assert box.gpus_of("a") == (key(),)
 
 
 def test_taking_out_of_service_twice_for_the_same_reason_is_one_event() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
 
-    assert box.do(cmd.ExcludeGpu(key(), "new fan")) == []
+    assert box.exclude(key(), "new fan") == []
 
 
 def test_another_reason_replaces_the_first() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
-    box.do(cmd.ExcludeGpu(key(), "still no fan"))
+    box.exclude(key(), "new fan")
+    box.exclude(key(), "still no fan")
 
-    assert box.verdict() == Excluded("still no fan")
+    assert box.verdict() == verdict("excluded", reason="still no fan")
 
 
 def test_putting_back_what_is_in_service_changes_nothing() -> None:
-    assert Box(reading()).do(cmd.IncludeGpu(key())) == []
+    assert Box(reading()).include(key()) == []
 
 
-@pytest.mark.parametrize("command", [cmd.ExcludeGpu(key(7), "x"), cmd.IncludeGpu(key(7))])
+@pytest.mark.parametrize(
+    "command", [cmd.Configure("excluded", tuple(key(7)), "x"), cmd.Configure("excluded", tuple(key(7)))]
+)
 def test_a_gpu_that_was_never_seen_is_unknown_to_the_operators_commands(command: cmd.Command) -> None:
-    assert Box(reading()).do(command) == [ev.GpuUnknown(START, key(7))]
+    why = "no GPU GPU-box-7 is known on node box"
+    assert Box(reading()).do(command) == [ev.Refused(START, ev.Code.UNKNOWN_GPU, "GPU-box-7", why)]
 
 
 def test_out_of_service_outlives_a_restart() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
 
     box.restart()
     box.observe_now(reading())
 
-    assert box.verdict() == Excluded("new fan")
+    assert box.verdict() == verdict("excluded", reason="new fan")
 
 
 def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
     box = Box(reading())
-    box.do(cmd.ExcludeGpu(key(), "new fan"))
+    box.exclude(key(), "new fan")
     box.restart()
 
-    assert of_kind(box.do(cmd.ExcludeGpu(key(), "still no fan")), ev.GpuUnknown) == []
+    assert refusals(box.exclude(key(), "still no fan"), ev.Code.UNKNOWN_GPU) == []
 
 
 # --- never ---------------------------------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, flo
 
     (event,) = box.ask("a", **wishes)
 
-    assert isinstance(event, ev.LeaseRefused)
+    assert isinstance(event, ev.Refused)
     assert " asked for; " in event.why or "threshold of 0 %" in event.why
     assert box.stage("a") == "unknown"
 
@@ -165,7 +168,7 @@ def test_a_refusal_says_what_was_wished_for_and_what_there_is(wishes: dict[str, 
 
     (event,) = box.ask("a", **wishes)
 
-    assert isinstance(event, ev.LeaseRefused)
+    assert isinstance(event, ev.Refused)
     assert event.why == words
 
 
@@ -174,7 +177,7 @@ def test_a_pool_of_several_nodes_says_what_its_best_node_has() -> None:
 
     (event,) = box.ask("a", gpus=3)
 
-    assert isinstance(event, ev.LeaseRefused)
+    assert isinstance(event, ev.Refused)
     assert event.why == "3 GPUs on one node were asked for; no node has more than 2 GPUs"
 
 
@@ -184,7 +187,7 @@ def test_a_pool_seen_to_have_no_gpu_refuses_everybody() -> None:
 
     (event,) = box.ask("a")
 
-    assert isinstance(event, ev.LeaseRefused)
+    assert isinstance(event, ev.Refused)
     assert event.why == "this pool has no GPU"
 
 

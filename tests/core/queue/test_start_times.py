@@ -14,16 +14,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.core.queue.planner import (
-    NEVER,
-    Expectation,
-    Forecast,
-    FreeTime,
-    expected_starts,
-    soonest,
-    together,
-)
-from gpu_worker_pool.core.queue.withheld import Keeps
+from gpu_worker_pool.core.queue.planner import NEVER, FreeAt, Planner, StartTimes, expected_starts, together
+from gpu_worker_pool.core.queue.withheld import Withheld
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 # GPUs on each node, nodes, MB of a share, and a time limit of each request.
@@ -68,40 +60,39 @@ def test_the_pool_may_go_on_between_two_steps() -> None:
             lambda: box.do(cmd.ForgetNode("b")),
         ]
     )
-    expectation = Expectation(box.state, box.now)
-    for _ in expectation.steps():
+    times = StartTimes(box.state, box.now)
+    for _ in times.steps():
         next(happens, lambda: None)()
-    assert waiting[-1] not in expectation.starts, "it had left before its turn"
-    assert set(expectation.starts) & set(box.state.queue), "others are told"
-    assert expectation.starts.keys() <= set(waiting)
+    assert waiting[-1] not in times.starts, "it had left before its turn"
+    assert set(times.starts) & set(box.state.queue), "others are told"
+    assert times.starts.keys() <= set(waiting)
     box.pass_time(1.0)
     assert expected_starts(box.state, box.now) == plain_starts(box.state, box.now)
 
 
-def plain_starts(state: PoolState, now: float) -> dict[str, FreeTime]:
-    keeps, forecast = Keeps(state, now), Forecast(state, now)
-    taken_until: dict[GpuKey, FreeTime] = {}
-    starts: dict[str, FreeTime] = {}
+def plain_starts(state: PoolState, now: float) -> dict[str, FreeAt]:
+    planner = Planner(state, now, Withheld(state, now))
+    taken_until: dict[GpuKey, FreeAt] = {}
+    starts: dict[str, FreeAt] = {}
     for lease_id in Order(state, now).lease_ids():
         lease = state.queued(lease_id)
         wishes, kept = lease.request.wishes, state.reservation
-        by_node: dict[str, list[tuple[FreeTime, int, GpuKey]]] = {}
-        for slot in state.slots_for(wishes):
+        by_node: dict[str, list[tuple[FreeAt, int, GpuKey]]] = {}
+        for slot in state.slots_on(wishes.node):
             assert slot.reading is not None
-            at = forecast.usable_from(slot, wishes)
+            at = planner.usable_from(slot, wishes)
             later = max(at, taken_until.get(slot.key, at), key=lambda time: time.at)
             later = later._replace(basis=max(at.basis, later.basis))
             by_node.setdefault(slot.key.node, []).append((later, slot.reading.gpu.index, slot.key))
-        unbooked = keeps.unbooked(state.queue.line_of(lease))
-        found = [soonest(gpus, wishes.gpus, unbooked) for gpus in by_node.values()]
+        found = [planner.soonest(gpus, state.queue.class_of(lease_id)) for gpus in by_node.values()]
         plan = together(filter(None, found), wishes.nodes)
         start, gpus = (plan.start, plan.gpus) if plan else (NEVER, ())
         if kept is not None and kept.lease_id == lease_id:
-            start, gpus = FreeTime(kept.date, kept.basis, kept.after), kept.gpus
+            start, gpus = FreeAt(kept.date, kept.basis, kept.after), kept.gpus
         if start.at < inf:
             starts[lease_id] = start
             if not wishes.is_shared:
-                lasts = forecast.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
-                end = FreeTime(start.at + lasts.at, max(start.basis, lasts.basis), lease_id)
+                lasts = planner.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
+                end = FreeAt(start.at + lasts.at, max(start.basis, lasts.basis), lease_id)
                 taken_until |= dict.fromkeys(gpus, end)
     return starts
