@@ -34,10 +34,6 @@ class LedElsewhere(NotWritten):
         self.url = url
 
 
-class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """Another user could change the journal. The message says why, and what to do."""
-
-
 class JournalInUse(JournalError):  # noqa: N818 - a state of affairs, not a mistake
     """Another process writes this journal; `pid` is its pid, if known."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.ledger.failpoints import FAILPOINTS
+from gpu_worker_pool.host.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import children

@@ -80,7 +80,8 @@ def restore(
     The leases and the queue are those of the backup. What was granted later is not known, so all GPUs are out of service
     until you have made sure that no program from before uses them: then `gpu-pool undrain --all`.
     """
-    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
+    from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415
     from gpu_worker_pool.ledger.sqlite.backup import restore as put_in_place  # noqa: PLC0415
 
     settings = _settings(journal)
@@ -91,7 +92,7 @@ def restore(
         done = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
         raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
-    except JournalError as error:
+    except (JournalError, StateDirError) as error:
         raise Failure(str(error)) from None
     replaced = None if done.replaced is None else str(done.replaced)
     if json:
@@ -136,7 +137,7 @@ def _settings(journal: Path | None) -> ServerSettings:
 
 
 def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
-    from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
     from gpu_worker_pool.server.fleet import fleet_url  # noqa: PLC0415
 
@@ -147,7 +148,7 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         )
     try:
         return journal_path(settings).absolute()
-    except JournalError as error:
+    except StateDirError as error:
         raise Failure(str(error)) from None
 
 

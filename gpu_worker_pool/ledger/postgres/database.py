@@ -10,9 +10,9 @@ from typing import Any
 from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.codec import decode_ended
-from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries
 

@@ -15,14 +15,15 @@ from pathlib import Path
 from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import create_private, sync_folder
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event
 from gpu_worker_pool.ledger.driver import restored
-from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
 
 from .faults import as_journal_error, journal_errors
-from .file import SqliteFile, check_version, connect, create_private, sync_folder
+from .file import SqliteFile, check_version, connect
 from .high_water_mark import HighWaterMark
 from .journal import SqliteJournal, read_events, understood
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, sync_folder
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql_rows import VERSION
-from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
 
 from .faults import as_journal_error, is_environmental, journal_errors
 from .high_water_mark import HighWaterMark
@@ -270,20 +270,6 @@ def check_version(connection: sqlite3.Connection, path: Path, what: str) -> None
         )
     if version != VERSION:
         raise ValueError("it has no tables")
-
-
-def create_private(path: Path) -> None:
-    """Create an empty file that only its owner may read; SQLite gives its logs the same rights."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of its files survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def isolate(path: Path) -> Path | None:

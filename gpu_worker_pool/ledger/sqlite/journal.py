@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.codec import decode_ended, decode_event
-from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql_rows import Row, checked_crc, ended_row, event_rows, load_queries, load_schema
 

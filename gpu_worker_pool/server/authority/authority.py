@@ -45,7 +45,7 @@ class JournalSource(Protocol):
     """Where the history of the pool is. It lets the authority lead once that is known, if this server is to lead."""
 
     async def start(self, authority: Authority) -> None:
-        """Begin. JournalInUse or StateDirUnsafe if the server must not run at all."""
+        """Begin. JournalInUse or StateDirError if the server must not run at all."""
 
     async def stop(self) -> None:
         """Stop. The driver is closed already."""
@@ -82,7 +82,7 @@ class Authority:
         self._driver.listeners.append(self._follow)
 
     async def start(self, source: JournalSource) -> None:
-        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirUnsafe if another
+        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirError if another
         user could change it; any other trouble is reported by the calls.
         """
         self._loop = asyncio.get_running_loop()
