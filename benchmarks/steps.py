@@ -55,8 +55,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.outbox:Outbox.flush"),
     "effects before the commit": ("server.authority.own_box:OwnBox._follow_early",),
     "events as rows, with checksums": ("ledger.sqlite.journal:event_rows", "ledger.sqlite.journal:ended_row"),
-    "SQLite": ("ledger.sqlite.file:SqliteFile.transact",),
-    "journal around it: checks of the files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
+    "journal: SQLite, checks of its files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
     "tell listeners and callers": ("ledger.outbox:Outbox._done",),
     "make the answer": (
         "server.calls.lease_answers:LeaseAnswers.active", "server.calls.lease_answers:LeaseAnswers.ended",

@@ -15,7 +15,7 @@ FAILPOINTS = (
     "in_append",  # all is written, nothing is committed
     "after_append",  # committed, no client has been told
     "in_compaction",  # the old events are deleted, half of the new ones are written, nothing is committed
-    "after_compaction",  # committed, the log is not yet folded into the file
+    "after_compaction",  # committed, nothing is forgotten yet
     "in_creation",  # the tables are made, nothing is committed
     "after_creation",  # committed, a file is not yet in its place
     "in_backup",  # the copy is whole, and does not have its name yet

@@ -26,9 +26,8 @@ from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 

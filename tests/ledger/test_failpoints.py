@@ -84,7 +84,7 @@ def test_killed_while_a_new_journal_is_made(tmp_path: Path, failpoint: str) -> N
     assert (status, said) == (-signal.SIGKILL, [])
     assert not path.exists()  # nobody takes half a journal for a whole one
     assert history(path) == History()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock", "journal.mark"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock"]
 
 
 @pytest.mark.parametrize("setting", ["in_appendix", "in_append:x", "in_append:-1", ""])

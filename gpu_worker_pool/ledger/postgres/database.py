@@ -12,9 +12,9 @@ from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.accounts import Accounts
-from gpu_worker_pool.ledger.codec import decode_ended
+from gpu_worker_pool.ledger.codec import checked_crc, decode_ended
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries
+from gpu_worker_pool.ledger.sql import load_queries
 
 from . import schema
 from .accounts import PostgresAccounts

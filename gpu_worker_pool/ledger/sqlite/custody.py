@@ -51,7 +51,8 @@ class CustodyFile:
         """Put these texts, or delete those that are None: all or none. JournalError if that cannot be done."""
         rows = {key: body for key, body in {**self.rows, **changes}.items() if body is not None}
         try:
-            self._file.transact(lambda connection: _write(connection, changes))
+            with self._file.transaction() as connection:
+                _write(connection, changes)
         except JournalDamaged as error:
             with self._file.errors():
                 self._start_again(error, rows)
@@ -70,7 +71,7 @@ class CustodyFile:
 
     def _open(self) -> None:
         connection = self._file.open()
-        with self._file.reading():
+        with self._file.errors(is_read=True):
             rows: Rows = {}
             for kind, id_, body, crc in connection.execute("SELECT kind, id, body, crc FROM kept"):
                 if crc != _crc(kind, id_, body):

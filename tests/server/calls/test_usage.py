@@ -14,8 +14,7 @@ from starlette.types import Message
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.accounts import Moment, Usage, UsageTotals
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
+from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
