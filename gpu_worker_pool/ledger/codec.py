@@ -21,16 +21,20 @@ from gpu_worker_pool.core.model.configured import TABLES
 from gpu_worker_pool.core.model.lease import EndedLease
 
 # A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
-EVENT_KINDS: dict[str, type[ev.DurableEvent]] = {
+EVENT_KINDS: dict[str, Any] = {
     name: kind
     for name, kind in vars(ev).items()
     if isinstance(kind, type) and issubclass(kind, ev.DurableEvent) and kind is not ev.DurableEvent
 }
 
-# Turns a JSON value back into the original value. A ValueError says what is wrong with it.
+# Turns a JSON value back into the original value. NotUnderstood says what is wrong with it.
 Reader = Callable[[Any], Any]
 # A text, and its checksum.
 Row = tuple[str, int]
+
+
+class NotUnderstood(ValueError):  # noqa: N818 - a state of affairs, not a mistake
+    """A text is not of the format, or has something that is not known here: a newer version of this program wrote it."""
 
 
 def encode_event(event: ev.DurableEvent) -> str:
@@ -42,25 +46,21 @@ def encode_event(event: ev.DurableEvent) -> str:
 
 
 def decode_event(text: str) -> ev.DurableEvent:
-    """Decode one line; a ValueError says what is wrong with it."""
     parts = parse_object(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
-        raise ValueError(f"not an event of a known kind: {shortened(text)}")
+        raise NotUnderstood(f"not an event of a known kind: {shortened(text)}")
     if kind is ev.Configured:
-        table = TABLES.get(str(parts.get("table")))
+        table: Any = TABLES.get(str(parts.get("table")))
         if table is None:
-            raise ValueError(f"{parts.get('table')!r} is not a table that is known here")
+            raise NotUnderstood(f"{parts.get('table')!r} is not a table that is known here")
         parts["value"] = reader(table | None)(parts.get("value"))
     return cast("ev.DurableEvent", reader(kind)(parts))
 
 
-def encode_ended(lease: EndedLease) -> str:
-    return encode(lease)
-
-
 def decode_ended(text: str) -> EndedLease:
-    return cast("EndedLease", reader(EndedLease)(parse_object(text)))
+    kind: Any = EndedLease
+    return cast("EndedLease", reader(kind)(parse_object(text)))
 
 
 def event_rows(events: Sequence[ev.DurableEvent], crc: int, prefix: str = "") -> list[Row]:
@@ -74,7 +74,7 @@ def event_rows(events: Sequence[ev.DurableEvent], crc: int, prefix: str = "") ->
 
 
 def ended_row(lease: EndedLease) -> Row:
-    body = encode_ended(lease)
+    body = encode(lease)
     return body, crc32(body.encode())
 
 
@@ -89,13 +89,13 @@ def checked_crc(body: object, noted_crc: object, crc: int = 0) -> int:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that this text is; a ValueError says why it is none."""
+    """The object that this text is."""
     try:
         parts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}): {shortened(text)}") from error
+        raise NotUnderstood(f"not JSON ({error}): {shortened(text)}") from error
     if not isinstance(parts, dict):
-        raise ValueError(f"not a JSON object: {shortened(text)}")  # noqa: TRY004 - the text is wrong, not a type
+        raise NotUnderstood(f"not a JSON object: {shortened(text)}")
     return parts
 
 
@@ -130,13 +130,9 @@ def _defaults(kind: Any) -> list[tuple[str, object]]:
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=as_object).encode
 
 
+@cache
 def reader(kind: Any, *, is_tolerant: bool = False) -> Reader:
     """The reader of a type. A tolerant one leaves out fields that are not known here: the next version writes them."""
-    return _reader(kind, is_tolerant)
-
-
-@cache
-def _reader(kind: Any, is_tolerant: bool) -> Reader:  # noqa: FBT001
     of, parts = partial(reader, is_tolerant=is_tolerant), get_args(kind)
     if isinstance(kind, UnionType):
         some, *others = (part for part in parts if part is not NoneType)
@@ -168,13 +164,13 @@ def _record(kind: Any, readers: dict[str, Reader], *, is_tolerant: bool) -> Read
                 if name in readers:
                     values[name] = readers[name](value)
                 elif not is_tolerant:
-                    raise ValueError("is not a field that is known here")  # noqa: TRY301 - the name is added below
+                    raise NotUnderstood("is not a field that is known here")
         except ValueError as error:
-            raise ValueError(f"{kind.__name__}.{name} {error}") from None
+            raise NotUnderstood(f"{kind.__name__}.{name} {error}") from None
         try:
             return kind(**values)
-        except TypeError as error:
-            raise ValueError(f"{kind.__name__} has the wrong fields: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise NotUnderstood(f"{kind.__name__} has the wrong fields: {error}") from None
 
     return read
 
@@ -182,7 +178,7 @@ def _record(kind: Any, readers: dict[str, Reader], *, is_tolerant: bool) -> Read
 def _array(make: Callable[[list[Any]], Any], readers: list[Reader]) -> Reader:
     def read(value: Any) -> Any:
         if len(_typed(value, list)) != len(readers):
-            raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
+            raise NotUnderstood(f"is {shortened(repr(value))}, not an array of {len(readers)}")
         return make([inner(item) for inner, item in zip(readers, value, strict=True)])
 
     return read
@@ -190,5 +186,5 @@ def _array(make: Callable[[list[Any]], Any], readers: list[Reader]) -> Reader:
 
 def _typed(value: Any, kind: type, or_kind: type | None = None) -> Any:
     if type(value) is not kind and type(value) is not or_kind:
-        raise ValueError(f"is {shortened(repr(value))}, not of type {kind.__name__}")
+        raise NotUnderstood(f"is {shortened(repr(value))}, not of type {kind.__name__}")
     return value

@@ -89,7 +89,7 @@ def begin_with(past: tuple[Path, Client], folder: Path) -> Client:
 
 def test_every_failpoint_is_tried_here() -> None:
     # No server restores: tests/cli/commands/test_backup.py.
-    assert {*APPENDING, *COMPACTING, *CREATING, "in_backup", "in_restore"} == set(FAILPOINTS)
+    assert {*APPENDING, *COMPACTING, *CREATING, "in_backup", "in_replacement"} == set(FAILPOINTS)
 
 
 @pytest.mark.parametrize("failpoint", APPENDING)

@@ -43,7 +43,7 @@ def history(path: Path) -> History:
 
 
 def test_every_failpoint_is_tried_here() -> None:
-    elsewhere = {"in_backup", "in_restore"}  # tests/cli/commands/test_backup.py
+    elsewhere = {"in_backup", "in_replacement"}  # tests/cli/commands/test_backup.py
     tried = {name.split(":")[0] for name, *_ in WRITING} | {"in_creation", "after_creation"}
     assert tried | elsewhere == set(FAILPOINTS)
 

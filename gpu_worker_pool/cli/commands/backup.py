@@ -89,25 +89,23 @@ def restore(
     if journal is None and (others := _others(path)):
         raise Failure(f"there is no journal {path}, but another one beside it{_which([*others, path])}")
     try:
-        done = put_in_place(file, path, settings.pool_settings(), replace=force)
+        facts, aside = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
         raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
     except (JournalError, StateDirError) as error:
         raise Failure(str(error)) from None
-    replaced = None if done.replaced is None else str(done.replaced)
+    replaced = None if aside is None else str(aside)
     if json:
-        tokens = list(done.token_names)
-        print_json(
-            "restore", {"journal": str(path), "replaced": replaced, **_as_json(done.facts), "token_names": tokens}
-        )
+        tokens = list(facts.token_names)
+        print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(facts), "token_names": tokens})
         return
     console = out()
-    console.print(f"{path} is as the backup has it: {_in_words(done.facts)}", markup=False)
+    console.print(f"{path} is as the backup has it: {_in_words(facts)}", markup=False)
     if replaced is not None:
         console.print(f"The journal that was there is {replaced}", markup=False)
-    if done.token_names:
+    if facts.token_names:
         console.print(
-            f"It accepts tokens of {', '.join(done.token_names)}, also those that were revoked since: gpu-pool token list",
+            f"It accepts tokens of {', '.join(facts.token_names)}, also those that were revoked since: gpu-pool token list",
             markup=False,
         )
     console.print(

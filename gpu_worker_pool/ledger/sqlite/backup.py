@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from gpu_worker_pool.host.state_dir import create_private, sync_folder
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 
-from .beside import HighWaterMark
 from .faults import journal_errors
 from .file import SqliteFile, check_version, connect
 from .journal import SCHEMA, SQL, begin, read_ended, read_events
+from .lock import read_mark
 
 # A server that starts, or compacts, may lock the file for a moment.
 BUSY_TIMEOUT_S = 10.0
@@ -36,22 +35,16 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What a journal has in it. `changed_at` and `complete_since` are seconds since 1970; None if there is nothing to say."""
+    """What a journal has in it. `changed_at` and `complete_since` are seconds since 1970; None if there is nothing to say.
+    It accepts the tokens of `token_names`.
+    """
 
     active: int
     waiting: int
     ended: int
     changed_at: float | None
     complete_since: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What was put in place, whose tokens it accepts, and where the journal is now that was there before."""
-
-    facts: JournalFacts
-    token_names: tuple[str, ...]
-    replaced: Path | None
+    token_names: tuple[str, ...] = ()
 
 
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
@@ -73,7 +66,7 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     try:
         with journal_errors(copy, "backup"):
             # Read before the copy is made: a server may go on writing.
-            written = HighWaterMark(journal, is_durable=False).read()
+            written = read_mark(journal)
             _copy_pages(journal, part)
             with closing(connect(part, "ro")) as connection:
                 _, facts = _check(connection, settings, journal, "journal", written)
@@ -85,8 +78,10 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     return facts
 
 
-def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False) -> Restored:
-    """Put what a copy has in the place of the journal. JournalError, and nothing is changed, if the copy is damaged, a server
+def restore(
+    copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False
+) -> tuple[JournalFacts, Path | None]:
+    """Put what a copy has in the place of the journal. Return what that is, and where the journal is now that was there. JournalError, and nothing is changed, if the copy is damaged, a server
     has the journal (JournalInUse), or a journal is there and `replace` was not asked for; then it is kept under another name.
 
     The leases and the queue are those of the copy. All GPUs are out of service, also those that the copy does not know; fences
@@ -95,29 +90,26 @@ def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool 
     """
     copy, journal = copy.absolute(), journal.absolute()
     _must_be_regular(copy, f"there is no file {copy}")
-    with journal_errors(journal), closing(_place_of(journal)) as place:
+    with (
+        journal_errors(copy, "backup"),
+        closing(connect(copy, "ro", BUSY_TIMEOUT_S)) as source,
+        journal_errors(journal),
+        closing(_place_of(journal)) as place,
+    ):
         if not replace and any(os.path.lexists(f"{journal}{end}") for end in ("", "-wal")):
             raise JournalError(
                 f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, "
                 "and puts the backup in its place"
             )
-        with journal_errors(copy, "backup"), closing(connect(copy, "ro", BUSY_TIMEOUT_S)) as source:
-            source.execute("BEGIN")
-            state, facts = _check(source, settings, copy, "backup")
+        source.execute("BEGIN")
+        state, facts = _check(source, settings, copy, "backup")
 
-            def fill(connection: sqlite3.Connection) -> None:
-                begin(connection, put_back(state, REASON), None, facts.complete_since)
-                connection.executemany(SQL["keep_ended"], source.execute(SQL["read_all_ended"]))
+        def fill(connection: sqlite3.Connection) -> None:
+            begin(connection, put_back(state, REASON), None, facts.complete_since)
+            connection.executemany(SQL["keep_ended"], source.execute(SQL["read_all_ended"]))
 
-            with journal_errors(journal):
-                new = place.build(fill)
-        # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
-        # way to grant anything.
-        aside = place.set_aside()
-        reach("in_restore")
-        place.put_in_place(new)
-        token_names = sorted({token.name for token in state.tokens.values()})
-        return Restored(facts, tuple(token_names), None if aside is None else _kept(aside))
+        aside = place.replace(fill)
+        return facts, None if aside is None else _kept(aside)
 
 
 def _place_of(journal: Path) -> SqliteFile:
@@ -140,8 +132,8 @@ def _check(
         with journal_errors(path, what, is_read=True):
             check_version(connection, path, what)
             _check_tables(connection)
-            ended = sum(1 for _ in read_ended(connection.execute(SQL["read_all_ended"]), path, what))
-            events = read_events(connection, path, what)
+            ended = sum(1 for _ in read_ended(connection.execute(SQL["read_all_ended"])))
+            events = read_events(connection)
             (position,) = connection.execute(SQL["last_position"]).fetchone()
             if (missing := least_position - position) > 0:
                 raise ValueError(f"its last {missing} events, which were written, are missing")
@@ -152,7 +144,8 @@ def _check(
     active = sum(isinstance(lease, ActiveLease) for lease in state.leases.values())
     waiting = sum(isinstance(lease, QueuedLease) for lease in state.leases.values())
     changed_at = None if state.boot_id is None else state.clock + state.wall_offset_s
-    return state, JournalFacts(active, waiting, ended, changed_at, complete_since)
+    token_names = tuple(sorted({token.name for token in state.tokens.values()}))
+    return state, JournalFacts(active, waiting, ended, changed_at, complete_since, token_names)
 
 
 def give_name(part: Path, copy: Path) -> None:
@@ -174,14 +167,13 @@ def _is_there(copy: Path) -> JournalError:
 
 def _must_be_regular(path: Path, missing: str) -> None:
     """Opening a pipe would wait for a writer, and a device may have no end."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise JournalError(missing) from None
-    except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}") from None
-    if not stat.S_ISREG(mode):
-        raise JournalError(f"{path} is not a regular file, so it is not what gpu-pool backup wrote; name another file")
+    with journal_errors(path, "file"):
+        if not path.exists():
+            raise JournalError(missing)
+        if not path.is_file():
+            raise JournalError(
+                f"{path} is not a regular file, so it is not what gpu-pool backup wrote; name another file"
+            )
 
 
 def _copy_pages(journal: Path, part: Path) -> None:

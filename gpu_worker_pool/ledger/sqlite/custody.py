@@ -15,7 +15,7 @@ from zlib import crc32
 
 from gpu_worker_pool.ledger.journal import JournalDamaged
 
-from .file import SqliteFile, isolate
+from .file import SqliteFile
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ class CustodyFile:
         try:
             with self._file.errors():
                 if not self._file.path.exists():
-                    # A log without its database would be taken for the log of the new one.
-                    isolate(self._file.path)
-                    self._file.create(lambda _: None)
+                    self._file.replace(lambda _: None)
                 try:
                     self._open()
                 except JournalDamaged as error:

@@ -16,14 +16,14 @@ from gpu_worker_pool.host.state_dir import check_files, create_private, make_sta
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql import VERSION
 
-from .beside import FileLock, HighWaterMark
 from .faults import journal_errors
+from .lock import FileLock, LockFile, read_mark
 
 Durability = Literal["full", "normal"]
 Change = Callable[[sqlite3.Connection], None]
 
 # The files of a database, by what follows its name.
-FILES = ("", ".lock", ".mark", "-wal", "-shm")
+FILES = ("", ".lock", "-wal", "-shm")
 # In the header of each file. Unreleased versions of this program wrote none.
 APPLICATION_ID = int.from_bytes(b"gpup")
 # The first with generated columns.
@@ -65,12 +65,11 @@ class SqliteFile:
         self._inode = 0
         # The log's inode and size after the last change; None before the first.
         self._log: tuple[int, int] | None = None
-        self._mark = HighWaterMark(self.path, is_durable=durability == "full")
         self._own_lock: FileLock | None = None
         with self.errors():
             make_state_dir(self.path.parent)
             check_files(*(Path(f"{self.path}{end}") for end in FILES))
-            self._lock: FileLock | None = FileLock(Path(f"{self.path}.lock"), is_signed=True)
+            self._lock: LockFile | None = LockFile(self.path, is_durable=durability == "full")
             try:
                 self._lock_itself()
             except BaseException:
@@ -97,9 +96,9 @@ class SqliteFile:
             # On macOS a plain fsync does not reach the disk.
             connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
             self.position = int(connection.execute(self._position_query).fetchone()[0])
-            if (missing := self._mark.read() - self.position) > 0:
+            if (missing := read_mark(self.path) - self.position) > 0:
                 raise ValueError(f"its last {missing} events, which were written, are missing")
-        self._write_mark()
+            self._mark(self.position)
         return connection
 
     def connection(self) -> sqlite3.Connection:
@@ -134,21 +133,20 @@ class SqliteFile:
                     connection.execute("ROLLBACK")
         self._log = _identity(self._log_path)
         self.position += added
-        self._write_mark()
-
-    def create(self, fill: Change) -> None:
-        """Make the file with its tables, and with what `fill` writes."""
-        self._mark.remove()  # of a file that was moved away
-        self.put_in_place(self.build(fill))
+        self._mark(self.position)
 
     def replace(self, fill: Change) -> Path | None:
-        """Set the file aside, and put a new one in its place; return where the old one is."""
-        new = self.build(fill)
+        """Make the file with its tables, and with what `fill` writes. If there is one, set it aside; return where it is."""
+        new = self._build(fill)
         aside = self.set_aside()
-        self.put_in_place(new)
+        # While a file is set aside, a server makes no new journal: a process that is killed here leaves no way to grant
+        # anything.
+        reach("in_replacement")
+        new.rename(self.path)
+        sync_folder(self.path.parent)
         return aside
 
-    def build(self, fill: Change) -> Path:
+    def _build(self, fill: Change) -> Path:
         """Build the file under another name: a file at the final path is complete."""
         new = Path(f"{self.path}.new")
         # Remains of a process that was killed while building.
@@ -172,14 +170,9 @@ class SqliteFile:
         # before there is a new one: closing also deletes the log, by its name.
         aside = isolate(self.path)
         self._disconnect()
-        self._mark.remove()
+        self._mark(0)
         Path(f"{self.path}-shm").unlink(missing_ok=True)
         return aside
-
-    def put_in_place(self, new: Path) -> None:
-        """Give a complete file its name."""
-        new.rename(self.path)
-        sync_folder(self.path.parent)
 
     def close(self) -> None:
         self._disconnect()
@@ -189,7 +182,7 @@ class SqliteFile:
 
     def _lock_itself(self) -> None:
         if self._own_lock is None and self.path.exists():
-            self._own_lock = FileLock(self.path)
+            self._own_lock = FileLock(self.path, f"{self.path}, under this or another name,")
 
     def _has_folded_log(self) -> bool:
         """Whether another program has folded the log into the file: the last position is in the file itself."""
@@ -197,18 +190,16 @@ class SqliteFile:
             return bool(connection.execute(self._position_query).fetchone()[0] == self.position)
         return False
 
-    def _write_mark(self) -> None:
-        with suppress(OSError):
-            # If the disk is full the mark stays behind, which is harmless.
-            if self.position:
-                self._mark.write(self.position)
+    def _mark(self, position: int) -> None:
+        if self._lock is not None:
+            with suppress(OSError):  # if the disk is full the mark stays behind, which is harmless
+                self._lock.mark(position)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-        self._mark.close()
         # After SQLite has closed the file: see FileLock.
         if self._own_lock is not None:
             self._own_lock.close()

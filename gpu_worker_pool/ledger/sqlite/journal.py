@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
-from typing import TypeVar
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.codec import Row, checked_crc, decode_ended, decode_event, ended_row, event_rows
-from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql import load_queries, load_schema
 
 from .file import Durability, SqliteFile, isolate, isolated
@@ -27,8 +26,6 @@ PRUNED_AT_ONCE = 500
 APPENDS_PER_STEP = 8
 
 SCHEMA, SQL = load_schema(__package__), load_queries(__package__)
-
-T = TypeVar("T")
 
 
 class SqliteJournal:
@@ -69,9 +66,8 @@ class SqliteJournal:
         """
         connection = self._file.connection()
         with self._quarantine():
-            events = read_events(connection, self._file.path)
-            rows = connection.execute(SQL["read_last_ended"], (most_ended,)).fetchall()
-            return History(events, tuple(read_ended(rows, self._file.path)))
+            last_ended = connection.execute(SQL["read_last_ended"], (most_ended,))
+            return History(read_events(connection), tuple(read_ended(last_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, ended_rows = event_rows(events, self._crc), [ended_row(lease) for lease in ended]
@@ -92,13 +88,11 @@ class SqliteJournal:
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
         rows = event_rows(events, 0)
-        half, position = len(rows) // 2, self._file.position
         with self._file.transaction(len(rows)) as connection:
             connection.execute(SQL["delete_events"])
-            insert_events(connection, rows[:half], position)
+            insert_events(connection, rows, self._file.position)
             reach("in_compaction")
-            insert_events(connection, rows[half:], position + half)
-            connection.execute(SQL["note_compaction"], (position + len(rows),))
+            connection.execute(SQL["note_compaction"], (self._file.position + len(rows),))
         self._crc = rows[-1][1] if rows else 0
         self._compacted_to, self.bytes_since_compaction = self._file.position, 0
         reach("after_compaction")
@@ -131,15 +125,13 @@ class SqliteJournal:
             isolate(path)
         if isolated(path):
             raise JournalDamaged(self._advice())
-        self._file.create(lambda _: None)
+        self._file.replace(lambda _: None)
 
     def _open(self) -> None:
         with self._quarantine():
             connection = self._file.open()
-            last = connection.execute(SQL["last_crc"]).fetchone()
-            self._crc = last[0] if last else 0
             found = connection.execute(SQL["read_pool"]).fetchone()
-            self.pool_id, self._compacted_to, self.bytes_since_compaction = found
+            self.pool_id, self._compacted_to, self.bytes_since_compaction, self._crc = found
 
     @contextmanager
     def _quarantine(self) -> Iterator[None]:
@@ -189,28 +181,17 @@ def insert_events(connection: sqlite3.Connection, rows: Sequence[Row], after: in
     connection.executemany(SQL["append_event"], numbered)
 
 
-def read_events(connection: sqlite3.Connection, path: Path, what: str = "journal") -> tuple[DurableEvent, ...]:
-    """All events; a ValueError if one was altered, lost or moved, and JournalTooNew if one is not known here."""
+def read_events(connection: sqlite3.Connection) -> tuple[DurableEvent, ...]:
+    """All events; a ValueError if one was altered, lost or moved, and NotUnderstood if one is not known here."""
     events, crc = [], 0
     for body, noted_crc in connection.execute(SQL["read_events"]):
         crc = checked_crc(body, noted_crc, crc)
-        events.append(_understood(decode_event, body, path, what))
+        events.append(decode_event(body))
     return tuple(events)
 
 
-def read_ended(rows: Iterable[tuple[object, object]], path: Path, what: str = "journal") -> Iterator[EndedLease]:
+def read_ended(rows: Iterable[Row]) -> Iterator[EndedLease]:
     """The ended leases in these rows; the errors are those of `read_events`."""
     for body, crc in rows:
         checked_crc(body, crc)
-        yield _understood(decode_ended, str(body), path, what)
-
-
-def _understood(decode: Callable[[str], T], body: str, path: Path, what: str) -> T:
-    """What this text says, which is as it was written."""
-    try:
-        return decode(body)
-    except ValueError as error:
-        raise JournalTooNew(
-            f"the {what} {path} was written by a newer version of this program ({error}): install the newer one again, or "
-            "give this server another GPU_POOL_STATE_DIR"
-        ) from error
+        yield decode_ended(body)

@@ -48,4 +48,5 @@ def encode_kept(thing: KeptLease | LeaseOver) -> str:
 
 
 def decode_kept(kind: type[_MessageT], text: str) -> _MessageT:
-    return cast("_MessageT", reader(kind, is_tolerant=True)(parse_object(text)))
+    any_kind: Any = kind
+    return cast("_MessageT", reader(any_kind, is_tolerant=True)(parse_object(text)))

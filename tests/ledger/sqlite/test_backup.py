@@ -149,10 +149,10 @@ def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(pa
             restore(copy, path, SETTINGS, replace=True)
         journal.append([note(number) for number in range(500)], ())  # the mark is far ahead of the backup
 
-    done = restore(copy, path, SETTINGS, replace=True)
+    _, replaced = restore(copy, path, SETTINGS, replace=True)
 
-    assert done.replaced is not None
-    with closing(SqliteJournal(done.replaced)) as kept, closing(SqliteJournal(path)) as journal:
+    assert replaced is not None
+    with closing(SqliteJournal(replaced)) as kept, closing(SqliteJournal(path)) as journal:
         assert (kept.pool_id, journal.pool_id != old_id) == (old_id, True)
         assert len(journal.load(1000).ended) == 100
 
@@ -184,4 +184,4 @@ def test_only_a_regular_file_is_restored_and_the_refusal_does_not_wait(path: Pat
 def test_a_link_to_a_backup_is_the_backup(path: Path, copy: Path) -> None:
     path.unlink()
     path.with_name("link").symlink_to(copy)
-    assert restore(path.with_name("link"), path, SETTINGS).facts.ended == 100
+    assert restore(path.with_name("link"), path, SETTINGS)[0].ended == 100

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalInUse
-from gpu_worker_pool.ledger.sqlite import beside
-from gpu_worker_pool.ledger.sqlite.beside import HighWaterMark
+from gpu_worker_pool.ledger.sqlite import lock
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.lock import LockFile, read_mark
 from tests.ledger import children
 from tests.ledger.examples import note
 
@@ -88,17 +88,21 @@ def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(
 ) -> None:
     for is_durable, counts in ((True, 15), (False, 0)):
         with monkeypatch.context() as before:
-            before.setattr(beside, "boot_id", lambda: "another boot")
-            with closing(HighWaterMark(path, is_durable=is_durable)) as mark:
-                mark.write(15)
-                assert mark.read() == 15
-        assert HighWaterMark(path, is_durable=True).read() == counts
+            before.setattr(lock, "boot_id", lambda: "another boot")
+            with closing(LockFile(path, is_durable=is_durable)) as file:
+                file.mark(15)
+            assert read_mark(path) == 15
+        assert read_mark(path) == counts
 
 
 def test_a_mark_that_cannot_be_read_tells_nothing(path: Path) -> None:
-    assert HighWaterMark(path, is_durable=True).read() == 0
-    Path(f"{path}.mark").write_bytes(b"nonsense" * 20)
-    assert HighWaterMark(path, is_durable=True).read() == 0
+    assert read_mark(path) == 0
+    Path(f"{path}.lock").write_bytes(b"nonsense" * 20)
+    assert read_mark(path) == 0
+    with closing(LockFile(path, is_durable=True)) as file:
+        assert read_mark(path) == 0
+        file.mark(7)
+        assert read_mark(path) == 7
 
 
 def test_compaction_moves_the_mark_on(path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_folder_and_the_files_are_for_the_owner_only(tmp_path: Path) -> None
         assert mode(path.parent) == 0o700
         names = {file.name: mode(file) for file in path.parent.iterdir()}
     base = "journal.sqlite"
-    assert names == dict.fromkeys([base, f"{base}-wal", f"{base}-shm", f"{base}.lock", f"{base}.mark"], 0o600)
+    assert names == dict.fromkeys([base, f"{base}-wal", f"{base}-shm", f"{base}.lock"], 0o600)
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
@@ -98,8 +98,8 @@ def test_the_file_and_its_log_stop_growing_with_compaction(path: Path) -> None:
             for _ in range(20):
                 journal.append([note(number) for number in range(100)], ())
             journal.compact([note(1)])
-            sizes.append((path.stat().st_size, Path(f"{path}-wal").stat().st_size))
-    assert sizes[-1] == sizes[10]
+            sizes.append(path.stat().st_size + Path(f"{path}-wal").stat().st_size)
+    assert sizes[-1] < 1.05 * sizes[6] < 4 * sizes[1], "written were twenty times what a round writes"
 
 
 def test_the_oldest_ended_leases_are_pruned_by_compaction(path: Path) -> None:
@@ -181,7 +181,7 @@ def test_sigkill_frees_the_lock(path: Path) -> None:
     with children.running("hold", path) as (child, _):
         child.kill()
         child.wait()
-        assert Path(f"{path}.lock").read_text() == f"{child.pid}\n"  # left behind, and locks nobody out
+        assert Path(f"{path}.lock").read_text().split()[0] == str(child.pid)  # left behind, and locks nobody out
         SqliteJournal(path).close()
 
 

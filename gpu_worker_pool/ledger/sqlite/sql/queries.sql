@@ -7,10 +7,6 @@ INSERT INTO event (position, body, crc) VALUES (?, ?, ?);
 -- name: read_events
 SELECT body, crc FROM event ORDER BY position;
 
--- name: last_crc
--- The crc that the next event continues.
-SELECT crc FROM event ORDER BY position DESC LIMIT 1;
-
 -- name: last_position
 -- The last position ever written, compacted events included; positions are never reused.
 SELECT max((SELECT compacted_to FROM pool), (SELECT coalesce(max(position), 0) FROM event));
@@ -22,8 +18,10 @@ DELETE FROM event;
 UPDATE pool SET compacted_to = ?;
 
 -- name: read_pool
--- Its identity, and what was written since the last compaction.
-SELECT pool_id, compacted_to, (SELECT coalesce(sum(length(body)), 0) FROM event WHERE position > compacted_to) FROM pool;
+-- Its identity, what was written since the last compaction, and the crc that the next event continues.
+SELECT pool_id, compacted_to, (SELECT coalesce(sum(length(body)), 0) FROM event WHERE position > compacted_to),
+    coalesce((SELECT crc FROM event ORDER BY position DESC LIMIT 1), 0)
+FROM pool;
 
 -- name: begin_again
 -- For a file that replaces another one. If the pool is the same its identity is given. If not, as after a restore, it stays
