@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkstemp
 
 from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
@@ -57,14 +57,11 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     _must_be_regular(journal, f"there is no journal {journal}: no server has run with these settings")
     if os.path.lexists(copy):
         raise _is_there(copy)
-    try:
-        descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
+    with journal_errors(copy, "backup"):
+        descriptor, name = mkstemp(".part", f".{copy.name}.", copy.parent)
         os.close(descriptor)
-    except OSError as error:
-        raise JournalError(f"{copy} cannot be made: {error.strerror or error}; name a file in another folder") from None
-    part = Path(name)
-    try:
-        with journal_errors(copy, "backup"):
+        part = Path(name)
+        try:
             # Read before the copy is made: a server may go on writing.
             written = read_mark(journal)
             _copy_pages(journal, part)
@@ -73,16 +70,18 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
             reach("in_backup")
             give_name(part, copy)
             sync_folder(copy.parent)
-    finally:
-        part.unlink(missing_ok=True)
+        finally:
+            part.unlink(missing_ok=True)
     return facts
 
 
 def restore(
     copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False
 ) -> tuple[JournalFacts, Path | None]:
-    """Put what a copy has in the place of the journal. Return what that is, and where the journal is now that was there. JournalError, and nothing is changed, if the copy is damaged, a server
-    has the journal (JournalInUse), or a journal is there and `replace` was not asked for; then it is kept under another name.
+    """Put what a copy has in the place of the journal; return that, and where the journal is now that was there before.
+
+    JournalError, and nothing is changed, if the copy is damaged, a server has the journal (JournalInUse), or a journal is there
+    and `replace` was not asked for; then it is kept under another name.
 
     The leases and the queue are those of the copy. All GPUs are out of service, also those that the copy does not know; fences
     go on far ahead, and the pool has a new identity: holders of leases that the copy does not know take it for another pool,

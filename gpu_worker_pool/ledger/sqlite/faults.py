@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu_worker_pool.ledger.codec import NotUnderstood
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
 
+_DENIED = "access is denied ({error}): check the rights on {folder}"
 _LOCKED = "another program holds it locked ({error}): end what has it open, an sqlite3 shell or a backup"
 _FULL = "the disk is full: free space in {folder}"
 # Faults of the file's environment. While a file is opened or read, any other fault is the file's own.
@@ -18,6 +19,8 @@ _ENVIRONMENT = {
     sqlite3.SQLITE_FULL: _FULL,
     sqlite3.SQLITE_IOERR: "the disk or its file system fails ({error}): check the system's log, and the limits and quotas on {folder}",
     sqlite3.SQLITE_READONLY: "it cannot be written ({error}): check the rights on {folder} and that its disk is not mounted read-only",
+    sqlite3.SQLITE_PERM: _DENIED,
+    sqlite3.SQLITE_AUTH: _DENIED,
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened ({error}): check that {folder} is there and the rights on it",
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
@@ -35,17 +38,18 @@ def journal_errors(path: Path, what: str = "journal", *, is_read: bool = False) 
     """
     try:
         yield
-    except OSError as error:
-        reason = (
-            _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else "{error}: check {folder} and the rights on it"
-        )
-        raise _unusable(path, what, reason, error) from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         # Without the extended part. Errors of the sqlite3 module itself (text that is not UTF-8) have no code.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _CORRUPT or (is_read and code not in _ENVIRONMENT):
+        if isinstance(error, OSError):
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = _FULL if is_full else "{error}: check {folder} and the rights on it"
+        elif code in _CORRUPT or (is_read and code not in _ENVIRONMENT):
             raise JournalDamaged(f"the {what} {path} is damaged ({error})") from error
-        raise _unusable(path, what, _ENVIRONMENT.get(code, "{error}"), error) from error
+        else:
+            reason = _ENVIRONMENT.get(code, "{error}")
+        reason = reason.format(error=error, folder=path.parent)
+        raise JournalError(f"the {what} {path} cannot be used: {reason}") from error
     except NotUnderstood as error:
         raise JournalTooNew(
             f"the {what} {path} was written by a newer version of this program ({error}): install the newer one again, or "
@@ -55,7 +59,3 @@ def journal_errors(path: Path, what: str = "journal", *, is_read: bool = False) 
         if not is_read:
             raise
         raise JournalDamaged(f"the {what} {path} is damaged ({error})") from error
-
-
-def _unusable(path: Path, what: str, reason: str, error: Exception) -> JournalError:
-    return JournalError(f"the {what} {path} cannot be used: {reason.format(error=error, folder=path.parent)}")

@@ -13,7 +13,8 @@ from typing import Literal
 
 from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, sync_folder
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
+from gpu_worker_pool.ledger.codec import NotUnderstood
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql import VERSION
 
 from .faults import journal_errors
@@ -219,14 +220,11 @@ def connect(path: Path, mode: str = "rw", timeout_s: float = BUSY_TIMEOUT_S) -> 
 
 
 def check_version(connection: sqlite3.Connection, path: Path, what: str) -> None:
-    """JournalTooNew or JournalError if another version of this program made the file; a ValueError if it has no tables."""
+    """NotUnderstood or JournalError if another version of this program made the file; a ValueError if it has no tables."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application == APPLICATION_ID and version > VERSION:
-        raise JournalTooNew(
-            f"the {what} {path} was made by a newer version of this program (its tables are of version {version}, this one "
-            f"knows {VERSION}): install the newer one again, or give this server another GPU_POOL_STATE_DIR"
-        )
+        raise NotUnderstood(f"its tables are of version {version}, this one knows {VERSION}")
     if application != APPLICATION_ID and (application or version):
         raise JournalError(
             f"the {what} {path} was made by an unreleased version of this program (its tables are of version {version}), and "
