@@ -66,24 +66,27 @@ looks = st.lists(
 )
 
 
+POOL_SETTINGS = st.fixed_dictionaries(
+    {
+        "max_sharers": st.sampled_from([64, 64, 1, 2]),
+        "awaits_reading_after_release": st.booleans(),
+        "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
+        "remembered_ended_leases": st.sampled_from([0, 3, 100]),
+        "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
+    }
+)
+# In a small pool requests get into each other's way more.
+sizes = st.sampled_from([1, 2, len(GPUS)])
+
+
 class PoolMachine(RuleBasedStateMachine):
     core: Core = REAL
-    settings_choices: Any = st.fixed_dictionaries(
-        {
-            "max_sharers": st.sampled_from([64, 64, 1, 2]),
-            "awaits_reading_after_release": st.booleans(),
-            "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
-            "remembered_ended_leases": st.sampled_from([0, 3, 100]),
-            "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
-        }
-    )
     leases = Bundle("leases")
 
-    @initialize(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        settings = data.draw(self.settings_choices)
-        # In a small pool people get into each other's way more.
-        self.size = data.draw(st.sampled_from([1, 2, len(GPUS)]))
+    # It is given all that it depends on, and draws nothing: then the steps that hypothesis prints are a whole program.
+    @initialize(settings=POOL_SETTINGS, size=sizes)
+    def start(self, settings: dict[str, Any], size: int) -> None:
+        self.size = size
         self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
         self.now = 100.0
         self.count = 0
