@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
 
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.core.pool_machine import PoolMachine
@@ -47,6 +47,7 @@ def play(batch: Batch) -> str | None:
         database=None,
         derandomize=False,
         report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )

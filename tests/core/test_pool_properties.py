@@ -7,14 +7,21 @@ the machine that it names, and keep it beside its fix.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.core.mutant import Mutant, loaded
 from tests.core.pool_machine import PoolMachine
 from tests.core.queue_machine import QueueMachine
 
-POOL = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+POOL = settings(
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    # An explanation would stand between the lines of the program.
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+    print_blob=True,
+)
 QUEUE = settings(POOL, stateful_step_count=30)
 
 
