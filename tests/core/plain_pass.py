@@ -71,13 +71,16 @@ class PlainPlacer:
     ) -> tuple[tuple[object, ...], Gpus]:
         ranks = {key: self._facts[key].room_mb if wishes.is_shared else scores[key] for key in usable}
         in_order = sorted(usable, key=lambda key: (ranks[key], self._facts[key].gpu_index, key))
-        by_model: dict[str | None, Gpus] = {}
+        by_model: dict[str | None, list[GpuKey]] = {}
         for key in sorted(usable, key=lambda key: (self._facts[key].gpu_index, key)):
             model = self._facts[key].name
-            by_model.setdefault(model, tuple(each for each in in_order if self._facts[each].name == model))
+            by_model.setdefault(model, [each for each in in_order if self._facts[each].name == model])
         enough = [alike for alike in by_model.values() if len(alike) >= wishes.gpus]
-        if enough:
-            in_order = list(min(enough, key=lambda alike: (len(alike), sum(map(ranks.get, alike[: wishes.gpus])))))  # type: ignore[arg-type]
+
+        def fewest(alike: list[GpuKey]) -> tuple[int, float]:
+            return len(alike), sum(ranks[key] for key in alike[: wishes.gpus])
+
+        in_order = min(enough, key=fewest) if enough else in_order
         gpus = sorted(in_order[: wishes.gpus], key=lambda key: self._facts[key].gpu_index)
         node = usable[0].node
         return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(gpus)
@@ -121,9 +124,10 @@ class PlainPlacer:
             if process is None or process not in self._facts[key].left_to:
                 continue
             slot = as_left_to(state, state.slots[key], lease.request)
-            if slot is not None and judge(state, slot, lease.request.wishes, self._now).is_eligible:
-                if not any(is_suitable(state, slot, other.request.wishes) for other in ahead):
-                    return key
+            if slot is None or not judge(state, slot, lease.request.wishes, self._now).is_eligible:
+                continue
+            if not any(is_suitable(state, slot, other.request.wishes) for other in ahead):
+                return key
         return None
 
 

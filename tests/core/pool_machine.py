@@ -26,7 +26,7 @@ UTILIZATION = (0.0, 0.0, 5.0, 49.0, 89.9, 90.0, 97.0)
 
 KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization", "other server")
 
-# By index, by UUID, by how one UUID begins, by how several do (which names nobody), and by what is not there.
+# By index, by UUID, by how one UUID begins, by how several do (which names no GPU), and by what is not there.
 AMONG: list[tuple[str, ...] | None] = [
     ("0",),
     ("1", "2"),
@@ -54,12 +54,12 @@ wishes = st.fixed_dictionaries(
 looks = st.lists(
     st.tuples(
         gpu_numbers,
-        st.sampled_from(MEMORY),  # used by nobody in particular
+        st.sampled_from(MEMORY),  # used by no process in particular
         st.sampled_from(UTILIZATION),
         st.booleans(),  # whether the leases' processes are seen to be running
-        st.sampled_from([None, "Xorg", "python", "own"]),  # somebody outside; "own" is a child of a program that asks
+        st.sampled_from([None, "Xorg", "python", "own"]),  # a process outside; "own" is a child of a program that asks
         st.sampled_from(KINDS),
-        st.booleans(),  # whether those who gave their GPU back have nothing left there but a context
+        st.booleans(),  # whether holders that released their GPU have left only a context there
     ),
     max_size=5,
     unique_by=lambda look: look[0],
@@ -208,7 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
         holder = request.Holder(
             worker_id=f"w{self.count}",
             owner=owner,
-            # Those who declare memory are local here, so that the plain model can weigh them.
+            # Holders that declare memory are local here, so that the plain model can weigh them.
             pid=pid,
             process=self.core.gpu.ProcessId(pid, float(pid)) if is_local or wishes["memory_mb"] is not None else None,
             node=(None, *NODES)[self.count % 3] if wishes["memory_mb"] is None else None,

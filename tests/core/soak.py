@@ -29,7 +29,7 @@ Batch = tuple[str, int, int]
 
 
 def batches(histories: int, first_seed: int) -> Iterator[Batch]:
-    """Batches of both machines in turn, which add up to so many histories."""
+    """Batches of both machines in turn, which add up to this number of histories."""
     numbers = random.Random(first_seed)
     names = sorted(MACHINES)
     for number, begins in enumerate(range(0, histories, BATCH)):
@@ -37,7 +37,7 @@ def batches(histories: int, first_seed: int) -> Iterator[Batch]:
 
 
 def play(batch: Batch) -> str | None:
-    """Play a batch; what failed, None if nothing did."""
+    """Play a batch. Return what failed; None if nothing did."""
     name, number, number_seed = batch
     machine, steps = MACHINES[name]
     terms = settings(
@@ -53,13 +53,13 @@ def play(batch: Batch) -> str | None:
     )
     try:
         run_state_machine_as_test(seed(number_seed)(type(machine.__name__, (machine,), {})), settings=terms)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever fails is told
         return f"{traceback.format_exc()}\n{machine.__name__}, seed {number_seed}: a history has failed\n"
     return None
 
 
 def soak(histories: int, first_seed: int, workers: int) -> int:
-    """Play so many histories; the exit code."""
+    """Play this number of histories; return the exit code."""
     began = told = time.monotonic()
     played, left = 0, batches(histories, first_seed)
     with ProcessPoolExecutor(workers) as pool:
@@ -69,14 +69,19 @@ def soak(histories: int, first_seed: int, workers: int) -> int:
             _, number, _ = running.pop(done)
             if (failure := done.result()) is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-                print(failure, file=sys.stderr, flush=True)
+                tell(failure)
                 return 1
             played += number
             running |= {pool.submit(play, batch): batch for batch in islice(left, 1)}
             if time.monotonic() - told >= PROGRESS_S or not running:
                 told = time.monotonic()
-                print(f"{played} of {histories} histories in {told - began:.0f} s, none failed", flush=True)
+                tell(f"{played} of {histories} histories in {told - began:.0f} s, none failed")
     return 0
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -88,7 +93,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes that play batches")
     given = parser.parse_args()
     first_seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
-    print(f"{given.histories} histories, seed {first_seed}", flush=True)
+    tell(f"{given.histories} histories, seed {first_seed}")
     return soak(given.histories, first_seed, given.workers)
 
 

@@ -71,7 +71,9 @@ class InVain(Generic[T]):
         if found is None:
             failed = self._failed.setdefault((kept, terms, places), [])
             # Only the least of what failed is looked at again, however many waiters there are.
-            failed[:] = [each for each in failed if each[0] < wishes.gpus or each[1] < wishes.nodes or each[2] < memory_mb]
+            failed[:] = [
+                each for each in failed if each[0] < wishes.gpus or each[1] < wishes.nodes or each[2] < memory_mb
+            ]
             failed.append((wishes.gpus, wishes.nodes, memory_mb))
         return found
 
