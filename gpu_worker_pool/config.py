@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .core.model.checks import check_number, check_whole
-from .core.model.request import DEFAULT_TTL_S, MAX_TTL_S
-from .core.model.settings import DEFAULT_THRESHOLDS
+from .core.model.bounds import DEFAULT_THRESHOLDS, DEFAULT_TTL_S, MAX_TTL_S, check_number, check_whole
 from .logins import TOKEN, Login, LoginsUnusable, find_logins
 from .urls import EndpointUrl, assign_ids, parse_endpoint, parse_endpoints, split_endpoints, unique_endpoints
 

@@ -17,9 +17,10 @@ from gpu_worker_pool.core.queue.capacity import Capacity
 
 from benchmarks.replay.fragmentation import Kind, least_growth
 from benchmarks.replay.openb import GPU_MILLI, MB_PER_MILLI
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
 
 

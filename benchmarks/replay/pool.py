@@ -20,10 +20,11 @@ from benchmarks.replay.policies import Policy, Rule
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S, Thresholds
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import EndReason, Reservation
-from gpu_worker_pool.core.model.request import MAX_TTL_S, Holder, Request
-from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
 SETTINGS = PoolSettings(

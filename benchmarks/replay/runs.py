@@ -17,7 +17,7 @@ from benchmarks.replay.fragmentation import kinds_of
 from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from benchmarks.replay.policies import Policy, Rule
 from benchmarks.replay.pool import SimulatedPool, StrictPool
-from gpu_worker_pool.core.model.request import MAX_TTL_S
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S
 from gpu_worker_pool.core.queue.planner import FreeTime, expected_starts
 
 RENEW_EVERY_S = MAX_TTL_S / 3

@@ -35,7 +35,7 @@ def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str,
         LEASE_URL_VARIABLE: assignment.server_url or "",
         LEASE_GPUS_VARIABLE: ",".join(map(str, assignment.gpu_ids)),
         LEASE_UUIDS_VARIABLE: ",".join(assignment.uuids),
-        LEASE_MEMORY_VARIABLE: "" if assignment.memory_mb is None else f"{assignment.memory_mb:g}",
+        LEASE_MEMORY_VARIABLE: "" if assignment.memory_mb is None else str(assignment.memory_mb),
         LEASE_ENDPOINT_VARIABLE: assignment.endpoint_id or "",
         LEASE_FENCE_VARIABLE: "" if assignment.fence is None else str(assignment.fence),
     }

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.memory import show_mb
+from gpu_worker_pool.core.model.units import show_mb
 from gpu_worker_pool.core.model.visible_devices import names_in
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
@@ -87,11 +87,10 @@ class InheritedLease:
 
     def release(self, assignment: GPUAssignment | GlobalGPUAssignment) -> bool:
         """Note that an assignment is not used any more; False where it is not one of this lease."""
-        for number, taken in enumerate(self._taken):
-            if taken is assignment:
-                del self._taken[number]
-                return True
-        return False
+        if assignment not in self._taken:
+            return False
+        self._taken.remove(assignment)
+        return True
 
     def assignment(
         self, request: Request, gpus: Sequence[LeasedGpu], *, is_multi: bool

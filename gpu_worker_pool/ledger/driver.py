@@ -408,8 +408,9 @@ class Driver:
             steps = [self._step(cmd.ReportDeath(lease_id), now) for lease_id in dead]
             events += [event for latest, _ in steps for event in latest]
             dead = [lease_id for _, dead in steps for lease_id in dead]
-        ended = [as_ended(self.state.find(event.lease_id)) for event in events if isinstance(event, ev.LeaseEnded)]
-        batch = self._outbox.add(events, list(filter(None, ended)), len(self.state.leases)) if events else None
+        found = [self.state.find(event.lease_id) for event in events if isinstance(event, ev.LeaseEnded)]
+        ended = [lease.record for lease in found if isinstance(lease, EndedLease)]
+        batch = self._outbox.add(events, ended, len(self.state.leases)) if events else None
         for listener in self.early_listeners:
             listener(events)
         self._live.ring_at(self.state.next_due_at())

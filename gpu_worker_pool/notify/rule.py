@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpu_worker_pool.core.model.checks import check_number
+from gpu_worker_pool.core.model.bounds import check_number
 
 from .notice import Notice, Occasion
 

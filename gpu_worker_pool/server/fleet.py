@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-from gpu_worker_pool.core.model.lease import DrainingLease
+from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.addresses import is_every_address, urls
@@ -127,7 +127,7 @@ def _with_leases_left(live: int, path: Path) -> FleetUnusable:
 
 def _live_leases(state: PoolState) -> int:
     """Those that have not ended. What an ended one leaves on a GPU, the readings show."""
-    return sum(not isinstance(lease, DrainingLease) for lease in state.leases.values())
+    return sum(not isinstance(lease, EndedLease) for lease in state.leases.values())
 
 
 def _own_state(path: Path, pool: PoolSettings) -> PoolState:

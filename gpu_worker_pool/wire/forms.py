@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.model.configured import MAX_QUOTA, MAX_WEIGHT
-from gpu_worker_pool.core.model.request import (
-    DEFAULT_TTL_S,
-    MAX_GPUS,
-    MAX_NODES,
-    MAX_PRIORITY,
-    MAX_TIME_LIMIT_S,
-    MAX_TTL_S,
-)
+from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_NODES, MAX_PRIORITY, MAX_TIME_LIMIT_S
 
 from .bounds import (
     MAX_MEMORY_MB,

@@ -296,10 +296,9 @@ class CheckedPool(QueueChecks):
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state in {"queued", "active"}
-        if isinstance(command, self.core.commands.ExpireLease) and command.lease_id == lease.id:
-            assert event.reason == "expired" or lease.due <= self.model.live
-        elif event.reason == "expired":
-            assert lease.due <= self.model.live, "a lease has ended before its time"
+        if event.reason == "expired":
+            was_told = isinstance(command, self.core.commands.ExpireLease) and command.lease_id == lease.id
+            assert was_told or lease.due <= self.model.live, "a lease has ended before its time"
         elif event.reason in {"time_limit", "preempted", "idle"}:
             assert lease.ending is not None, "ended without its warning"
             assert lease.ending[0] == event.reason, "ended without its warning"

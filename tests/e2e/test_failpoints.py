@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.model.events import DurableEvent, ProcessCounted, ProcessIgnored
+from gpu_worker_pool.core.model.events import Configured, DurableEvent
 from gpu_worker_pool.ledger.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
@@ -162,7 +162,7 @@ def fill_journal(folder: Path, number: int) -> None:
     """With what leads nowhere."""
     with closing(SqliteJournal(folder / "simulated-box.sqlite3")) as journal:
         events: list[DurableEvent] = [
-            ProcessIgnored(0.0, "x") if even % 2 else ProcessCounted(0.0, "x") for even in range(1, number + 1)
+            Configured(0.0, "ignored_processes", ("x",), "ada" if even % 2 else None) for even in range(1, number + 1)
         ]
         journal.append(events, ())
 

@@ -26,7 +26,7 @@ from gpu_worker_pool.core.fleet.messages import (
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import reading, request
@@ -146,7 +146,8 @@ def test_a_grant_that_no_client_was_told_of_is_taken_back_if_its_box_stays_away(
     for _ in range(4):
         leader.hear(2, Report(leader.now))
         leader.tick(2)
-    ended = as_ended(leader.state.find("a"))
+    ended = leader.state.find("a")
+    assert isinstance(ended, EndedLease)
     assert ended is not None
     assert ended.reason is EndReason.EXPIRED
     assert leader.boxes.is_confirmed("a"), "its client is told that it has ended"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSnapshot, ReadEvents
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, StoredEvent
-from gpu_worker_pool.core.model.events import ProcessIgnored
+from gpu_worker_pool.core.model.events import Configured
 
 
 def stored(position: int, *, epoch: int = 1, name: str | None = None) -> StoredEvent:
-    return StoredEvent(position, epoch, ProcessIgnored(float(position), name or f"event {position}"))
+    return StoredEvent(
+        position, epoch, Configured(float(position), "ignored_processes", (name or f"event {position}",), "ada")
+    )
 
 
 def journal(first: int, last: int, *, epoch: int = 1) -> list[StoredEvent]:

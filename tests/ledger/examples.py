@@ -15,7 +15,6 @@ from gpu_worker_pool.core.model.request import (
     MAX_GPUS,
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
-    MAX_TTL_S,
     Holder,
     Request,
     Wishes,
@@ -59,10 +58,10 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.NodeRenamed(19.0, "box", "other"),
     ev.NodeForgotten(20.0, "box"),
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
-    ev.WallTimeSet(1.75, 1.7e9),
     ev.Configured(
         22.0, "tokens", ("ab" * 32,), AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")
     ),
+    ev.WallTimeSet(1.75, 1.7e9),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 

@@ -12,7 +12,7 @@ from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -226,7 +226,9 @@ async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_
     assert driver.trouble is None
     await turns()
     writer.finish()  # the death that was put off
-    assert isinstance(await driver.find("a"), DrainingLease)
+    drains = await driver.find("a")
+    assert isinstance(drains, EndedLease)
+    assert drains.draining
     assert kinds(writer.journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
 
 

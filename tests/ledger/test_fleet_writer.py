@@ -12,12 +12,16 @@ from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.fleet.election import Election, Leadership
 from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
-from gpu_worker_pool.core.model.events import DurableEvent, ProcessIgnored
+from gpu_worker_pool.core.model.events import Configured, DurableEvent
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 from gpu_worker_pool.ledger.writer import WriteBatch
+
+
+def ignored(at: float, name: str) -> Configured:
+    return Configured(at, "ignored_processes", (name,), "ada")
 
 
 class SlowDatabase:
@@ -55,7 +59,7 @@ class Leader:
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
     async def send(self, snapshot: Condensed | None = None) -> None:
-        batch = WriteBatch(events=[ProcessIgnored(1.0, "a"), ProcessIgnored(2.0, "b")])
+        batch = WriteBatch(events=[ignored(1.0, "a"), ignored(2.0, "b")])
         batch.snapshot = snapshot
         self.writer.write(batch, self.report)
         await self.database.was_asked.wait()

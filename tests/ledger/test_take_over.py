@@ -52,7 +52,7 @@ async def test_after_a_reboot_the_clock_goes_on_and_local_holders_have_ended() -
     remote = driver.state.leases["remote"]
     assert isinstance(remote, ActiveLease)
     assert remote.limit == 1100.0
-    assert driver.state.deadlines.due_at("remote") == 190.0
+    assert driver.state.ttl_due.due_at("remote") == 190.0
 
 
 async def test_on_the_same_boot_the_clock_is_the_same_though_the_wall_clock_was_set() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import FreeTime, expected_starts
+from gpu_worker_pool.core.queue.planner import FreeAt, expected_starts
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from tests.core.build import Box
 
@@ -36,7 +36,7 @@ class BoxPool:
     def is_written(self, _: str) -> bool:
         return True
 
-    async def expected_starts_in_turns(self, _: LoopShare) -> dict[str, FreeTime]:
+    async def expected_starts_in_turns(self, _: LoopShare) -> dict[str, FreeAt]:
         return expected_starts(self.state, self.now())
 
     def tell(self, events: Sequence[ev.Event]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.request import DEFAULT_TTL_S, MAX_TTL_S, Holder, Request, Wishes
+from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.calls.leases import to_request
 from gpu_worker_pool.server.settings import ServerSettings

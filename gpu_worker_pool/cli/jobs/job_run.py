@@ -22,7 +22,7 @@ from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.core.model.request import DEFAULT_TTL_S
+from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.holder_mark import mark_names

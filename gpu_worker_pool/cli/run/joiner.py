@@ -19,8 +19,8 @@ from gpu_worker_pool.client.acquire.heartbeat import BEATS_PER_TTL
 from gpu_worker_pool.client.backends.grant_check import UnbelievableGrant, environment
 from gpu_worker_pool.client.guarded_lease import grace_after_loss
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, LEASE_URL_VARIABLE
+from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
-from gpu_worker_pool.core.model.request import DEFAULT_TTL_S
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import mark_names

@@ -26,8 +26,8 @@ from gpu_worker_pool.client.inherited_lease import (
 )
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.config import Scope
+from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.ttl import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint

@@ -15,14 +15,14 @@ from typing import Final
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.request import MAX_TTL_S, Request, Wishes
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.core.queue.verdicts import Eligible
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.memory import MemoryJournal
@@ -126,7 +126,7 @@ class OwnLeases:
     def is_free(self, key: GpuKey) -> bool:
         """Whether an ordinary request would be given this GPU now."""
         slot = self.state.slots.get(key)
-        return slot is not None and isinstance(judge(self.state, slot, Wishes(), boot_time()), Eligible)
+        return slot is not None and judge(self.state, slot, Wishes(), boot_time()).is_eligible
 
     def close(self) -> None:
         self._renewing.cancel()
@@ -135,10 +135,8 @@ class OwnLeases:
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
-            if isinstance(event, ev.LeaseRefused):
+            if isinstance(event, ev.Refused) and event.code is not ev.Code.CONFLICT:
                 return NeverGranted(event.why)
-            if isinstance(event, ev.QueueFull):
-                return NeverGranted(f"{event.limit} requests wait already")
         return self._answer(lease_id)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:  # noqa: ARG002 - the protocol's

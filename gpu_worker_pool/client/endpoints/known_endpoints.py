@@ -11,8 +11,9 @@ from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import HolderMarks

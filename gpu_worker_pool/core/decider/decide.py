@@ -61,7 +61,7 @@ def _too_many(state: PoolState, request: Request) -> tuple[Code, str] | None:
     owner, settings = request.holder.owner, state.settings
     most = settings.max_leases_per_owner
     if state.live_count.get(owner, 0) >= most:
-        whose = f"{owner} has" if owner else "callers that named no owner have"
+        whose = f"{owner} has" if owner else "Callers that named no owner have"
         why = f"{whose} {most} leases already, active or waiting, which is the limit; release some first"
         return Code.TOO_MANY_LEASES, why
     if len(state.queue) >= settings.max_queued:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from .checks import check_number, check_whole
+from .bounds import check_number, check_whole
 from .gpu import GpuKey
 from .request import MAX_PRIORITY, MAX_TIME_LIMIT_S
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from .bounds import Thresholds
 from .gpu import GpuKey, ProcessId
 from .request import Wishes, matches_model
-from .settings import PoolSettings, Thresholds
+from .settings import PoolSettings
 from .slot import GpuSlot, is_used_by_leases_only, memory_use, outside_use, used_percent
 
 NOBODY: frozenset[ProcessId] = frozenset()

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from .checks import check_number, check_whole
+from .bounds import DEFAULT_TTL_S, MAX_TTL_S, check_number, check_whole
 from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
 from .units import show_mb
 
-# How long a lease lives without a heartbeat.
-DEFAULT_TTL_S = 60.0
-MAX_TTL_S = 7 * 24 * 3600.0
 MAX_GPUS = 1024
 MAX_NODES = 1024
 MAX_TIME_LIMIT_S = 366 * 24 * 3600.0

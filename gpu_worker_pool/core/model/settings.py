@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from .checks import check_number, check_whole
+from .bounds import DEFAULT_THRESHOLDS, Thresholds, check_number, check_whole
 from .request import MAX_TIME_LIMIT_S, Wishes
-
-
-class Thresholds(NamedTuple):
-    """A GPU at or over one of these is not available."""
-
-    memory_percent: float
-    utilization_percent: float
-
-
-DEFAULT_THRESHOLDS = Thresholds(memory_percent=80.0, utilization_percent=90.0)
 
 
 @dataclass(frozen=True, slots=True)

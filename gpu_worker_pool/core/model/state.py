@@ -128,7 +128,12 @@ class PoolState:
 
     def is_settled_at(self, now: float) -> bool:
         """Whether a pass over the queue would find nothing."""
-        return max(now, self.clock) <= self.settled_until
+        return self._has_nothing_to_settle or max(now, self.clock) <= self.settled_until
+
+    @property
+    def _has_nothing_to_settle(self) -> bool:
+        """Whether there is no waiter, no booking that begins, and no lease that need not make room any more."""
+        return not (len(self.queue) or self.bookings or self.preempt_warned)
 
     @property
     def treats_owners_alike(self) -> bool:
@@ -181,7 +186,7 @@ class PoolState:
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.
-        due_at = nextafter(self.settled_until, inf)
+        due_at = inf if self._has_nothing_to_settle else nextafter(self.settled_until, inf)
         expiry, warning = self.ttl_due.next_due_at(), self.limit_due.next_due_at()
         if expiry is not None:
             due_at = min(due_at, expiry + self.lost_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, Node
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.model.settings import Thresholds
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.units import show_mb
 

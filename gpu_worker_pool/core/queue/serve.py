@@ -25,7 +25,7 @@ from .eligibility import as_left_to, is_suitable
 from .owners import Order, over_quota
 from .placement import NOTHING, Grant, Placer
 from .planner import Planner, Reserving
-from .preemption import Preemption, spared
+from .preemption import Claim, Preemption, spared
 from .withheld import Withheld
 
 T = TypeVar("T")
@@ -80,60 +80,82 @@ class InVain(Generic[T]):
 
 def serve_queue(state: PoolState, now: float) -> QueuePass:
     """Find the waiters that can be served."""
-    placer, withheld = Placer(state, now), Withheld(state, now)
-    reserving = Reserving(state, now, Planner(state, now, withheld), withheld)
-    places, rooms = InVain(placer.place), InVain(Preemption(placer).claim)
-    found = QueuePass(no_date_until=reserving.no_date_until)
-    is_alike = state.treats_owners_alike
-    # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
-    gone: set[GpuKey] = set()
-    # The classes of the waiters so far that cannot be served, with whether GPUs may be reserved for them.
-    unserved: dict[RequestClass, bool] = {}
-    for lease_id in Order(state, now).lease_ids():
-        own_class = state.queue.class_of(lease_id)
-        request_class = own_class.of_any_owner or own_class if is_alike else own_class
-        is_new = request_class not in unserved
-        kept = withheld.kept_from(request_class) if is_new or state.facts.left_to else NOTHING
-        if is_new:
-            if over_quota(state, request_class) is not None:
-                unserved[request_class] = False
-                continue
-            gpus = places.find(request_class.wishes, kept, gone)
-            if gpus is not None:
-                gpus = placer.with_home(gpus, state.queued(lease_id), gone | kept)
-                found.grants.append(Grant(lease_id, gpus))
-                gone.update(gpus)
-                if request_class.wishes.is_shared or not is_alike:
-                    # Another waiter may still share this GPU, or another owner be first. That can be told only afterwards.
-                    return found
-                continue
-        lease = state.queued(lease_id)
-        if state.facts.left_to and unserved.get(request_class, True):
-            own = _left_gpu(placer, lease, unserved, gone | kept)
-            if own is not None:
-                found.grants.append(Grant(lease_id, (own,)))
+    return _Pass(state, now).run()
+
+
+class _Pass:
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = now
+        self._placer, self._withheld = Placer(state, now), Withheld(state, now)
+        self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld)
+        self._places, self._rooms = InVain(self._placer.place), InVain(Preemption(self._placer).claim)
+        self._is_alike = state.treats_owners_alike
+        self._found = QueuePass(no_date_until=self._reserving.no_date_until)
+        # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
+        self._gone: set[GpuKey] = set()
+        # The classes of the waiters so far that cannot be served, with whether their owners may have more.
+        self._unserved: dict[RequestClass, bool] = {}
+
+    def run(self) -> QueuePass:
+        found, withheld = self._found, self._withheld
+        for lease_id in Order(self._state, self._now).lease_ids():
+            if self._is_over_after(lease_id):
                 return found
+        found.reservation = withheld.reservation
+        awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
+        found.spared = spared(self._state, awaited, self._now)
+        until = min(self._placer.holds_until, self._reserving.changes_at, withheld.change_at())
+        # What is free, and when, is told with those going on that are spared.
+        found.settled_until = None if found.spared else until
+        return found
+
+    def _is_over_after(self, lease_id: str) -> bool:
+        """Serve one waiter if it can be. Return whether the others can be told only with what was found so far."""
+        state, own_class = self._state, self._state.queue.class_of(lease_id)
+        request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
+        is_new = request_class not in self._unserved
+        if is_new and over_quota(state, request_class) is not None:
+            self._unserved[request_class] = False
+        if not self._unserved.get(request_class, True):
+            return False
+        lease = state.queued(lease_id)
+        kept = self._withheld.kept_from(request_class) if is_new or state.facts.left_to else NOTHING
+        if is_new:
+            gpus = self._places.find(request_class.wishes, kept, self._gone)
+            if gpus is not None:
+                return self._grant(lease, self._placer.with_home(gpus, lease, self._gone | kept))
+        if state.facts.left_to:
+            own = _left_gpu(self._placer, lease, self._unserved, self._gone | kept)
+            if own is not None:
+                self._found.grants.append(Grant(lease_id, (own,)))
+                return True
         if is_new and state.preemptible and not request_class.preemptible:
-            claimed = rooms.find(request_class.wishes, kept, gone)
-            if claimed is not None:
-                found.victims = claimed.victims
-                if claimed.victims:
-                    return found  # who else needs one is told with these on their way out
-                found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
-                gone.update(claimed.gpus)
-                continue
-        may_reserve = unserved.setdefault(request_class, True)
-        if may_reserve and withheld.reservation is None and reserving.is_due(lease):
-            if found.grants and reserving.will_look(request_class):
-                return found  # what is free, and when, is told with these granted
-            withheld.reservation = reserving.reserve(lease, request_class)
-    found.reservation = withheld.reservation
-    awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
-    found.spared = spared(state, awaited, now)
-    until = min(placer.holds_until, reserving.changes_at, withheld.change_at())
-    # What is free, and when, is told with those going on that are spared.
-    found.settled_until = None if found.spared else until
-    return found
+            claim = self._rooms.find(request_class.wishes, kept, self._gone)
+            if claim is not None:
+                return self._claim(lease_id, claim)
+        self._unserved[request_class] = True
+        return self._reserve(lease, request_class)
+
+    def _grant(self, lease: QueuedLease, gpus: tuple[GpuKey, ...]) -> bool:
+        self._found.grants.append(Grant(lease.id, gpus))
+        self._gone.update(gpus)
+        # Another waiter may still share this GPU, or another owner be first.
+        return lease.request.wishes.is_shared or not self._is_alike
+
+    def _claim(self, lease_id: str, claim: Claim) -> bool:
+        self._found.victims = claim.victims
+        if not claim.victims:
+            self._found.claims.update(dict.fromkeys(claim.gpus, lease_id))
+            self._gone.update(claim.gpus)
+        return bool(claim.victims)  # who else needs one is told with these on their way out
+
+    def _reserve(self, lease: QueuedLease, request_class: RequestClass) -> bool:
+        if self._withheld.reservation is None and self._reserving.is_due(lease):
+            if self._found.grants and self._reserving.will_look(request_class):
+                return True  # what is free, and when, is told with these granted
+            self._withheld.reservation = self._reserving.reserve(lease, request_class)
+        return False
 
 
 def _left_gpu(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -77,7 +77,7 @@ class OwnBox:
             active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
             self._record.begin(_held_here(active, self._node))
         for lease in list(state.leases.values()):
-            if not isinstance(lease, DrainingLease):
+            if not isinstance(lease, EndedLease):
                 self._watch(lease.request.holder, lease.id)
         self.observe(self._sampler.snapshot, is_regular=True)
         self._update_simulated(set(state.slots))
@@ -207,4 +207,4 @@ def left_by_another_server(who: str) -> str:
 
 def _is_awaited(slot: GpuSlot | None) -> bool:
     """Whether the next reading of a GPU is waited for: it drains, or its readings so far are void."""
-    return slot is None or slot.reading is None or slot.occupants.draining > 0
+    return slot is None or slot.reading is None or slot.is_draining

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import Expectation, FreeTime
+from gpu_worker_pool.core.queue.planner import FreeAt, StartTimes
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
@@ -73,7 +73,7 @@ class Pool:
         # duration of each commit.
         self.follow = driver.late_listeners.append
         self.follow_writes = driver.write_listeners.append
-        self._starts: Mapping[str, FreeTime] = {}
+        self._starts: Mapping[str, FreeAt] = {}
         self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
@@ -232,20 +232,20 @@ class Pool:
                 held_s = driver.now() - began
                 events = await self.renew(*lease_ids, caller=caller)
                 is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
-                if is_over or any(isinstance(event, ev.RenewalRefused | ev.LeaseUnknown) for event in events):
+                if is_over or any(isinstance(event, ev.Refused) for event in events):
                     return events, held_s
 
     def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
         return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
 
-    def expected_starts(self) -> Mapping[str, FreeTime]:
+    def expected_starts(self) -> Mapping[str, FreeAt]:
         """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
         if self.now() >= self._starts_good_until:
             for _ in self._work_starts_out():
                 pass
         return self._starts
 
-    async def expected_starts_in_turns(self, loop_share: LoopShare) -> Mapping[str, FreeTime]:
+    async def expected_starts_in_turns(self, loop_share: LoopShare) -> Mapping[str, FreeAt]:
         """The same, which yields to other work in between."""
         if self.now() >= self._starts_good_until:
             for _ in self._work_starts_out():
@@ -253,17 +253,15 @@ class Pool:
         return self._starts
 
     def _work_starts_out(self) -> Iterator[None]:
-        expectation, began = Expectation(self.state, self.now()), time.thread_time()
+        times, began = StartTimes(self.state, self.now()), time.thread_time()
         took_s = 0.0
-        for _ in expectation.steps():
+        for _ in times.steps():
             took_s += time.thread_time() - began
             yield
             began = time.thread_time()
-        self._starts, self._starts_good_until = expectation.starts, self.now() + FORECAST_SHARE * took_s
+        self._starts, self._starts_good_until = times.starts, self.now() + FORECAST_SHARE * took_s
 
-    async def command(
-        self, command: cmd.SetQuota | cmd.BookGpus | cmd.CancelBooking | cmd.ForgetNode | cmd.AddToken | cmd.RevokeToken
-    ) -> list[ev.Event]:
+    async def command(self, command: cmd.Configure | cmd.BookGpus | cmd.ForgetNode) -> list[ev.Event]:
         return await self._driver.do(command)
 
     async def release(
@@ -274,7 +272,7 @@ class Pool:
     async def revoke(self, lease_id: str, *, by: str | None = None, why: str | None = None) -> bool:
         """End a lease as the operator; return whether the lease is known."""
         events = await self._driver.do(cmd.Revoke(lease_id, by, why))
-        return not any(isinstance(event, ev.LeaseUnknown) for event in events)
+        return not any(isinstance(event, ev.Refused) for event in events)
 
     async def wait(
         self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
@@ -302,9 +300,6 @@ class Pool:
                 yield connection
         finally:
             gone.cancel()
-
-    async def operate(self, command: cmd.ExcludeGpu | cmd.IncludeGpu | cmd.IgnoreProcess | cmd.CountProcess) -> None:
-        await self._driver.do(command)
 
 
 # A worker asks again and again for the same.

@@ -59,11 +59,11 @@ class AdminCalls:
         if starts_at is not None and starts_at < now - CLOCKS_DIFFER_S:
             raise Refused(422, f"at: {iso_time(starts_at)} is in the past; leave it out to drain now.")
         if starts_at is None or starts_at <= now:
-            await self._pool.operate(cmd.ExcludeGpu(key, reason))
+            await self._pool.command(cmd.Configure("excluded", tuple(key), reason))
             return self._gpu(key)
         booking = Booking(_drain_id(key), (key,), starts_at, None, None, reason, name_of(call.caller()))
         for event in await self._pool.command(cmd.BookGpus(booking, Wishes())):
-            if isinstance(event, ev.BookingRefused):
+            if isinstance(event, ev.Refused):
                 raise Refused(422, f"This cannot be planned: {event.why}.")
         return self._gpu(key)
 
@@ -71,19 +71,19 @@ class AdminCalls:
         await check_operator(call)
         key = self._key(call)
         if _drain_id(key) in self._pool.state.bookings:
-            await self._pool.command(cmd.CancelBooking(_drain_id(key)))
-        await self._pool.operate(cmd.IncludeGpu(key))
+            await self._pool.command(cmd.Configure("bookings", (_drain_id(key),)))
+        await self._pool.command(cmd.Configure("excluded", tuple(key)))
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:
-        return await self._change_ignored(cmd.IgnoreProcess, call)
+        return await self._set_ignored(call, name_of(call.caller()))
 
     async def count(self, call: Call) -> Response:
-        return await self._change_ignored(cmd.CountProcess, call)
+        return await self._set_ignored(call, None)
 
-    async def _change_ignored(self, command: type[cmd.IgnoreProcess | cmd.CountProcess], call: Call) -> Response:
+    async def _set_ignored(self, call: Call, by: str | None) -> Response:
         await check_operator(call)
-        await self._pool.operate(command(_process_name(call)))
+        await self._pool.command(cmd.Configure("ignored_processes", (_process_name(call),), by))
         names = tuple(sorted(self._pool.state.ignored_processes))
         return Response(200, encode(IgnoredProcesses(ignored_processes=names)))
 

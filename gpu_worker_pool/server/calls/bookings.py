@@ -65,7 +65,7 @@ class BookingCalls:
         wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among, node=call.scope_node)
         events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_operator))
         for event in events:
-            if isinstance(event, ev.BookingRefused):
+            if isinstance(event, ev.Refused):
                 raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
         return Response(200, encode(booking_view(self._pool.state, self._pool.state.bookings[booking_id])))
 
@@ -83,7 +83,7 @@ class BookingCalls:
                 f"The booking {booking_id} is for {known.owner or 'maintenance'}; only an operator, or "
                 "the owner, may cancel it.",
             )
-        await self._pool.command(cmd.CancelBooking(booking_id))
+        await self._pool.command(cmd.Configure("bookings", (booking_id,)))
         return self._list(call.view_scope)
 
     def _owner(self, caller: Caller, named: str | None) -> str:

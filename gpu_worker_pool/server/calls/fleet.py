@@ -28,7 +28,7 @@ class FleetCalls:
         """Remove a box that is gone for good."""
         await check_admin(call)
         for event in await self._pool.command(cmd.ForgetNode(call.parameters["node"], name_of(call.caller()))):
-            if isinstance(event, ev.NodeNotForgotten):
+            if isinstance(event, ev.Refused):
                 status = 404 if call.parameters["node"] not in self._pool.state.nodes else 409
                 raise Refused(status, f"It is not forgotten: {event.why}.")
         return await self._show()

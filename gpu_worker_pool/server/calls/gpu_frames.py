@@ -18,7 +18,7 @@ class _ShownFacts(NamedTuple):
 
     verdict: Verdict
     leases: tuple[str, ...]
-    changes: tuple[int, int]
+    members: tuple[object, ...]
     is_excluded: bool
     ignored: frozenset[str]
 
@@ -47,9 +47,10 @@ class GpuFrames:
         if why_unknown(pool, slot) is not None:
             return encode(gpu_view(pool, slot))
         verdict = newcomers_verdict(state, slot, pool.now())
-        changes = (slot.occupants.changes, slot.members.changes)
         ignored = frozenset(state.ignored_processes)
-        facts = _ShownFacts(verdict, tuple(slot.occupants), changes, slot.key in state.excluded, ignored)
+        facts = _ShownFacts(
+            verdict, tuple(slot.occupants), tuple(slot.members.items()), slot.key in state.excluded, ignored
+        )
         kept = self._kept.get(slot.key)
         if kept is None or kept.slot is not slot or kept.reading is not slot.reading or kept.facts != facts:
             self._forget_gone()

@@ -9,8 +9,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
-from gpu_worker_pool.core.queue.verdicts import Eligible, Verdict
-from gpu_worker_pool.core.queue.withheld import why_kept_from_newcomer
+from gpu_worker_pool.core.queue.verdicts import Verdict
+from gpu_worker_pool.core.queue.withheld import Withheld
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess
 
@@ -66,9 +66,8 @@ def why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
 def newcomers_verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     """The verdict on an ordinary request that comes now."""
     verdict = judge(state, slot, ORDINARY, now)
-    if isinstance(verdict, Eligible):
-        return why_kept_from_newcomer(state, slot.key, now) or verdict
-    return verdict
+    kept = Withheld(state, now).why_kept_from_newcomer(slot.key) if verdict.is_eligible else None
+    return kept or verdict
 
 
 def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, Lease, QueuedLease
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.core.queue.planner import FreeTime
+from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import JsonFrame, encode
@@ -49,7 +49,7 @@ class LeaseFrames:
             if lease is not None and pool.is_written(lease_id):
                 yield lease, self._encode(lease, explainer, starts)
 
-    def _encode(self, lease: Lease, explainer: Explainer, starts: Mapping[str, FreeTime]) -> bytes:
+    def _encode(self, lease: Lease, explainer: Explainer, starts: Mapping[str, FreeAt]) -> bytes:
         state, now = self.pool.state, self.pool.now()
         if isinstance(lease, ActiveLease):
             moving = moving_of_active(state, lease, now)

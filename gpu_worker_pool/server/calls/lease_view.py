@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, EndReason, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
@@ -34,7 +33,7 @@ def queued_view(lease: QueuedLease, **moving: Any) -> wire.LeaseView:
 
 
 def moving_of_queued(
-    state: PoolState, lease: QueuedLease, now: float, explainer: Explainer, starts: Mapping[str, FreeTime]
+    state: PoolState, lease: QueuedLease, now: float, explainer: Explainer, starts: Mapping[str, FreeAt]
 ) -> dict[str, Any]:
     """What of a waiter in a list changes by itself, in the order of the keys. Far back in the queue the reason is short."""
     position = explainer.position(lease)
@@ -99,7 +98,7 @@ def lease_view(
     *,
     by_uuid: bool = False,
     pool_id: str | None = None,
-    starts: Mapping[str, FreeTime] = MappingProxyType({}),
+    starts: Mapping[str, FreeAt] = MappingProxyType({}),
     asked: str | None = None,
 ) -> wire.LeaseView:
     """The lease alone, in full. With `by_uuid`, `env` names the GPUs by UUID instead of by index. An active lease names the
@@ -121,17 +120,19 @@ def lease_view(
         case ActiveLease():
             gpus, moving = gpu_refs(state, lease.gpus), moving_of_active(state, lease, now)
             return active_view(lease, gpus, by_uuid=by_uuid, pool_id=pool_id, asked=asked, **moving)
-        case DrainingLease():
-            why = dict.fromkeys(str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.gpus)
-            still = gpu_refs(state, lease.gpus)
-            return _ended(wire.DrainingLeaseView, state, lease.ended, "draining", "; ".join(why), draining_gpus=still)
+        case EndedLease() if lease.draining:
+            why = dict.fromkeys(
+                str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.draining
+            )
+            still = gpu_refs(state, lease.draining)
+            return _ended(wire.DrainingLeaseView, state, lease, "draining", "; ".join(why), draining_gpus=still)
         case EndedLease():
             return _ended(wire.LeaseView, state, lease, "ended", str(lease.reason))
 
 
 def outcome_view(pool: Pool, lease: Lease) -> wire.LeaseView:
     """The lease after its release or revocation: ended, whether or not its processes still run."""
-    return lease_view(pool.state, lease.ended if isinstance(lease, DrainingLease) else lease, pool.now())
+    return lease_view(pool.state, lease.record if isinstance(lease, EndedLease) else lease, pool.now())
 
 
 def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
@@ -143,17 +144,12 @@ def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
 
 def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
     """A verdict as data and as a sentence. The type has the keys of all verdicts; each is sent with its own only."""
-    own = {item.name: getattr(verdict, item.name) for item in fields(verdict)}
-    code: str = verdict.code
-    if isinstance(verdict, OverCeiling):  # until the core has one number
-        code, own = "over_quota", {"held": verdict.held, "quota": verdict.ceiling}
-    return cast("wire.VerdictView", {**where, "code": code, "text": str(verdict), **own})
+    return cast("wire.VerdictView", {**where, "code": verdict.code, "text": str(verdict), **verdict.facts})
 
 
 def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
     request, holder = lease.request, lease.request.holder
     wishes = request.wishes
-    asked = lease.ended if isinstance(lease, DrainingLease) else lease
     return kind(
         id=lease.id,
         state=state,
@@ -163,7 +159,7 @@ def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **ow
         pid=holder.pid,
         priority=request.priority,
         memory_mb=wishes.memory_mb,
-        requested_at=iso_time(asked.requested_at),
+        requested_at=iso_time(lease.requested_at),
         ttl_s=request.ttl_s,
         wishes=_wishes_kind(wishes)(
             gpus=wishes.gpus,
@@ -247,7 +243,7 @@ def ends_at(state: PoolState, lease: ActiveLease) -> str | None:
     return None if limit is None else iso_time(limit + state.wall_offset_s)
 
 
-def _expected(state: PoolState, start: FreeTime | None) -> dict[str, Any]:
+def _expected(state: PoolState, start: FreeAt | None) -> dict[str, Any]:
     if start is None:
         return {"expected_start_at": None, "expected_start_basis": "unknown", "expected_after": None}
     after = state.find(start.after) if start.after else None

@@ -7,7 +7,7 @@ from math import floor
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndedLease, Lease, QueuedLease, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
@@ -93,7 +93,7 @@ class LeaseCalls:
             lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=True)
         status = 200
-        if is_new and not isinstance(lease, DrainingLease | EndedLease):
+        if is_new and not isinstance(lease, EndedLease):
             status = 202 if isinstance(lease, QueuedLease) else 201
         return Response(status, self._encode(lease, query, call))
 
@@ -162,9 +162,9 @@ class LeaseCalls:
             by=name_of(caller),
             why=query["reason"],
         )
-        ended = as_ended(await self._known(lease_id))
-        assert ended is not None, lease_id  # noqa: S101 - a broken invariant must not go on
-        return Response(200, self._answers.ended(self._pool.state, ended, self._pool.now()))
+        ended = await self._known(lease_id)
+        assert isinstance(ended, EndedLease), lease_id  # noqa: S101 - a broken invariant must not go on
+        return Response(200, self._answers.ended(self._pool.state, ended.record, self._pool.now()))
 
     async def list_leases(self, call: Call) -> Response:
         self._pool.check_is_open()
@@ -190,16 +190,16 @@ class LeaseCalls:
             if isinstance(event, ev.LeasesRenewed):
                 for lease_id in event.lease_ids:
                     lease = state.leases.get(lease_id)
-                    if lease is not None and not isinstance(lease, DrainingLease):
+                    if lease is not None and not isinstance(lease, EndedLease):
                         warning = warning_view(state, lease, now)
                         expires_in_s = left_s(state, lease_id, now)
                         renewed.append(Renewed(id=lease_id, expires_in_s=expires_in_s, warning=warning))
                     else:  # it ended during the write
                         lost.append(_not_renewed(lease_id, state.find(lease_id), "unknown"))
-            elif isinstance(event, ev.RenewalRefused):
-                lost.append(_not_renewed(event.lease_id, state.find(event.lease_id), str(event.reason)))
-            elif isinstance(event, ev.LeaseUnknown):
-                lost.append(NotRenewed(id=event.lease_id))
+            elif isinstance(event, ev.Refused) and event.code is ev.Code.ENDED:
+                lost.append(_not_renewed(event.subject, state.find(event.subject), str(event.why)))
+            elif isinstance(event, ev.Refused) and event.code is ev.Code.UNKNOWN_LEASE:
+                lost.append(NotRenewed(id=event.subject))
         return RenewAnswer(
             renewed=tuple(renewed), lost=tuple(lost), held_s=_rounded_down(held_s), pool_id=self._pool.pool_id
         )
@@ -243,7 +243,7 @@ class LeaseCalls:
         if isinstance(lease, ActiveLease):
             by_uuid, asked = query["devices"] == "uuid", call.node or pool.node
             return self._answers.active(state, lease, now, by_uuid=by_uuid, pool_id=pool.pool_id, asked=asked)
-        if isinstance(lease, EndedLease):
+        if isinstance(lease, EndedLease) and not lease.draining:
             return self._answers.ended(state, lease, now)
         starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
         return encode(lease_view(state, lease, now, starts=starts))
@@ -306,24 +306,16 @@ def _warned(outcome: RenewAnswer) -> set[str]:
 
 def _refuse(lease_id: str, events: list[ev.Event]) -> None:
     for event in events:
-        match event:
-            case ev.LeaseRefused(lease_id=refused, why=why) if refused == lease_id:
-                raise Refused(422, f"This can never be granted here: {why}.")
-            case ev.LeaseConflicted(lease_id=refused) if refused == lease_id:
-                raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
-            case ev.QueueFull(lease_id=refused, limit=limit, is_owners_limit=True) if refused == lease_id:
-                whose = event.owner or "callers that named no owner"
-                raise Refused(
-                    429, f"{limit} requests of {whose} wait already, which is the limit; ask later.", RETRY_AFTER
-                )
-            case ev.TooManyLeases(lease_id=refused, limit=limit) if refused == lease_id:
-                whose = event.owner or "Callers that named no owner"
-                detail = (
-                    f"{whose} has {limit} leases already, active or waiting, which is the limit; release some first."
-                )
-                raise Refused(429, detail, RETRY_AFTER)
-            case ev.QueueFull(lease_id=refused, limit=limit) if refused == lease_id:
-                raise Refused(503, f"{limit} requests wait already, which is the limit; ask later.", RETRY_AFTER)
+        if isinstance(event, ev.Refused) and event.subject == lease_id:
+            match event.code:
+                case ev.Code.UNSERVABLE:
+                    raise Refused(422, f"This can never be granted here: {event.why}.")
+                case ev.Code.CONFLICT:
+                    raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
+                case ev.Code.OWNERS_QUEUE_FULL | ev.Code.TOO_MANY_LEASES:
+                    raise Refused(429, f"{event.why}.", RETRY_AFTER)
+                case ev.Code.QUEUE_FULL:
+                    raise Refused(503, f"{event.why}.", RETRY_AFTER)
 
 
 def _rounded_down(seconds: float) -> float:
@@ -336,7 +328,6 @@ def _you_are(caller: Caller) -> str:
 
 
 def _not_renewed(lease_id: str, lease: Lease | None, reason: str) -> NotRenewed:
-    ended = as_ended(lease)
-    if ended is None:
+    if not isinstance(lease, EndedLease):
         return NotRenewed(id=lease_id, reason=reason)
-    return NotRenewed(id=lease_id, reason=str(ended.reason), by=ended.by, note=ended.why)
+    return NotRenewed(id=lease_id, reason=str(lease.reason), by=lease.by, note=lease.why)

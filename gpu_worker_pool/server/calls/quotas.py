@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import Any
 
 from gpu_worker_pool.core.accounting.fair_share import OwnerUse, factor
 from gpu_worker_pool.core.model import commands as cmd
@@ -50,12 +49,12 @@ class QuotaCalls:
                 "gpus to 0.",
             )
         try:
-            quota = Quota(**asdict(form), ceiling=form.gpus)  # until the core has one number
+            quota = Quota(**asdict(form))
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
         if owner not in self._pool.state.quotas and len(self._pool.state.quotas) >= MAX_QUOTAS:
             raise Refused(422, f"There are {MAX_QUOTAS} quotas already, which is the limit; remove one of them first.")
-        await self._pool.command(cmd.SetQuota(owner, quota))
+        await self._pool.command(cmd.Configure("quotas", (owner,), quota))
         return Response(200, encode(_Uses(self._pool).view(owner, quota)))
 
     async def remove(self, call: Call) -> Response:
@@ -64,7 +63,7 @@ class QuotaCalls:
         self._pool.check_leads()
         if owner not in self._pool.state.quotas:
             raise Refused(404, f"{owner} has no quota; GET /quotas lists all.")
-        await self._pool.command(cmd.SetQuota(owner, None))
+        await self._pool.command(cmd.Configure("quotas", (owner,)))
         return await self._listed(call)
 
     async def encoded(self, scope: Scope) -> bytes:
@@ -93,9 +92,9 @@ class _Uses:
 
     def __init__(self, pool: Pool) -> None:
         self._state, self._now = pool.state, pool.now()
-        self._used = {owner: use.used_at(self._now) for owner, use in self._state.owners.items()}
+        self._used = {owner: use.used_at(self._now) for owner, use in self._state.usage.items()}
         self._all_used = sum(self._used.values())
-        sharing = {*self._state.owners, *self._state.queue.owners}
+        sharing = {*self._state.usage, *self._state.queue.owners}
         self._weights = {owner: quota_of(self._state, owner).weight for owner in sharing}
         self._all_weights = sum(self._weights.values())
 
@@ -106,25 +105,19 @@ class _Uses:
 
     def view(self, owner: str, quota: Quota) -> QuotaView:
         if owner == EVERYBODY_ELSE:
-            return QuotaView(owner=owner, **_limits(quota))
-        use = self._state.owners.get(owner, OwnerUse())
+            return QuotaView(owner=owner, **asdict(quota))
+        use = self._state.usage.get(owner, OwnerUse())
         used = self._used.get(owner, 0.0)
         # A newcomer would share with all others.
         all_weights = self._all_weights + (0.0 if owner in self._weights else quota.weight)
         return QuotaView(
             owner=owner,
-            **_limits(quota),
+            **asdict(quota),
             held_gpus=round(use.held / FULL_WEIGHT, 3),
             queued=self._state.queue.length_of(owner),
             used_gpu_hours=round(used / FULL_WEIGHT / 3600, 3),
             share_factor=round(factor(used, self._all_used, quota.weight, all_weights), 4),
         )
-
-
-def _limits(quota: Quota) -> dict[str, Any]:
-    limits = asdict(quota)
-    del limits["ceiling"]  # until the core has one number
-    return limits
 
 
 def _owner(call: Call) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from gpu_worker_pool.core.model.configured import Booking
-from gpu_worker_pool.core.model.lease import EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.server.http.scope import Scope
@@ -18,8 +18,8 @@ def waiters(state: PoolState, scope: Scope, now: float) -> list[str]:
 
 
 def first_waiters(state: PoolState, scope: Scope, now: float, most: int) -> tuple[list[str], int]:
-    """The first so many of them, and how many there are. Where owners are treated alike, no other waiter is looked at."""
-    if scope.node is not None or state.queue.splits_owners:
+    """The first of them, at most this many, and how many there are. Without a fair share, no other waiter is looked at."""
+    if scope.node is not None or state.settings.fair_share:
         waiting = waiters(state, scope, now)
         return waiting[:most], len(waiting)
     return list(islice(state.queue, most)), len(state.queue)
@@ -40,9 +40,8 @@ def live_leases(state: PoolState, scope: Scope, now: float) -> list[str]:
 def nodes_of(lease: Lease) -> frozenset[str]:
     """The nodes that a lease is on. A waiter, or a lease that ended as one, is on the one that
     it asked for, if it asked for one."""
-    ended = lease.ended if isinstance(lease, DrainingLease) else lease
-    if not isinstance(ended, QueuedLease) and ended.gpus:
-        return frozenset(key.node for key in ended.gpus)
+    if not isinstance(lease, QueuedLease) and lease.gpus:
+        return frozenset(key.node for key in lease.gpus)
     return frozenset() if lease.request.wishes.node is None else frozenset({lease.request.wishes.node})
 
 

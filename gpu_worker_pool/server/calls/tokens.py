@@ -49,7 +49,7 @@ class TokenCalls:
             token = AccessToken(digest, form.name, role, self._pool.wall_now(), name_of(call.caller()), form.note)
         except ValueError as error:
             raise Refused(422, f"{error}.") from None
-        await self._pool.command(cmd.AddToken(token))
+        await self._pool.command(cmd.Configure("tokens", (digest,), token))
         return Response(200, encode(_view(self._pool.state.tokens.get(digest, token))))
 
     async def revoke(self, call: Call) -> Response:
@@ -58,7 +58,7 @@ class TokenCalls:
         self._pool.check_leads()
         if digest not in self._pool.state.tokens:
             raise Refused(404, "There is no token of this digest; GET /admin/tokens lists all.")
-        await self._pool.command(cmd.RevokeToken(digest))
+        await self._pool.command(cmd.Configure("tokens", (digest,)))
         return await self._listed()
 
     async def _listed(self) -> Response:

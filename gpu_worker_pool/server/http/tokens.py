@@ -97,8 +97,8 @@ class Tokens:
     def note(self, events: Iterable[ev.Event]) -> None:
         """End the calls that wait with a token that these events revoke."""
         for event in events:
-            if isinstance(event, ev.TokenRevoked):
-                for waiting in tuple(self._waiting.get(event.digest, ())):
+            if isinstance(event, ev.Configured) and event.table == "tokens" and event.value is None:
+                for waiting in tuple(self._waiting.get(event.key[0], ())):
                     waiting.cancel()
 
     def _forget(self, digest: str, waiting: asyncio.Future[None]) -> None:

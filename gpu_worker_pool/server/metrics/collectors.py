@@ -17,7 +17,6 @@ from gpu_worker_pool.core.model.lease import (
     FULL_WEIGHT,
     ActiveLease,
     Basis,
-    DrainingLease,
     EndedLease,
     EndReason,
     QueuedLease,
@@ -118,7 +117,7 @@ class LeaseMetrics(Collector):
         for name, text, value in (
             ("leases_active", "Leases that hold GPUs.", found.kinds[ActiveLease]),
             ("leases_queued", "Requests that wait.", found.kinds[QueuedLease]),
-            ("leases_draining", "Ended leases whose GPUs are not free yet.", found.kinds[DrainingLease]),
+            ("leases_draining", "Ended leases whose GPUs are not free yet.", found.kinds[EndedLease]),
             ("leases_idle", "Leases whose GPUs compute nothing.", found.idle),
             ("leases_warned", "Leases that the server is about to end.", found.warned),
             ("leases_preemptible", "Active leases that may be preempted.", found.preemptible),
@@ -150,7 +149,7 @@ class LeaseMetrics(Collector):
         """What owners hold, and the quotas of those that held GPUs before: there may be very many quotas."""
         state = self._pool.state
         held: dict[str, float] = {}
-        for owner, use in state.owners.items():
+        for owner, use in state.usage.items():
             if use.held:
                 label = self._label(owner)
                 held[label] = held.get(label, 0.0) + use.held / FULL_WEIGHT
@@ -187,8 +186,7 @@ class LeaseMetrics(Collector):
             self._gpu_seconds[owner] = self._gpu_seconds.get(owner, 0.0) + counted_s * len(lease.gpus)
 
     def _found(self, lease_id: str) -> QueuedLease | ActiveLease | EndedLease | None:
-        lease = self._pool.state.find(lease_id)
-        return lease.ended if isinstance(lease, DrainingLease) else lease
+        return self._pool.state.find(lease_id)
 
     def _label(self, owner: str | None) -> str:
         name = owner or ""

@@ -18,7 +18,7 @@ CHANGED = b"event: changed\ndata: {}\n\n"
 STILL_HERE = b"event: still_here\ndata: {}\n\n"
 
 # Events that change nothing visible: renewals, refusals, and the pool's bookkeeping. Readings count by their snapshot.
-_NO_CHANGE = (ev.Refusal, ev.LeasesRenewed, ev.QueueSettled)
+_NO_CHANGE = (ev.Refused, ev.LeasesRenewed, ev.QueueSettled)
 
 
 class ChangeStream:

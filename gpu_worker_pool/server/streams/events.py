@@ -74,19 +74,26 @@ class EventStream:
                 case ev.GpuDrained():
                     drained = DrainedGpu(lease_id=event.lease_id, **_gpu(event.gpu))
                     self._record("gpu_drained", drained, _at(event.gpu))
-                case ev.GpuExcluded():
-                    excluded = GpuOutOfService(**_gpu(event.gpu), reason=event.reason)
-                    self._record("gpu_out_of_service", excluded, _at(event.gpu))
-                case ev.GpuIncluded():
-                    self._record("gpu_in_service", GpuInService(**_gpu(event.gpu)), _at(event.gpu))
-                case ev.QuotaChanged() | ev.GpusBooked() | ev.BookingEnded():
-                    self._record("plans", Nothing())
-                case ev.ProcessIgnored() | ev.ProcessCounted():
-                    names = tuple(sorted(self._pool.state.ignored_processes))
-                    self._record("ignored_processes", IgnoredNames(names=names))
+                case ev.Configured():
+                    self._record_configured(event)
         if was_queue_changed:
             self._record_queue()
         wake_all(self._listeners)
+
+    def _record_configured(self, event: ev.Configured) -> None:
+        match event.table:
+            case "excluded":
+                gpu = GpuKey(*event.key)
+                if event.value is None:
+                    self._record("gpu_in_service", GpuInService(**_gpu(gpu)), _at(gpu))
+                else:
+                    excluded = GpuOutOfService(**_gpu(gpu), reason=str(event.value))
+                    self._record("gpu_out_of_service", excluded, _at(gpu))
+            case "quotas" | "bookings":
+                self._record("plans", Nothing())
+            case "ignored_processes":
+                names = tuple(sorted(self._pool.state.ignored_processes))
+                self._record("ignored_processes", IgnoredNames(names=names))
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
         if self._listeners:

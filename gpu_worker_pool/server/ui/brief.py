@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, LiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.idleness import idle_s
@@ -42,7 +42,7 @@ async def encode_brief(frames: PoolFrames, scope: Scope, most_queued: int, *, lo
     leases: list[bytes] = []
     for lease_id in list(holders(state, scope)):
         lease = state.leases.get(lease_id)
-        if isinstance(lease, ActiveLease | DrainingLease) and pool.is_written(lease.id):
+        if isinstance(lease, ActiveLease | EndedLease) and pool.is_written(lease.id):
             leases.append(encode(_lease(state, lease, now)))
             await loop_share.yield_if_due()
     return fill(frame, gpus=[gpu for _, gpu in sorted(gpus)], leases=leases)
@@ -65,7 +65,7 @@ def _gpu(state: PoolState, slot: GpuSlot, word: GpuState) -> dict[str, Any]:
     return _known(found)
 
 
-def _lease(state: PoolState, lease: LiveLease, now: float) -> dict[str, Any]:
+def _lease(state: PoolState, lease: Lease, now: float) -> dict[str, Any]:
     holder = lease.request.holder
     found: dict[str, Any] = {
         "id": lease.id,
@@ -83,8 +83,8 @@ def _lease(state: PoolState, lease: LiveLease, now: float) -> dict[str, Any]:
             "warning": warning_view(state, lease, now),
             "idle_s": None if idle is None else round(idle, 1),
         }
-    elif isinstance(lease, DrainingLease):
-        found |= {"state": "draining", "ended_at": iso_time(lease.ended.ended_at), "end_reason": lease.ended.reason}
+    elif isinstance(lease, EndedLease):
+        found |= {"state": "draining", "ended_at": iso_time(lease.ended_at), "end_reason": lease.reason}
     return _known(found)
 
 

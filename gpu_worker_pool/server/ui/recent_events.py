@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import DrainingLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.calls.lease_view import gpu_ref
@@ -23,8 +24,6 @@ _KINDS: dict[type[ev.Event], RecentKind] = {
     ev.LeaseWarned: "warned",
     ev.LeaseEnded: "ended",
     ev.GpuDrained: "drained",
-    ev.GpuExcluded: "out_of_service",
-    ev.GpuIncluded: "in_service",
 }
 
 
@@ -41,7 +40,7 @@ class RecentEvents:
         granted = {event.lease_id for event in events if isinstance(event, ev.LeaseGranted)}
         find = self._state().find
         for event in events:
-            if type(event) not in _KINDS or (isinstance(event, ev.LeaseQueued) and event.lease_id in granted):
+            if _kind(event) is None or (isinstance(event, ev.LeaseQueued) and event.lease_id in granted):
                 continue
             lease_id = getattr(event, "lease_id", None)
             self._kept.append((event, None if lease_id is None else find(lease_id)))
@@ -57,7 +56,7 @@ class RecentEvents:
         request = event.request if isinstance(event, ev.LeaseQueued) else lease.request if lease else None
         return RecentEvent(
             at=iso_time(event.at + state.wall_offset_s),
-            kind=_KINDS[type(event)],
+            kind=cast("RecentKind", _kind(event)),
             lease_id=getattr(event, "lease_id", None),
             owner=request.holder.owner if request else None,
             worker_id=request.holder.worker_id if request else None,
@@ -67,6 +66,13 @@ class RecentEvents:
             by=event.by if isinstance(event, ev.LeaseEnded) else None,
             note=event.why if isinstance(event, ev.LeaseEnded) else None,
         )
+
+
+def _kind(event: ev.Event) -> RecentKind | None:
+    """What is shown of an event; None if it is not shown."""
+    if isinstance(event, ev.Configured) and event.table == "excluded":
+        return "in_service" if event.value is None else "out_of_service"
+    return _KINDS.get(type(event))
 
 
 def _is_within(event: ev.Event, lease: Lease | None, scope: Scope) -> bool:
@@ -80,7 +86,9 @@ def _is_within(event: ev.Event, lease: Lease | None, scope: Scope) -> bool:
 
 def _reason(event: ev.Event) -> str | None:
     """Why; null of a warning that was withdrawn."""
-    if isinstance(event, ev.LeaseEnded | ev.LeaseWarned | ev.GpuExcluded):
+    if isinstance(event, ev.Configured):
+        return None if event.value is None else str(event.value)
+    if isinstance(event, ev.LeaseEnded | ev.LeaseWarned):
         return None if event.reason is None else str(event.reason)
     return None
 
@@ -90,8 +98,9 @@ def _gpus(event: ev.Event, lease: Lease | None) -> tuple[GpuKey, ...]:
         case ev.LeaseGranted(gpus=gpus):
             return gpus
         case ev.LeaseEnded() | ev.LeaseWarned():
-            ended = lease.ended if isinstance(lease, DrainingLease) else lease
-            return () if ended is None or isinstance(ended, QueuedLease) else ended.gpus
-        case ev.GpuDrained(gpu=gpu) | ev.GpuExcluded(gpu=gpu) | ev.GpuIncluded(gpu=gpu):
+            return () if lease is None or isinstance(lease, QueuedLease) else lease.gpus
+        case ev.GpuDrained(gpu=gpu):
             return (gpu,)
+        case ev.Configured(table="excluded", key=key):
+            return (GpuKey(*key),)
     return ()

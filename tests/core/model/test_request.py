@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes, matches_model
-from gpu_worker_pool.core.model.settings import PoolSettings, Thresholds
+from gpu_worker_pool.core.model.settings import PoolSettings
 
 NAN = float("nan")
 INF = float("inf")

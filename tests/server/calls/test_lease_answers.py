@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, as_ended
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.calls.lease_answers import MOST_FRAMES, LeaseAnswers
 from gpu_worker_pool.server.calls.lease_view import lease_view
@@ -28,7 +28,7 @@ def active(answers: LeaseAnswers, box: Box, lease_id: str, *, by_uuid: bool = Fa
 
 
 def ended(answers: LeaseAnswers, box: Box, lease_id: str) -> tuple[bytes, bytes]:
-    lease = as_ended(box.state.find(lease_id))
+    lease = box.state.find(lease_id)
     assert isinstance(lease, EndedLease)
     return answers.ended(box.state, lease, box.now), encode(lease_view(box.state, lease, box.now))
 

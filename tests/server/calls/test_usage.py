@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gpu_worker_pool.core.model.lease import as_ended
+from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.ledger.accounts import Moment, Usage, UsageTotals
@@ -171,7 +171,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
     def release_meanwhile() -> SqliteAccounts:
         """In the thread that reads, when all that is live has been looked at."""
         asyncio.run_coroutine_threadsafe(pool.release("a", caller="ada"), loop).result()
-        assert as_ended(pool.state.find("a")) is not None
+        assert isinstance(pool.state.find("a"), EndedLease)
         return SqliteAccounts(journal_path(settings))
 
     async def ask(open_accounts: Callable[[], SqliteAccounts]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
     async with app.running():
         await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False, is_loopback=False)
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
-        assert as_ended(pool.state.find("a")) is not None
+        assert isinstance(pool.state.find("a"), EndedLease)
         assert await ask(lambda: SqliteAccounts(journal_path(settings))) == {"leases": 1}
 
 

@@ -42,8 +42,8 @@ def test_the_pool_of_pages_is_made_with_rests_and_that_of_programs_without(
 
     with asyncio.Runner(loop_factory=TimerLoop) as runner:
         timers = runner.run(timers_of_call())
-    # The server itself sets a few.
-    assert (timers > 8) == rests
+    # The server itself sets two or three.
+    assert (timers > 4) == rests
 
 
 async def _get(app: Any, path: str) -> int:

@@ -32,8 +32,8 @@ def test_each_kind_is_told_with_who_what_and_why() -> None:
     recent_events.follow(box.ask("b", worker="w2"))
     recent_events.follow(box.do(cmd.Release("a", by="bob", why="the demo")))
     recent_events.follow(box.observe_now(reading()))
-    recent_events.follow(box.do(cmd.ExcludeGpu(key(), "dust")))
-    recent_events.follow(box.do(cmd.IncludeGpu(key())))
+    recent_events.follow(box.do(cmd.Configure("excluded", key(), "dust")))
+    recent_events.follow(box.do(cmd.Configure("excluded", key())))
     recent_events.follow(box.renew("b"))
 
     nobody = {"lease_id": None, "owner": None, "worker_id": None, "label": None}
@@ -77,7 +77,12 @@ def test_so_many_are_kept_and_no_more() -> None:
     box = Box(reading())
     recent_events = of(box)
     for number in range(KEPT):
-        recent_events.follow([ev.GpuExcluded(box.now, key(), f"reason {number}"), ev.GpuIncluded(box.now, key())])
+        recent_events.follow(
+            [
+                ev.Configured(box.now, "excluded", key(), f"reason {number}"),
+                ev.Configured(box.now, "excluded", key(), None),
+            ]
+        )
 
     reasons = [item.reason for item in recent_events.views()]
     assert len(reasons) == KEPT

@@ -3,7 +3,7 @@
 import { ask } from "./ask.js";
 import { attribute, byId, el, show, text } from "./dom.js";
 import { nowMs } from "./now.js";
-import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory, plural } from "./words.js";
+import { duration, END_REASONS, gpuNames, gpuOfBox, holderName, memory } from "./words.js";
 
 export class Access {
   #token = null;

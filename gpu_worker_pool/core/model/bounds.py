@@ -1,6 +1,22 @@
-"""Checks of arguments. Their errors say what was given and what is allowed."""
+"""Checks of arguments, whose errors say what was given and what is allowed; and the defaults that a client needs at once."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+# How long a lease lives without a heartbeat.
+DEFAULT_TTL_S = 60.0
+MAX_TTL_S = 7 * 24 * 3600.0
+
+
+class Thresholds(NamedTuple):
+    """A GPU at or over one of these is not available."""
+
+    memory_percent: float
+    utilization_percent: float
+
+
+DEFAULT_THRESHOLDS = Thresholds(memory_percent=80.0, utilization_percent=90.0)
 
 
 def check_number(name: str, value: object, low: float, high: float) -> None:
