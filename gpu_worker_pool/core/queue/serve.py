@@ -70,6 +70,10 @@ class InVain(Generic[T]):
         found = self._find(wishes, taken | kept if taken else kept)
         if found is None:
             failed = self._failed.setdefault((kept, terms, places), [])
+            # Only the least of what failed is looked at again, however many waiters there are.
+            failed[:] = [
+                each for each in failed if each[0] < wishes.gpus or each[1] < wishes.nodes or each[2] < memory_mb
+            ]
             failed.append((wishes.gpus, wishes.nodes, memory_mb))
         return found
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.queue.planner import NEVER, Planner
 from gpu_worker_pool.core.queue.withheld import Withheld
 from tests.core.build import START, Box, of_kind, reading, refusals, request
@@ -45,8 +45,8 @@ def test_a_holder_that_ends_after_the_warning_is_known_to_have_obeyed() -> None:
     box.run_to(START + HOUR_S - 30)
     box.release("a")
 
-    ended = {id_: box.state.find(id_) for id_ in ("a", "b")}
-    assert [(lease.reason, lease.warned) for lease in ended.values() if lease] == [
+    ended = (box.state.find(id_) for id_ in ("a", "b"))
+    assert [(lease.reason, lease.warned) for lease in ended if isinstance(lease, EndedLease)] == [
         (EndReason.RELEASED, EndReason.TIME_LIMIT),
         (EndReason.RELEASED, None),
     ]
