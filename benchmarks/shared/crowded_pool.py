@@ -116,7 +116,9 @@ class CrowdedPool:
         for node in self.readings:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:
-            self.handle(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
+            while len(self.state.queue) < self._exclusive:
+                self._happen(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
+            self._serve()
 
     def use(self) -> None:
         """Let `TURNOVER` leases for each GPU end, and let others take their place.
