@@ -23,7 +23,7 @@ from gpu_worker_pool.core.queue.idleness import idle_warnings, withdrawn
 from gpu_worker_pool.core.queue.owners import quota_of, time_limit_of, weight_of, why_beyond_limits
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.refusal import why_unservable
-from gpu_worker_pool.core.queue.serve import serve_queue
+from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
 
 from .decide_nodes import announce_node, ended_lease, forget_node, joined_by, rename_node, silence_node, take_over
 from .recovering import recover_lease
@@ -217,6 +217,11 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     if state.is_settled_at(now):
         return []
     found = serve_queue(state, now)
+    return served(state, found, now)
+
+
+def served(state: PoolState, found: QueuePass, now: float) -> list[ev.Event]:
+    """The events of a pass over the queue."""
     fences: dict[str, int] = {}
     events: list[ev.Event] = []
     for grant in found.grants:
