@@ -111,7 +111,7 @@ class Box:
                 if event.reason in ENDED_BY_POOL:
                     self.stop_work(self.workers[event.lease_id], event)
                 must_observe = must_observe or bool(event.draining)
-            elif isinstance(event, ev.Refused) and event.code is ev.Code.UNSERVABLE:
+            elif isinstance(event, ev.Refused) and event.code is ev.RefusalCode.UNSERVABLE:
                 self.counts["refused"] += 1
         if must_observe:
             self.at(0.001, self.observe_now)  # as the server does: read anew at once

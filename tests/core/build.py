@@ -225,7 +225,7 @@ def of_kind(events: list[ev.Event], kind: type[ev.Event]) -> list[ev.Event]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def refusals(events: list[ev.Event], code: ev.Code) -> list[ev.Refused]:
+def refusals(events: list[ev.Event], code: ev.RefusalCode) -> list[ev.Refused]:
     return [event for event in events if isinstance(event, ev.Refused) and event.code == code]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gpu_worker_pool.core.model.facts import GpuFacts, facts_of
+from gpu_worker_pool.core.model.facts import SlotFacts, facts_of
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
@@ -85,7 +85,7 @@ class PlainPlacer:
         node = usable[0].node
         return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(gpus)
 
-    def _counts(self, facts: GpuFacts, wishes: Wishes) -> bool:
+    def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:
         """Whether a GPU counts as open on its node: to a request with laxer thresholds, also one above the pool's own."""
         settings = self._state.settings
         own, wished = settings.thresholds, settings.thresholds_for(wishes)
@@ -96,7 +96,7 @@ class PlainPlacer:
             return bool(facts.is_open_to_shared if is_lax else facts.is_clear_to_shared)
         return bool(facts.is_open_to_exclusive if is_lax else facts.is_clear_to_exclusive)
 
-    def _on(self, node: str) -> list[GpuFacts]:
+    def _on(self, node: str) -> list[SlotFacts]:
         return [facts for key, facts in self._facts.items() if key.node == node]
 
     def _left_mb(self, key: GpuKey, wishes: Wishes) -> float:

@@ -89,7 +89,7 @@ def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
     if is_by_quota:
         box.set_quota("*", Quota(max_time_limit_s=HOUR_S))
 
-    (refused,) = refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.Code.UNSERVABLE)
+    (refused,) = refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.UNSERVABLE)
 
     assert "a time limit of 2h was asked for; the longest allowed is 1h" in str(refused)
 
@@ -145,7 +145,7 @@ def test_the_same_request_with_another_limit_is_another_request() -> None:
     box = box_with()
     box.ask("a", time_limit_s=HOUR_S)
 
-    assert refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.Code.CONFLICT)
+    assert refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.CONFLICT)
 
 
 def test_a_limit_below_a_second_is_refused() -> None:
