@@ -17,7 +17,15 @@ from gpu_worker_pool.core.model.state import PoolState
 from .evolve_nodes import NODE_HANDLERS
 
 # After these, whether the queue must be served again is told by the facts of the GPUs.
-_QUIET = (ev.GpusObserved, ev.ProcessesAttributed, ev.LeasesRenewed, ev.TimeLost, ev.QueueSettled, ev.NodeAnnounced)
+_QUIET = (
+    ev.GpusObserved,
+    ev.ProcessesAttributed,
+    ev.LeasesRenewed,
+    ev.LeaseEnded,
+    ev.TimeLost,
+    ev.QueueSettled,
+    ev.NodeAnnounced,
+)
 
 
 def evolve(state: PoolState, event: ev.Event) -> None:
@@ -127,11 +135,13 @@ def _replace_active(state: PoolState, lease: ActiveLease) -> None:
 
 
 def _lose_claims(state: PoolState, lease_id: str) -> None:
-    """Nothing is kept for this waiter any more."""
+    """Nothing is kept for this waiter any more; others may have it."""
     if state.reservation is not None and state.reservation.lease_id == lease_id:
         state.reservation = None
+        state.unsettle()
     for key in [key for key, claimer in state.claims.items() if claimer == lease_id]:
         del state.claims[key]
+        state.unsettle()
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
@@ -210,6 +220,8 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
     state.preemptible.discard(lease.id)
     state.preempt_warned.discard(lease.id)
+    if state.quotas:
+        state.unsettle()  # the owner may have more again, though no GPU is free yet
 
 
 def _use_counted(state: PoolState, event: ev.UseCounted) -> None:

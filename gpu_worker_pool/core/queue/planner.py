@@ -327,21 +327,23 @@ class Reserving:
         self._tried: set[Wishes | RequestClass] = set()
         self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
-        self._first_due = inf
         self._look_again_at = min(self.no_date_until.values(), default=inf)
+        first_due = state.queue.first_asked_at + self._due_after_s if len(state.queue) else inf
+        self.is_any_due = first_due <= now
+        if not self.is_any_due:
+            self._look_again(first_due)
 
     def is_due(self, lease: QueuedLease) -> bool:
         """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
         due_at = lease.requested_at + self._due_after_s
-        if due_at <= self._now:
-            return True
-        self._first_due = min(self._first_due, due_at)
-        return False
+        if due_at > self._now:
+            self._look_again(due_at)
+        return due_at <= self._now
 
     @property
     def changes_at(self) -> float:
         """Until when nothing changes, unless something happens."""
-        return just_before(min(self._look_again_at, self._first_due))
+        return just_before(self._look_again_at)
 
     def will_look(self, request_class: RequestClass) -> bool:
         """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
