@@ -352,7 +352,7 @@ class Driver:
         events = decide(self.state, cmd.Renew(written), now)
         replay(self.state, events)
         unknown = [id_ for id_ in command.lease_ids if not self.is_written(id_)]
-        return events + [ev.Refused(now, ev.Code.UNKNOWN_LEASE, id_) for id_ in unknown]
+        return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown]
 
     def _go_on(self) -> None:
         """Do what the turn before had no time for."""

@@ -243,7 +243,7 @@ class CheckedPool(QueueChecks):
         self.outcomes.append(model.look())
         # What the last look reserved stays reserved while nothing happens but that one waiter comes.
         expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]
-        assert expected, "nobody could be served"
+        assert expected, "no waiter could be served"
         fitting = [(lease, options) for lease, options in expected if lease.id == event.lease_id]
         assert fitting, "the wrong waiter is served"
         lease, options = max(fitting, key=lambda each: set(event.gpus) <= set().union(*each[1]))
@@ -259,7 +259,7 @@ class CheckedPool(QueueChecks):
         self.just_granted.add(lease.id)
 
     def _check_parts(self, event: Any, wishes: Any) -> None:
-        """So many GPUs on each of so many nodes, and a fence that is new to each of these."""
+        """As many GPUs on each of as many nodes as are wished for, and a fence that is new to each of these."""
         model, nodes = self.model, [key.node for key in event.gpus]
         assert len(set(event.gpus)) == len(event.gpus) == wishes.gpus * wishes.nodes
         assert [nodes.count(node) for node in dict.fromkeys(nodes)] == [wishes.gpus] * wishes.nodes

@@ -68,7 +68,7 @@ class QueueChecks:
             assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
 
     def _check_idle(self, lease: Lease) -> None:
-        """Those that were looked at in this step: who is idle is warned, and who computes is not."""
+        """Of the GPUs that were read in this step: an idle holder is warned, and one that computes is not."""
         seen = [self.model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
         if not seen or not self.settings.idle_reclaim:
             return
