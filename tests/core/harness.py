@@ -63,6 +63,8 @@ class CheckedPool(QueueChecks):
         self.outcomes: list[Outcome] = []
         # The leases that the present step has granted.
         self.just_granted: set[str] = set()
+        # Those whose warnings it has withdrawn.
+        self.just_withdrawn: set[str] = set()
 
     def take_over(self, now: float, boot_id: str = "boot", wall_offset_s: float = 0.0, *, node: str = "box") -> None:
         """A driver takes charge, and the node with these boot ids announces itself."""
@@ -79,6 +81,7 @@ class CheckedPool(QueueChecks):
         # Time does not go back behind anything that has happened.
         self.model.now = max(now, self.state.clock)
         self.just_granted.clear()
+        self.just_withdrawn.clear()
         waiting, gpus = set(self.state.queue), set(self.state.slots)
         may_serve = self.core.eligibility.may_serve_when_read(self.state)
         events: list[Any] = self.core.step.step(self.state, command, now)

@@ -19,6 +19,7 @@ class QueueChecks:
     state: Any
     model: Model
     outcomes: list[Outcome]
+    just_withdrawn: set[str]
     new_booking: Any = None
     is_opening: bool = False
     observed: tuple[Any, ...] = ()
@@ -73,6 +74,8 @@ class QueueChecks:
         if not seen or not self.settings.idle_reclaim:
             return
         idle_s = self.model.idle_s(lease)
+        if lease.id in self.just_withdrawn:
+            return  # it was to end when the GPUs were read, so it is warned with the next reading
         if lease.ending is None:
             assert idle_s is None or idle_s < self.settings.idle_after_s, "an idle holder is not warned"
         elif lease.ending[0] == "idle":
@@ -98,6 +101,7 @@ class QueueChecks:
         if event.reason is None:
             self._check_withdrawn(lease)
             lease.ending = None
+            self.just_withdrawn.add(lease.id)
             return
         if lease.ending is not None:
             assert event.reason == "time_limit", "warned twice"
