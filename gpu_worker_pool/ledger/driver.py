@@ -167,9 +167,6 @@ class Driver:
         self._live.start()
         self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
         if node is not None:
-            if epoch == 0 and len(state.nodes) == 1:  # the only node of a box has its present name
-                for old in [old for old in state.nodes if old != node]:
-                    self._carry_out(cmd.RenameNode(old, node))
             self._carry_out(cmd.AnnounceNode(node, boot_id, fence_seen=self.fence_seen))
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
