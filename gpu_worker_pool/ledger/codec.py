@@ -11,13 +11,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import TABLES
+from gpu_worker_pool.core.model.configured import TABLES, Key
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease
 
 # A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
@@ -45,17 +46,16 @@ def encode_event(event: ev.DurableEvent) -> str:
     return encode({"kind": kind, **as_object(event)})
 
 
-def decode_event(text: str) -> ev.DurableEvent:
+def decode_event(text: str, node: str | None = None) -> ev.DurableEvent:
+    """Decode one line. With a `node`, every node is read as this one: see `reader`."""
     parts = parse_object(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
         raise NotUnderstood(f"not an event of a known kind: {shortened(text)}")
-    if kind is ev.Configured:
-        table: Any = TABLES.get(str(parts.get("table")))
-        if table is None:
-            raise NotUnderstood(f"{parts.get('table')!r} is not a table that is known here")
-        parts["value"] = reader(table | None)(parts.get("value"))
-    return cast("ev.DurableEvent", reader(kind)(parts))
+    table = str(parts.get("table")) if kind is ev.Configured else None
+    if table is not None and table not in TABLES:
+        raise NotUnderstood(f"{table!r} is not a table that is known here")
+    return cast("ev.DurableEvent", reader(kind, node=node, table=table)(parts))
 
 
 def decode_ended(text: str) -> EndedLease:
@@ -131,24 +131,34 @@ encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=a
 
 
 @cache
-def reader(kind: Any, *, is_tolerant: bool = False) -> Reader:
-    """The reader of a type. A tolerant one leaves out fields that are not known here: the next version writes them."""
-    of, parts = partial(reader, is_tolerant=is_tolerant), get_args(kind)
+def reader(kind: Any, *, is_tolerant: bool = False, node: str | None = None, table: str | None = None) -> Reader:
+    """The reader of a type. A tolerant one leaves out fields that are not known here: the next version writes them.
+
+    With a `node`, every node is read as this one: the journal of one box is about that box, whatever its name was. What key
+    and value of a row are depends on its `table`.
+    """
+
+    def of(kind: Any, name: str = "") -> Reader:
+        if name == "node" and node is not None:
+            return lambda value: None if value is None else node
+        return reader(kind, is_tolerant=is_tolerant, node=node)
+
+    parts = get_args(kind)
     if isinstance(kind, UnionType):
-        some, *others = (part for part in parts if part is not NoneType)
-        if others:
-            return lambda value: value  # that of a table, which was read by then
-        inner = of(some)
+        (inner,) = (of(part) for part in parts if part is not NoneType)
         return lambda value: None if value is None else inner(value)
     if is_dataclass(kind):
-        return _record(kind, {name: of(hint) for name, hint in get_type_hints(kind).items()}, is_tolerant=is_tolerant)
+        hints = get_type_hints(kind)
+        if table is not None:
+            hints |= {"key": GpuKey if table == "excluded" else Key, "value": TABLES[table] | None}
+        return _record(kind, {name: of(hint, name) for name, hint in hints.items()}, is_tolerant=is_tolerant)
     if get_origin(kind) is tuple:
         if parts[-1] is Ellipsis:
             item = of(parts[0])
             return lambda value: tuple([item(each) for each in _typed(value, list)])
         return _array(tuple, [of(part) for part in parts])
     if issubclass(kind, tuple):
-        return _array(kind._make, [of(hint) for hint in get_type_hints(kind).values()])
+        return _array(kind._make, [of(hint, name) for name, hint in get_type_hints(kind).items()])
     if issubclass(kind, StrEnum):
         return cast("Reader", kind)
     # A float field may hold an int, which stays one: 8000 does not become 8000.0.

@@ -167,9 +167,6 @@ class Driver:
         self._live.start()
         self._carry_out(cmd.TakeOver(epoch, boot_id, self._clock_base, wall_now - self.pool_time(boot_now)))
         if node is not None:
-            if epoch == 0 and len(state.nodes) == 1:  # the only node of a box has its present name
-                for old in [old for old in state.nodes if old != node]:
-                    self._carry_out(cmd.RenameNode(old, node))
             self._carry_out(cmd.AnnounceNode(node, boot_id, fence_seen=self.fence_seen))
 
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
@@ -355,7 +352,7 @@ class Driver:
         events = decide(self.state, cmd.Renew(written), now)
         replay(self.state, events)
         unknown = [id_ for id_ in command.lease_ids if not self.is_written(id_)]
-        return events + [ev.Refused(now, ev.Code.UNKNOWN_LEASE, id_) for id_ in unknown]
+        return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown]
 
     def _go_on(self) -> None:
         """Do what the turn before had no time for."""

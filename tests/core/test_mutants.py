@@ -236,7 +236,12 @@ PLAIN_MUTANTS = (
         "slot.key not in state.facts.named(wishes.among)",
         "False",
     ),
-    Mutant("how several UUIDs begin names none of them", "facts", "if len(exact or alike) == 1:", "if exact or alike:"),
+    Mutant(
+        "how several UUIDs begin names none of them",
+        "facts",
+        "            if len(exact or alike) == 1:\n                yield (exact or alike)[0]\n",
+        "            yield from exact or alike\n",
+    ),
     Mutant(
         "a whole UUID names its GPU, however many others begin with it",
         "facts",
@@ -262,8 +267,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "the queue is served again when a waiter with a reservation leaves",
         "evolve",
-        "if not isinstance(event, _QUIET):",
-        "if not isinstance(event, (*_QUIET, ev.LeaseEnded)):",
+        "state.unsettle()  # what was kept for it is free for others",
+        "pass",
     ),
     Mutant(
         "what is decided depends on the events alone",

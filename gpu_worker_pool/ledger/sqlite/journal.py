@@ -32,6 +32,7 @@ class SqliteJournal:
     """Opening it raises JournalInUse, JournalDamaged (the damaged file has been set aside then) or JournalError.
 
     A start reads the events and the last ended leases, and checks what it reads. A backup checks all of the file.
+    With a `node`, all events are read as events of this node, which may have had other names.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class SqliteJournal:
         path: Path,
         *,
         durability: Durability = "full",
+        node: str | None = None,
         most_ended: int = MOST_ENDED,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._durability = durability
+        self._node = node
         self._most_ended = most_ended
         self._most_bytes = most_bytes
         self.pool_id = ""
@@ -67,7 +70,7 @@ class SqliteJournal:
         connection = self._file.connection()
         with self._quarantine():
             last_ended = connection.execute(SQL["read_last_ended"], (most_ended,))
-            return History(read_events(connection), tuple(read_ended(last_ended)))
+            return History(read_events(connection, self._node), tuple(read_ended(last_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, ended_rows = event_rows(events, self._crc), [ended_row(lease) for lease in ended]
@@ -181,12 +184,12 @@ def insert_events(connection: sqlite3.Connection, rows: Sequence[Row], after: in
     connection.executemany(SQL["append_event"], numbered)
 
 
-def read_events(connection: sqlite3.Connection) -> tuple[DurableEvent, ...]:
+def read_events(connection: sqlite3.Connection, node: str | None = None) -> tuple[DurableEvent, ...]:
     """All events; a ValueError if one was altered, lost or moved, and NotUnderstood if one is not known here."""
     events, crc = [], 0
     for body, noted_crc in connection.execute(SQL["read_events"]):
         crc = checked_crc(body, noted_crc, crc)
-        events.append(decode_event(body))
+        events.append(decode_event(body, node))
     return tuple(events)
 
 
