@@ -14,8 +14,9 @@ QUEUE_MUTANTS = (
     Mutant(
         "nothing is reserved before a waiter has waited long",
         "planner",
-        "        if due_at <= self._now:\n            return True\n",
-        "        if True:\n            return True\n",
+        "        return due_at <= self._now\n",
+        "        return True\n",
+        also=("planner", "self.is_any_due = first_due <= now", "self.is_any_due = True"),
     ),
     Mutant(
         "a prediction admits no request to what is reserved",
@@ -38,14 +39,19 @@ QUEUE_MUTANTS = (
     Mutant(
         "the first that cannot be served has the reservation",
         "serve",
-        "if self._withheld.reservation is None and self._reserving",
-        "if self._reserving",
+        "        may_reserve = self._withheld.reservation is None and self._reserving.is_any_due\n        if",
+        "        may_reserve = self._reserving.is_any_due\n        if",
+        also=(
+            "serve",
+            "            may_reserve = withheld.reservation is None and self._reserving.is_any_due\n            if",
+            "            may_reserve = self._reserving.is_any_due\n            if",
+        ),
     ),
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "serve",
-        "self._withheld.reservation is None and self._reserving.is_due(lease):",
-        "self._withheld.reservation is None and self._reserving.is_due(self._state.queued(Order(self._state, self._now).lease_ids()[0])):",
+        "if may_reserve and self._reserving.is_due(lease):",
+        "if may_reserve and self._reserving.is_due(self._state.queued(Order(self._state, self._now).lease_ids()[0])):",
     ),
     Mutant(
         "a reservation keeps to its node",

@@ -97,8 +97,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "a GPU with a fault is not granted",
         "facts",
-        "if reading.fault is not None or load_percent is None",
-        "if load_percent is None",
+        "if reading.fault is not None or slot.key in excluded:",
+        "if slot.key in excluded:",
         also=("eligibility", "if reading.fault is not None:", "if False:"),
     ),
     Mutant(
@@ -267,8 +267,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "the queue is served again when a waiter with a reservation leaves",
         "evolve",
-        "if not isinstance(event, _QUIET):",
-        "if not isinstance(event, (*_QUIET, ev.LeaseEnded)):",
+        "        state.reservation = None\n        state.unsettle()\n",
+        "        state.reservation = None\n",
     ),
     Mutant(
         "what is decided depends on the events alone",
