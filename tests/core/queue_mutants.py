@@ -14,9 +14,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "nothing is reserved before a waiter has waited long",
         "planner",
-        "        return due_at <= self._now\n",
-        "        return True\n",
-        also=("planner", "self.is_any_due = first_due <= now", "self.is_any_due = True"),
+        "self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s",
+        "self._due_after_s = -state.wall_offset_s",
     ),
     Mutant(
         "a prediction admits no request to what is reserved",
@@ -39,13 +38,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "the first that cannot be served has the reservation",
         "serve",
-        "        may_reserve = self._withheld.reservation is None and self._reserving.is_any_due\n        if",
-        "        may_reserve = self._reserving.is_any_due\n        if",
-        also=(
-            "serve",
-            "            may_reserve = withheld.reservation is None and self._reserving.is_any_due\n            if",
-            "            may_reserve = self._reserving.is_any_due\n            if",
-        ),
+        "may_reserve = self._withheld.reservation is None and self._reserving",
+        "may_reserve = self._reserving",
     ),
     Mutant(
         "a waiter of a lower priority may have waited for longer",

@@ -135,13 +135,11 @@ def _replace_active(state: PoolState, lease: ActiveLease) -> None:
 
 
 def _lose_claims(state: PoolState, lease_id: str) -> None:
-    """Nothing is kept for this waiter any more; others may have it."""
+    """Nothing is kept for this waiter any more."""
     if state.reservation is not None and state.reservation.lease_id == lease_id:
         state.reservation = None
-        state.unsettle()
     for key in [key for key, claimer in state.claims.items() if claimer == lease_id]:
         del state.claims[key]
-        state.unsettle()
 
 
 def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
@@ -186,6 +184,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     if isinstance(lease, QueuedLease):
         _lose_claims(state, lease.id)
         state.queue.leave(lease)
+        state.unsettle()  # what was kept for it is free for others
         _remember(state, ended)
         return
     warned = None if lease.ending is None or lease.ending.reason is event.reason else lease.ending.reason
