@@ -139,6 +139,17 @@ def the_same_asks_for_what_it_has_left(core: Core) -> None:
     scene.ask(1, 6.0, again=True)
 
 
+def ask_again_where_the_load_is_unknown(core: Core) -> None:
+    """The soak found this one: with no other process on the GPU, its load is that of the process that asks."""
+    scene = Scene(core)
+    scene.ask(1, 2.0)
+    scene.see(3.0, scene.process(1))
+    scene.release(1, 4.0)
+    scene.see(5.0, scene.process(1), utilization=None)
+    scene.ask(1, 6.0, again=True)
+    assert scene.pool.state.active("lease1again")
+
+
 def ask_for_what_was_given_back_and_taken_away(core: Core) -> None:
     scene = Scene(core)
     for again in (0, 1):
@@ -300,6 +311,7 @@ SCENES: dict[str, Callable[[Core], None]] = {
     "a lease of a process that is watched does not run out": hold_for_longer_than_the_ttl,
     "more than a context is something left": release_while_the_process_stays,
     "what a process has left does not keep that process out": the_same_asks_for_what_it_has_left,
+    "what a process has left does not keep that process out, even if its load is unknown": ask_again_where_the_load_is_unknown,
     "what a process has left is for no process of another node": a_process_of_another_node_asks_for_what_one_has_left,
     "unknown is not zero": ask_where_the_load_is_unknown,
     "what was taken away is not had back before it is free": ask_for_what_was_given_back_and_taken_away,

@@ -97,8 +97,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "a GPU with a fault is not granted",
         "facts",
-        "if reading.fault is not None or load_percent is None",
-        "if load_percent is None",
+        "if reading.fault is not None or slot.key in excluded:",
+        "if slot.key in excluded:",
         also=("eligibility", "if reading.fault is not None:", "if False:"),
     ),
     Mutant(

@@ -75,8 +75,11 @@ def facts_of(
     if reading.other_server is not None:
         return known._replace(is_ours=not reading.is_other_server_up)
     load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)
-    if reading.fault is not None or load_percent is None or percent is None or slot.key in excluded:
+    if reading.fault is not None or slot.key in excluded:
         return known
+    if load_percent is None or percent is None:
+        # The load may be that of the process that left it: to that process it may be usable.
+        return known._replace(left_to=_left_to(slot))
     if slot.occupants and not slot.is_open_for(shared=True, max_sharers=settings.max_sharers):
         # Whatever is read of it, it is nobody else's until a lease ends.
         return known._replace(is_open_to_exclusive=False, is_open_to_shared=False, left_to=_left_to(slot))
