@@ -26,7 +26,6 @@ from gpu_worker_pool.core.fleet.custody_actions import (
     TellHolder,
     WatchProcess,
 )
-from gpu_worker_pool.core.fleet.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.core.fleet.messages import GrantKept, LeaderMessage, Orders, Welcome
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
@@ -34,6 +33,7 @@ from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.live_time import LiveTime
 from gpu_worker_pool.ledger.waiters import Waiters
+from gpu_worker_pool.server.agent.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
