@@ -16,6 +16,8 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .evolve_nodes import NODE_HANDLERS
 
+# The owners whose use is remembered.
+MOST_OWNERS = 1000
 # After these, whether the queue must be served again is told by the facts of the GPUs.
 _QUIET = (
     ev.GpusObserved,
@@ -110,10 +112,19 @@ def _occupy(state: PoolState, lease: ActiveLease, gpus: tuple[GpuKey, ...], weig
         slot.occupants[lease.id] = Occupant(request.wishes.memory_mb, process, since=at)
         slot.busy = at
     state.touch(gpus)
-    use = state.usage.get(request.holder.owner)
+    _use_of(state, request.holder.owner, at).hold(weight, at, is_firm=not request.preemptible)
+
+
+def _use_of(state: PoolState, owner: str | None, at: float) -> OwnerUse:
+    """What an owner uses. Of more owners than are remembered, the one that used least and holds nothing is forgotten."""
+    use = state.usage.get(owner)
     if use is None:
-        use = state.usage[request.holder.owner] = OwnerUse(as_of=at)
-    use.hold(weight, at, is_firm=not request.preemptible)
+        if len(state.usage) >= MOST_OWNERS:
+            idle = [(each.used_at(at), name or "", name) for name, each in state.usage.items() if not each.held]
+            if idle:
+                del state.usage[min(idle)[-1]]
+        use = state.usage[owner] = OwnerUse(as_of=at)
+    return use
 
 
 def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:

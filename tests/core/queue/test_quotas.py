@@ -232,3 +232,16 @@ def test_a_share_that_is_too_much_of_a_small_gpu_waits_for_a_large_one() -> None
     assert "of at most 1" in str(box.explain("more"))
     box.release("all")
     assert box.gpus_of("more") == (key(0),)
+
+
+def test_an_owner_that_used_little_is_forgotten_when_there_are_very_many() -> None:
+    box = Box(reading())
+    for number in range(1_500):
+        box.ask(f"lease{number}", owner=f"owner{number}")
+        box.pass_time(1.0 if number else 3600.0)
+        box.release(f"lease{number}")
+        box.observe_now(reading())
+
+    assert len(box.state.usage) == 1_000
+    assert "owner0" in box.state.usage, "it used most"
+    assert "owner1" not in box.state.usage
