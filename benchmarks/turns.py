@@ -71,7 +71,7 @@ class Scene:
         journal = SqliteJournal(folder / "leases.sqlite3")
         self.driver = Driver(PoolSettings(), clock=self.clock)
         writer = WriterThread(journal, asyncio.get_running_loop())
-        self.driver.open(journal.load(1000), writer, boot_id="boot", wall_clock=lambda: 0.0, node="box")
+        self.driver.lead(self.driver.state, writer, boot_id="boot", wall_clock=lambda: 0.0, node="box")
 
     @property
     def ids(self) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
@@ -112,7 +111,6 @@ class FleetWriter:
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])  # the last one of a server that stops
-        began = time.perf_counter()
         try:
             is_written = await self._appended(batch, self._following.position)
         except JournalError as error:
@@ -125,7 +123,6 @@ class FleetWriter:
             self._give_up(f"writing to the journal failed: {error}")
             return
         if is_written:
-            batch.write_s = time.perf_counter() - began
             self.trouble = None
             if batch.snapshot is not None:
                 keeping = self._keep(self._following.position, batch.snapshot)

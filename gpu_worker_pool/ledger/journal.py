@@ -18,20 +18,14 @@ class JournalError(Exception):
 
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
-    It helps where the trouble is temporary, and not where the history is not known.
+    It helps where the trouble is temporary, and not where the history is not known. `leader_url` is the address of the server
+    that leads the fleet, if it is another one; then nothing of the call was carried out here.
     """
 
-    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
+    def __init__(self, trouble: str | None, *, is_temporary: bool = True, leader_url: str | None = None) -> None:
         super().__init__(trouble)
         self.is_temporary = is_temporary
-
-
-class LedElsewhere(NotWritten):
-    """Another server leads the fleet; `url` is its address. Nothing of the call was carried out here."""
-
-    def __init__(self, trouble: str | None, url: str) -> None:
-        super().__init__(trouble)
-        self.url = url
+        self.leader_url = leader_url
 
 
 class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake

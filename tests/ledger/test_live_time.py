@@ -14,11 +14,10 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.live_time import LiveTime
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import InlineWriter
+from gpu_worker_pool.ledger.driver import Driver, restored
+from gpu_worker_pool.ledger.loop import LiveTime
 
+from .memory import InlineWriter, MemoryJournal
 from .virtual_loop import VirtualLoop, run
 
 WALL = 1.7e9
@@ -44,7 +43,8 @@ class Scene:
         self.events: list[ev.Event] = []
         self.driver = Driver(settings, clock=loop.time)
         self.driver.listeners.append(self.events.extend)
-        self.driver.open(journal.load(100), InlineWriter(journal), boot_id=boot_id, wall_clock=wall, node="box")
+        state, writer = restored(journal.load(100), settings), InlineWriter(journal)
+        self.driver.lead(state, writer, boot_id=boot_id, wall_clock=wall, node="box")
 
     def look(self, utilization_percent: float = 0.0) -> None:
         reading = Reading(GPU, self.driver.now(), 80_000.0, 0.0, utilization_percent, processes=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpu_worker_pool.ledger.loop_budget import TooManyCalls
+from gpu_worker_pool.ledger.driver import TooManyCalls
 from gpu_worker_pool.server.http.problems import problem_of
 
 
