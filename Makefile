@@ -11,7 +11,7 @@ PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # If this is set, every worker compiles every test again in each run.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-fleet test cover soak lint format bench pictures clean
+.PHONY: help demo demo-fleet test cover soak soak-core lint format bench pictures clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10),
 	$(BIN)/python -m tests.e2e.fleet.soak
 	$(BIN)/python -m tests.e2e.fleet.nemesis_soak
 	$(BIN)/python -m tests.cli.jobs.soak
+
+# HISTORIES (100,000) and WORKERS (the processes, 1).
+soak-core: $(READY) ## Play HISTORIES (100,000) random histories of the core against the plain model
+	$(BIN)/python -m tests.core.soak $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS))
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

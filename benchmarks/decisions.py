@@ -1,10 +1,9 @@
-"""How long one decision of the core takes as the pool grows: as many waiters as GPUs, all GPUs taken, mixed wishes.
+"""How long one decision of the core takes as the pool grows: all GPUs taken, as many waiters or more, mixed wishes.
 
 Each size gets the same mix of commands in the same run, in blocks that alternate between the sizes and between two
 workloads. The queue is served by kinds of wishes. In one workload it has a few kinds; in the other, each waiter that
 shares a GPU has a kind of its own. A decision is one `step`: the command, what had expired, and the passes over the
-queue. The targets apply to the mean of the slowest kind of decision, in the workload where it is slower, and to the kind
-that grows most: by the fit over all sizes or by the last step, whichever is greater.
+queue. The targets apply to the mean of the slowest kind of decision, in the workload where it is slower.
 """
 
 from __future__ import annotations
@@ -21,19 +20,28 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.shared.crowded_pool import SHARING, TURNOVER, CrowdedPool
-from benchmarks.shared.fit import exponent, last_exponent
 from benchmarks.shared.processes import high_water_mb
 from benchmarks.shared.results import Cell, Results, duration, parser, show
-from benchmarks.shared.rounds import percentile, spread, spread_s
+from benchmarks.shared.rounds import percentile, spread_s
 from benchmarks.shared.servers import ROOT
 from benchmarks.shared.targets import bounded
 
-SIZES = (8, 100, 1_000, 10_000)
-MOST_MS = 1.0
-FLAT_FROM = 100
-MOST_EXPONENT = 0.25
+
+class Size(NamedTuple):
+    gpus: int
+    waiters: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus:,} GPUs, {self.waiters:,} waiters"
+
+
+SMALL, LARGE, HUGE = Size(8, 8), Size(512, 1_000), Size(10_000, 10_000)
+SIZES = (SMALL, LARGE, HUGE)
+# The figure of a size, and the milliseconds that its slowest kind of decision may take.
+TARGETS = {LARGE: ("decision_512_gpus", 1.0), HUGE: ("decision_10000_gpus", 25.0)}
 BLOCKS = 5
 FEW_KINDS, OWN_SIZES = "few kinds", "own sizes"
 WORKLOADS = (FEW_KINDS, OWN_SIZES)
@@ -68,12 +76,12 @@ class Found:
         return [decision for decision in self.blocks[0] if all(block.get(decision) for block in self.blocks)]
 
 
-By = dict[str, dict[int, Found]]  # workload, then size
+By = dict[str, dict[Size, Found]]  # workload, then size
 
 
-def pools_of(gpus: int, seed: int) -> dict[str, CrowdedPool]:
+def pools_of(size: Size, seed: int) -> dict[str, CrowdedPool]:
     """Return the same pool in use for each workload. They differ in the last requests to join the queue, and in later ones."""
-    used = CrowdedPool(gpus, random.Random(seed))
+    used = CrowdedPool(size.gpus, random.Random(seed), size.waiters)
     used.fill()
     used.use()
     pools = {FEW_KINDS: used, OWN_SIZES: deepcopy(used)}
@@ -83,46 +91,31 @@ def pools_of(gpus: int, seed: int) -> dict[str, CrowdedPool]:
     return pools
 
 
-def measure(sizes: Sequence[int], rounds: int, seed: int) -> By:
+def measure(sizes: Sequence[Size], rounds: int, seed: int) -> By:
     """Measure the sizes and workloads in turn, block by block."""
-    found: By = {workload: {gpus: Found() for gpus in sizes} for workload in WORKLOADS}
-    pools = {gpus: pools_of(gpus, seed) for gpus in sizes}
+    found: By = {workload: {size: Found() for size in sizes} for workload in WORKLOADS}
+    pools = {size: pools_of(size, seed) for size in sizes}
     gc.collect()
     gc.freeze()
     for block in range(BLOCKS):
-        for gpus in sizes:
+        for size in sizes:
             # The same number of rounds changes a small pool more than a large one, so a small pool is made again.
-            if block and rounds > gpus * TURNOVER / 10:
-                pools[gpus] = pools_of(gpus, seed + block)
-            for workload, pool in pools[gpus].items():
+            if block and rounds > size.gpus * TURNOVER / 10:
+                pools[size] = pools_of(size, seed + block)
+            for workload, pool in pools[size].items():
                 taken: dict[str, list[float]] = defaultdict(list)
                 for _ in range(rounds):
                     pool.round(taken)
-                into = found[workload][gpus]
+                into = found[workload][size]
                 into.blocks.append(taken)
                 into.kinds.append(pool.kinds)
     return found
 
 
-def peak_memory_mb(gpus: int, seed: int) -> float:
+def peak_memory_mb(size: Size, seed: int) -> float:
     """Return the peak memory that this many GPUs, leases and waiters add to a process of their own."""
-    command = [sys.executable, "-m", "benchmarks.decisions", "--fill", str(gpus), "--seed", str(seed)]
+    command = [sys.executable, "-m", "benchmarks.decisions", "--fill", *map(str, size), "--seed", str(seed)]
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
-
-
-def growth(of_sizes: Mapping[int, Found], decision: str | None) -> tuple[float, float, list[float]] | None:
-    """Return the exponent from `FLAT_FROM` GPUs on, that of the last step, and the first for each block.
-
-    Returns None if there are fewer than two such sizes.
-    """
-    large = {gpus: found for gpus, found in of_sizes.items() if gpus >= FLAT_FROM}
-    if len(large) < 2 or any(len(found.block_means(decision)) < BLOCKS for found in large.values()):
-        return None
-    means = {gpus: found.mean(decision) for gpus, found in large.items()}
-    by_block = [
-        exponent({gpus: found.block_means(decision)[block] for gpus, found in large.items()}) for block in range(BLOCKS)
-    ]
-    return exponent(means), last_exponent(means), by_block
 
 
 def report(results: Results, found: By) -> None:
@@ -133,12 +126,12 @@ def report(results: Results, found: By) -> None:
         "asks for its own number of MB, so that there are about as many kinds of wishes as such waiters."
     )
     rows: list[list[Cell]] = []
-    for gpus, workload in itertools.product(sizes, WORKLOADS):
-        of = found[workload][gpus]
+    for size, workload in itertools.product(sizes, WORKLOADS):
+        of = found[workload][size]
         times = of.times()
         rows.append(
             [
-                f"{gpus:,}, {workload}",
+                f"{size}, {workload}",
                 int(statistics.median(of.kinds)),
                 round(1 / of.mean()),
                 duration(of.mean()),
@@ -149,15 +142,7 @@ def report(results: Results, found: By) -> None:
         )
     results.table(
         f"One decision, all kinds together, processor time, {BLOCKS} alternating blocks",
-        [
-            "GPUs, and as many waiters",
-            "kinds of wishes",
-            "decisions/s",
-            "mean",
-            "blocks",
-            "p50",
-            "p99",
-        ],
+        ["", "kinds of wishes", "decisions/s", "mean", "blocks", "p50", "p99"],
         rows,
         note="The number of kinds is the median of the blocks.",
     )
@@ -166,123 +151,74 @@ def report(results: Results, found: By) -> None:
     decisions = dict.fromkeys(decision for one in all_found for block in one.blocks for decision in block)
     for decision, workload in itertools.product([*decisions, None], WORKLOADS):
         of_sizes = found[workload]
-        grows = growth(of_sizes, decision)
+        at_largest = of_sizes[sizes[-1]].block_means(decision)
         by_decision.append(
             [
                 f"{decision or 'all'}, {workload}",
                 *(duration(one.mean(decision)) if one.times(decision) else None for one in of_sizes.values()),
-                spread_s(at_largest) if (at_largest := of_sizes[sizes[-1]].block_means(decision)) else None,
-                *(
-                    (f"{grows[0]:.2f}", f"{min(grows[2]):.2f} to {max(grows[2]):.2f}", f"{grows[1]:.2f}")
-                    if grows
-                    else (None, None, None)
-                ),
+                spread_s(at_largest) if at_largest else None,
             ]
         )
-    results.table(
-        "Mean by kind of decision",
-        [
-            "GPUs, and as many waiters",
-            *(f"{gpus:,}" for gpus in sizes),
-            "blocks at the largest",
-            f"exponent from {FLAT_FROM} on",
-            "blocks",
-            "last step",
-        ],
-        by_decision,
-        note="Exponent: 0 is flat, 1 is in proportion. The last step is that from the second largest size to the largest.",
-    )
+    results.table("Mean by kind of decision", ["", *map(str, sizes), "blocks at the largest"], by_decision)
 
 
 def judge(results: Results, found: By) -> None:
-    """Compare the slowest kind of decision of both workloads at the largest size with its targets."""
-    largest = max(found[FEW_KINDS])
-    seen = dict.fromkeys(decision for name in WORKLOADS for block in found[name][largest].blocks for decision in block)
-    judged = [decision for decision in seen if all(decision in found[name][largest].usual() for name in WORKLOADS)]
+    """Compare the slowest kind of decision of both workloads with the target of each size."""
+    for size, (figure_id, most_ms) in TARGETS.items():
+        what = f"mean processor time of the slowest kind of decision, {size}"
+        if size in found[FEW_KINDS]:
+            _judge(results, {name: of_sizes[size] for name, of_sizes in found.items()}, figure_id, what, most_ms)
+        else:
+            bounded(results, figure_id, what, None, "ms", most=most_ms, why="a quick run leaves out this size")
+
+
+def _judge(results: Results, found: Mapping[str, Found], figure_id: str, what: str, most_ms: float) -> None:
+    seen = dict.fromkeys(decision for of in found.values() for block in of.blocks for decision in block)
+    judged = [decision for decision in seen if all(decision in of.usual() for of in found.values())]
     rare = [decision for decision in seen if decision not in judged]
     _, workload, slowest = max(
-        (found[workload][largest].mean(decision), workload, decision)
-        for workload in WORKLOADS
-        for decision in found[workload][largest].usual()
+        (of.mean(decision), name, decision) for name, of in found.items() for decision in of.usual()
     )
-    of = found[workload][largest]
-    value_ms = 1000 * of.mean(slowest)
+    of = found[workload]
     beside = " and ".join(
-        f"{duration(found[name][largest].mean(slowest))} with {show(statistics.median(found[name][largest].kinds))}"
-        for name in WORKLOADS
+        f"{duration(each.mean(slowest))} with {show(statistics.median(each.kinds))}" for each in found.values()
     )
     bounded(
         results,
-        "decision_time",
-        f"mean processor time of the slowest kind of decision at {largest:,} GPUs and {largest:,} waiters: {slowest} "
-        f"({workload})",
-        value_ms,
+        figure_id,
+        f"{what}: {slowest} ({workload})",
+        1000 * of.mean(slowest),
         "ms",
-        most=MOST_MS,
+        most=most_ms,
         spread=f"blocks: {spread_s(of.block_means(slowest))}; its p99: {duration(percentile(of.times(slowest), 99))}; "
         f"all kinds together: mean {duration(of.mean())}, p99 {duration(percentile(of.times(), 99))}; kinds: "
         f"{', '.join(judged)}; too rare to judge in a workload: {', '.join(rare) or 'none'}",
         why=f"it takes {beside} kinds of wishes in the queue; a reading that frees nothing takes {duration(of.mean('reading'))}, so "
         "the passes over the queue take most of the time",
     )
-    judge_growth(results, found, slowest)
-
-
-def judge_growth(results: Results, found: By, slowest: str) -> None:
-    """Compare the kind of decision that grows most with its target; `slowest` is the one that takes longest."""
-    grown = {
-        (name, decision): grows
-        for name in WORKLOADS
-        for decision in found[name][max(found[name])].usual()
-        if (grows := growth(found[name], decision)) is not None
-    }
-    what = (
-        f"growth of a decision from {FLAT_FROM} GPUs and waiters on, by the fit or by the last step: the greatest exponent of "
-        "any kind"
-    )
-    if not grown:
-        bounded(results, "decision_growth", what, None, "", most=MOST_EXPONENT, why="one size only")
-        return
-    worst = max(grown, key=lambda kind: max(grown[kind][:2]))
-    (workload, decision), (fit, last, by_block) = worst, grown[worst]
-    of_slowest = max(max(grows[:2]) for (_, other), grows in grown.items() if other == slowest)
-    largest = max(found[workload])
-    small, large = found[workload][FLAT_FROM], found[workload][largest]
-    bounded(
-        results,
-        "decision_growth",
-        f"{what}: {decision} ({workload})",
-        max(fit, last),
-        "",
-        most=MOST_EXPONENT,
-        spread=f"fit {show(fit)}, blocks: {spread(by_block)}; last step {show(last)}; the slowest kind, {slowest}: {show(of_slowest)}",
-        why=f"from {FLAT_FROM} to {largest:,} GPUs it grows from {duration(small.mean(decision))} to "
-        f"{duration(large.mean(decision))}, the kinds of wishes in the queue from {show(statistics.median(small.kinds))} "
-        f"to {show(statistics.median(large.kinds))}",
-    )
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--fill", type=int, help=argparse.SUPPRESS)
+    made.add_argument("--fill", type=int, nargs=2, help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.fill is not None:
         before_mb = high_water_mb(os.getpid())
-        pool = CrowdedPool(options.fill, random.Random(options.seed))
+        gpus, waiters = options.fill
+        pool = CrowdedPool(gpus, random.Random(options.seed), waiters)
         pool.fill()
         pool.let_share()
         print(high_water_mb(os.getpid()) - before_mb)
         return
     results = Results("decisions", "How long one decision of the core takes as the pool grows.")
-    sizes, rounds = (SIZES[:2], 2) if options.quick else (SIZES, 20)
+    sizes, rounds = ((SMALL, LARGE), 2) if options.quick else (SIZES, 20)
     found = measure(sizes, rounds, options.seed)
     report(results, found)
-    with_memory = sizes[-1:] if options.quick else sizes
     results.table(
         f"Peak memory of a newly filled pool, {FEW_KINDS}",
-        ["GPUs, and as many waiters", *(f"{gpus:,}" for gpus in with_memory)],
-        [["MB", *(peak_memory_mb(gpus, options.seed) for gpus in with_memory)]],
+        ["", *map(str, sizes)],
+        [["MB", *(peak_memory_mb(size, options.seed) for size in sizes)]],
     )
     judge(results, found)
     results.finish(options)

@@ -25,7 +25,7 @@ from benchmarks.shared.targets import bounded
 from benchmarks.shared.timed_server import TIMED, TimedSelector, longest_turn_s
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, DrainingLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
@@ -65,8 +65,7 @@ class Scene:
     def __init__(self, shares: int, folder: Path) -> None:
         self.shares = shares
         self.clock = Clock()
-        # Old versions have no bound on sharers; then all shares fit on few GPUs.
-        sharers = getattr(PoolSettings(), "max_sharers", 64)
+        sharers = PoolSettings().max_sharers
         self.gpus = [Gpu(GpuKey("box", f"GPU-{i}"), i, "A100") for i in range(-(-shares // sharers))]
         journal = SqliteJournal(folder / "leases.sqlite3")
         self.driver = Driver(PoolSettings(), clock=self.clock)
@@ -117,7 +116,7 @@ class Scene:
             self.driver.note(cmd.Tick())
             await asyncio.sleep(0)
         ended = self.driver.state.leases.values()
-        if {lease.ended.reason for lease in ended if isinstance(lease, DrainingLease)} != {EndReason.EXPIRED}:
+        if {lease.reason for lease in ended if isinstance(lease, EndedLease)} != {EndReason.EXPIRED}:
             raise AssertionError("not all leases expired")
         self.driver.note(self.look())
         await self.until(lambda: not self.driver.state.leases)

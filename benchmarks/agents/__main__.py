@@ -13,19 +13,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from benchmarks.shared.fit import exponent
 from benchmarks.shared.processes import cpu_s, pss_mb
 from benchmarks.shared.results import Cell, Results, duration, ecdf, parser, show
-from benchmarks.shared.rounds import in_turn, percentile, spread
+from benchmarks.shared.rounds import percentile
 from benchmarks.shared.targets import bounded
 from benchmarks.shared.timed_server import TIMED, longest_turn_s
 from gpu_worker_pool.testing import COMMAND, ServerProcess
@@ -33,36 +30,32 @@ from tests.ledger.postgres.server import PostgresServer, programs
 
 from . import hour
 from .boxes import GPUS_A_BOX, Boxes
-from .clients import Waiters, cycle_s, take_all
+from .clients import Waiters, take_all
 
 KEY = "the key of a benchmark"
 MOST_PERCENT, MOST_BUSY_PERCENT, MOST_TURN_MS = 33.0, 100.0, 50.0
-MOST_EXPONENT, MOST_P99_MS, MOST_MB = 0.25, 100.0, 400.0
-CYCLES = 5
+MOST_P99_MS, MOST_MB = 100.0, 400.0
 # Its start takes a long turn of the event loop, which is not what is measured here.
 SETTLE_S = 1.0
 ALL_WAIT = "nothing happens, and all clients wait"
 THIRDS = 3
-FEW, MANY = "few boxes", "many boxes"
 SCENE = "All boxes are in one process, and all clients in another; PostgreSQL syncs each commit."
 SHARED_LIBRARIES = "Other programs of Python on the machine make its memory smaller, because they share libraries."
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. A second fleet has `few_boxes`, to compare a lease + release with."""
+    """How much is measured."""
 
-    few_boxes: int
     boxes: int
     waiters: int
     seconds: float
     hand_overs: int
     every_s: float
-    rounds: int
 
 
-QUICK = Effort(few_boxes=2, boxes=5, waiters=50, seconds=0.2, hand_overs=5, every_s=0.05, rounds=1)
-WHOLE = Effort(few_boxes=10, boxes=1_000, waiters=10_000, seconds=5.0, hand_overs=300, every_s=0.05, rounds=10)
+QUICK = Effort(boxes=5, waiters=50, seconds=0.2, hand_overs=5, every_s=0.05)
+WHOLE = Effort(boxes=1_000, waiters=10_000, seconds=5.0, hand_overs=300, every_s=0.05)
 # Only its turns are of interest, and the longest ones are those in which boxes and clients come.
 TIMED_WHOLE = replace(WHOLE, seconds=1.0, hand_overs=40)
 
@@ -79,8 +72,6 @@ class Leader:
     memory_mb: dict[str, float] = field(default_factory=dict)
     turns_s: dict[str, float] = field(default_factory=dict)
     losses: int = 0
-    # A lease + release here, and at the leader of a fleet with few boxes.
-    cycles_s: dict[str, list[float]] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str, done: int = 0, what: str = "") -> Iterator[None]:
@@ -99,13 +90,13 @@ class Leader:
 
 
 @contextmanager
-def leader(url: str, folder: Path, *, is_timed: bool, pool: str = "many") -> Iterator[Leader]:
+def leader(url: str, folder: Path, *, is_timed: bool) -> Iterator[Leader]:
     settings = {
         "SIMULATED_GPUS": "1xT4",
         "GPU_POOL_NODE": "leader",
         "GPU_POOL_FLEET": url,
         "GPU_POOL_FLEET_KEY": KEY,
-        "GPU_POOL_FLEET_POOL": pool,
+        "GPU_POOL_FLEET_POOL": "many",
         "REFRESH_INTERVAL": "1",
         "GPU_POOL_MAX_QUEUED": "100000",
         "GPU_POOL_MAX_QUEUED_PER_OWNER": "100000",
@@ -154,29 +145,9 @@ def measure(url: str, effort: Effort, folder: Path, *, is_timed: bool) -> tuple[
             time.sleep(min(effort.seconds, 3.0))
             with found.phase("nothing happens"):
                 time.sleep(effort.seconds)
-            if effort is QUICK or not is_timed:
-                found.cycles_s = beside_few(url, effort, folder, found)
             times = asyncio.run(_with_clients(found, effort))
             found.losses = boxes.losses()
         return found, times
-
-
-def beside_few(url: str, effort: Effort, folder: Path, many: Leader) -> dict[str, list[float]]:
-    """Lease and release at the leader of a fleet with few boxes, and at the other one, in turn."""
-    with (
-        leader(url, folder / "few", is_timed=False, pool="few") as few,
-        closing(Boxes(effort.few_boxes, few.server.url, KEY)) as boxes,
-    ):
-        boxes.wait_until_joined()
-        ports = {FEW: few.server.port, MANY: many.server.port}
-        contenders = {name: partial(_cycle_s, port) for name, port in ports.items()}
-        for measure_one in contenders.values():
-            measure_one()
-        return in_turn(contenders, effort.rounds)
-
-
-def _cycle_s(port: int) -> float:
-    return asyncio.run(cycle_s(port, CYCLES))
 
 
 def report(results: Results, effort: Effort, plain: Leader, timed: Leader, times: dict[str, list[float]]) -> None:
@@ -269,21 +240,6 @@ def figures(results: Results, effort: Effort, plain: Leader, timed: Leader, time
         ),
         why=f"all boxes and clients share {os.cpu_count()} processors with the leader; its longest turn was "
         f"{duration(max(timed.turns_s.values()))}",
-    )
-    few = effort.few_boxes * GPUS_A_BOX
-    by_round = [
-        exponent(dict(zip((few, gpus), pair, strict=True))) for pair in zip(*plain.cycles_s.values(), strict=True)
-    ]
-    few_s, many_s = (statistics.median(found) for found in plain.cycles_s.values())
-    bounded(
-        results,
-        "fleet_growth_gpus",
-        f"growth of a lease + release over HTTP with the GPUs of a fleet, from {few:,} to {gpus:,}: the exponent",
-        statistics.median(by_round),
-        "",
-        most=MOST_EXPONENT,
-        spread=f"rounds: {spread(by_round)}; medians: {duration(few_s)} and {duration(many_s)}",
-        why=f"from {effort.few_boxes} to {boxes} a lease + release grows {show(many_s / few_s)} x; the boxes share this machine",
     )
     bounded(
         results,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 from benchmarks.leases.locks import size_of_answer
 
@@ -93,21 +91,6 @@ def lease(name: str) -> str:
 
 def gpu_of(answer: dict[str, Any]) -> str:
     return str(answer["gpus"][0]["uuid"])
-
-
-async def cycle_s(port: int, cycles: int) -> float:
-    """Lease and release a GPU of the fleet so many times; return the median of their times."""
-    client = await connected(port)
-    times = []
-    for _ in range(cycles):
-        name = lease(uuid4().hex)
-        began = time.perf_counter()
-        _, answer = await client.call_until_answered("PUT", name, TAKES)
-        await client.call_until_answered("DELETE", name)
-        times.append(time.perf_counter() - began)
-        assert answer["state"] == "active", answer["reason"]
-    client.close()
-    return statistics.median(times)
 
 
 async def take_all(port: int, number: int) -> dict[str, str]:

@@ -6,19 +6,20 @@ share a GPU keep the first waiter from it, the waiter holds that GPU too. No lat
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from benchmarks.replay.line import LinePool
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import memory_use
-from gpu_worker_pool.core.queue.placement import Survey
-from gpu_worker_pool.core.queue.verdicts import Leased, NoRoom
+from gpu_worker_pool.core.queue.placement import Placer
 
 
 class HoldingPool(LinePool):
     """The core behind a line in which every waiter holds GPUs."""
 
     def next_of(self, now: float) -> tuple[str, tuple[GpuKey, ...]] | None:
-        survey = Survey(self.state, max(now, self.state.clock))
+        placer = Placer(self.state, max(now, self.state.clock))
         held: set[GpuKey] = set()
         failed: set[Wishes] = set()
         has_reserver = False
@@ -26,12 +27,12 @@ class HoldingPool(LinePool):
             wishes = task.wishes
             if wishes in failed:
                 continue
-            gpus = survey.place(wishes, held)
+            gpus = placer.place(wishes, held)
             if gpus is not None:
                 return lease_id, gpus
-            kept = _free(survey, wishes, held)
+            kept = _free(placer, wishes, held)
             if not has_reserver:
-                shared = _held_by_sharers(survey, wishes, held, kept)
+                shared = _held_by_sharers(placer, wishes, held, kept)
                 has_reserver = bool(shared)
                 kept += shared
             held.update(kept)
@@ -40,33 +41,33 @@ class HoldingPool(LinePool):
         return None
 
 
-def _free(survey: Survey, wishes: Wishes, held: set[GpuKey]) -> list[GpuKey]:
+def _free(placer: Placer, wishes: Wishes, held: set[GpuKey]) -> list[GpuKey]:
     """The GPUs that a waiter for several could use now, on the suitable node where it can use the most."""
     if wishes.gpus == 1:
         return []  # a usable GPU would have been granted
-    state = survey.state
+    state = placer.state
     thresholds = state.settings.thresholds_for(wishes)
     usable = (
-        [slot.key for slot, _ in survey.usable_on(node, wishes, held)]
-        for node in sorted(state.capacity.nodes)
-        if state.capacity.could_serve_on(node, wishes, thresholds)
+        [key for key in node.gpus if key not in held and placer.is_eligible(key, wishes)]
+        for _, node in sorted(state.facts.nodes.items(), key=itemgetter(0))
+        if state.facts.could_serve(node, wishes, thresholds, in_service=True)
     )
     return max(usable, key=len, default=[])
 
 
-def _held_by_sharers(survey: Survey, wishes: Wishes, held: set[GpuKey], free: list[GpuKey]) -> list[GpuKey]:
+def _held_by_sharers(placer: Placer, wishes: Wishes, held: set[GpuKey], free: list[GpuKey]) -> list[GpuKey]:
     """GPUs that only sharing leases keep from this waiter, up to its number: on the node where it holds GPUs already,
     else on the node of the least committed GPU.
     """
-    state = survey.state
+    state = placer.state
     thresholds = state.settings.thresholds_for(wishes)
     kept = [
         slot
         for slot in state.slots.values()
         if slot.is_shared
         and slot.key not in held
-        and isinstance(survey.judge(slot, wishes), Leased | NoRoom)
-        and state.capacity.could_serve_on(slot.key.node, wishes, thresholds)
+        and placer.judge(slot, wishes).code in {"leased", "no_room"}
+        and state.facts.could_serve(state.facts.nodes[slot.key.node], wishes, thresholds, in_service=True)
     ]
     if not kept:
         return []

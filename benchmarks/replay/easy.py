@@ -18,7 +18,7 @@ from benchmarks.replay.openb import GPU_MILLI, Node, Task
 from benchmarks.replay.policies import Policy
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
-from gpu_worker_pool.core.queue.placement import Survey
+from gpu_worker_pool.core.queue.placement import Placer
 
 
 class Use(NamedTuple):
@@ -57,9 +57,9 @@ class EasyPool(LinePool):
     def next_of(self, now: float) -> tuple[str, tuple[GpuKey, ...]] | None:
         if not self.line:
             return None
-        survey = Survey(self.state, max(now, self.state.clock))
+        placer = Placer(self.state, max(now, self.state.clock))
         (first_id, first), *later = self.line.items()
-        gpus = survey.place(first.wishes)
+        gpus = placer.place(first.wishes)
         if gpus is not None:
             return first_id, gpus
         start = self.earliest(first, now)
@@ -69,9 +69,9 @@ class EasyPool(LinePool):
             ends_before = now + task.duration_s <= start.at
             if (task.wishes, ends_before) in failed:
                 continue
-            gpus = survey.place(task.wishes)
+            gpus = placer.place(task.wishes)
             if gpus is not None and not ends_before and self.earliest(first, now, gpus, task.gpu_milli).at > start.at:
-                gpus = survey.place(task.wishes, frozenset(start.gpus))
+                gpus = placer.place(task.wishes, frozenset(start.gpus))
             if gpus is not None:
                 return lease_id, gpus
             failed.add((task.wishes, ends_before))

@@ -29,7 +29,7 @@ class LinePool(SimulatedPool, ABC):
         return len(self.line)
 
     def ask(self, lease_id: str, task: Task, now: float) -> list[str]:
-        if not self.state.capacity.could_ever_serve(task.wishes, self.state.settings.thresholds):
+        if not self.state.facts.could_ever_serve(task.wishes, self.state.settings.thresholds):
             self.refused.add(lease_id)
             return []
         self.line[lease_id] = task

@@ -1,7 +1,7 @@
-"""The placements that benchmarks/replay compares ours with.
+"""The placements that benchmarks/replay compares ours with: other orders in which nodes and their GPUs are proposed.
 
-The core takes the first eligible GPU (or node) that its indexes propose. So another placement is another order of
-proposals: a `Capacity` that proposes differently, passed to an otherwise unchanged core. The package has none of these.
+The queue is served by the rule of the core, with a `Placer` that takes the first proposal that will do. What is proposed
+follows what is free on each GPU, which is noted whenever the core derives its facts again. The package has none of these.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ import random
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-
-from gpu_worker_pool.core.queue.capacity import Capacity
+from itertools import islice
 
 from benchmarks.replay.fragmentation import Kind, least_growth
 from benchmarks.replay.openb import GPU_MILLI, MB_PER_MILLI
-from gpu_worker_pool.core.model.bounds import Thresholds
+from gpu_worker_pool.core.model.facts import PoolFacts
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.slot import GpuSlot
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.placement import NOTHING, Placer
 
 
-class NodeCapacity(Capacity, ABC):
-    """Proposes GPUs node by node, by what is free on each, in thousandths of a GPU."""
+class Proposals(PoolFacts, ABC):
+    """The facts of a pool, and what is free on each GPU, in thousandths of it. Proposes GPUs node by node."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots: Mapping[GpuKey, GpuSlot] = {}
         self.gpus_on: dict[str, list[GpuKey]] = defaultdict(list)
         self.free_milli: dict[GpuKey, int] = {}
 
     def refresh(
         self,
-        touched: AbstractSet[GpuKey],
+        touched: Collection[GpuKey],
         slots: Mapping[GpuKey, GpuSlot],
         settings: PoolSettings,
-        excluded: Mapping[GpuKey, str],
-        ignored_processes: AbstractSet[str],
+        excluded: Container[GpuKey],
+        ignored_processes: Collection[str],
     ) -> bool:
-        self.slots = slots
+        has_changed = super().refresh(touched, slots, settings, excluded, ignored_processes)
         for key in sorted(touched):
             if key not in self.free_milli:
                 self.gpus_on[key.node].append(key)
             self.free_milli[key] = _free_milli(slots[key])
         for node in sorted({key.node for key in touched}):
             self.changed(node)
-        return super().refresh(touched, slots, settings, excluded, ignored_processes)
+        return has_changed
 
     @abstractmethod
     def changed(self, node: str) -> None:
@@ -64,23 +64,30 @@ class NodeCapacity(Capacity, ABC):
         return [
             key
             for key in self.gpus_on[node]
-            if self.free_milli[key] >= milli and matches_model(wishes.model, _name(self.slots[key]))
+            if self.free_milli[key] >= milli and matches_model(wishes.model, self.model_of(key))
         ]
 
-    def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        del thresholds, include_loaded
-        for _, keys in self.proposals(wishes):
-            yield from keys
-
-    def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        return self.open_gpus(wishes, thresholds, include_loaded=include_loaded)
-
-    def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
-        del include_loaded
-        return (node for node, keys in self.proposals(wishes) if len(keys) >= wishes.gpus)
+    def model_of(self, key: GpuKey) -> str:
+        return self.of(key).name or ""
 
 
-class BestFit(NodeCapacity):
+class OtherPlacer(Placer):
+    """Takes the GPUs that are proposed first."""
+
+    def __init__(self, state: PoolState, now: float, proposals: Proposals) -> None:
+        super().__init__(state, now)
+        self._proposals = proposals
+
+    def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
+        assert wishes.nodes == 1, "no task of the trace is for several nodes"
+        for _, keys in self._proposals.proposals(wishes):
+            usable = (key for key in keys if key not in avoiding and self.is_eligible(key, wishes))
+            if len(gpus := tuple(islice(usable, wishes.gpus))) == wishes.gpus:
+                return gpus
+        return None
+
+
+class BestFit(Proposals):
     """Takes the node with the least free GPU capacity that is enough, and there the GPU with the least free."""
 
     def __init__(self) -> None:
@@ -100,7 +107,7 @@ class BestFit(NodeCapacity):
             yield node, sorted(self.usable(node, wishes), key=lambda key: self.free_milli[key])
 
 
-class Random(NodeCapacity):
+class Random(Proposals):
     """Takes any node that has enough, and there any GPU."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -124,7 +131,7 @@ class Random(NodeCapacity):
             yield node, keys
 
 
-class LeastFragmentation(NodeCapacity):
+class LeastFragmentation(Proposals):
     """Takes the node where fragmentation grows least: FGD of that paper, for GPUs alone. It must know the work in advance."""
 
     def __init__(self, kinds: tuple[Kind, ...]) -> None:
@@ -140,7 +147,7 @@ class LeastFragmentation(NodeCapacity):
             if not alike:
                 del self._alike[self._looks[node]]
         keys = self.gpus_on[node]
-        self._looks[node] = (tuple(sorted(self.free_milli[key] for key in keys)), _name(self.slots[keys[0]]))
+        self._looks[node] = (tuple(sorted(self.free_milli[key] for key in keys)), self.model_of(keys[0]))
         insort(self._alike.setdefault(self._looks[node], []), node)
 
     def proposals(self, wishes: Wishes) -> Iterator[tuple[str, list[GpuKey]]]:
@@ -163,7 +170,3 @@ def milli_of(wishes: Wishes) -> int:
 def _free_milli(slot: GpuSlot) -> int:
     taken_mb = [occupant.asked_mb for occupant in slot.occupants.values()]
     return GPU_MILLI - sum(GPU_MILLI if mb is None else round(mb / MB_PER_MILLI) for mb in taken_mb)
-
-
-def _name(slot: GpuSlot) -> str:
-    return slot.reading.gpu.name if slot.reading else ""

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from gpu_worker_pool.core.queue.capacity import Capacity
-
 from benchmarks.replay.fragmentation import Kind
-from benchmarks.replay.placements import BestFit, LeastFragmentation, Random
+from benchmarks.replay.placements import BestFit, LeastFragmentation, Proposals, Random
 
 
 class Rule(Enum):
@@ -25,11 +23,13 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to grant GPUs. With our rule it differs from ours in which GPUs it takes, else in which request is next."""
+    """A way to grant GPUs. With our rule it differs from ours in which GPUs it takes, else in which request is next. Without
+    `proposals` the placement is ours.
+    """
 
     name: str
     says: str
-    capacity: Callable[[random.Random, tuple[Kind, ...]], Capacity] = lambda *_: Capacity()
+    proposals: Callable[[random.Random, tuple[Kind, ...]], Proposals] | None = None
     rule: Rule = Rule.OURS
 
     @property

@@ -16,16 +16,21 @@ from math import inf, nextafter
 
 from benchmarks.replay.fragmentation import Kind, fragmented_milli
 from benchmarks.replay.openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
+from benchmarks.replay.placements import OtherPlacer
 from benchmarks.replay.policies import Policy, Rule
+from gpu_worker_pool.core.decider.decide import served
+from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.bounds import MAX_TTL_S, Thresholds
+from gpu_worker_pool.core.model.facts import PoolFacts
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.lease import EndReason, Reservation
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.serve import serve_queue
 
 SETTINGS = PoolSettings(
     thresholds=Thresholds(100.0, 100.0),
@@ -50,7 +55,8 @@ class SimulatedPool:
 
     def __init__(self, nodes: Sequence[Node], kinds: tuple[Kind, ...], policy: Policy, seed: int) -> None:
         settings = replace(SETTINGS, reserve_after_s=NEVER_S) if policy.rule is Rule.UNRESERVED else SETTINGS
-        self.state = PoolState(settings, capacity=policy.capacity(random.Random(seed), kinds))
+        self._proposals = policy.proposals(random.Random(seed), kinds) if policy.proposals else None
+        self.state = PoolState(settings, facts=self._proposals or PoolFacts())
         self.kinds = kinds
         self.nodes = {node.name: node for node in nodes}
         self.capacity_milli = sum(node.gpus for node in nodes) * GPU_MILLI
@@ -122,7 +128,7 @@ class SimulatedPool:
             reservation = self.state.reservation
             now = max(now, self.state.clock)
             began = time.process_time()
-            events = step(self.state, next_command, now)
+            events = self._step(next_command, now)
             self.decisions_s.append(time.process_time() - began)
             changed: dict[GpuKey, None] = {}
             for event in events:
@@ -140,6 +146,18 @@ class SimulatedPool:
             now = nextafter(now, inf)
             next_command = self._look(changed, now) if changed else None
         return granted
+
+    def _step(self, command: cmd.Command, now: float) -> list[ev.Event]:
+        """One step of the core, in which the policy says where waiters are placed."""
+        if self._proposals is None:
+            return step(self.state, command, now)
+        happened = step(self.state, command, now, most_passes=0)
+        while not self.state.is_settled_at(now):
+            found = serve_queue(self.state, now, OtherPlacer(self.state, now, self._proposals))
+            events = served(self.state, found, now)
+            replay(self.state, events)
+            happened += events
+        return happened
 
     def _take(self, lease_id: str, gpus: tuple[GpuKey, ...]) -> None:
         milli = self._asked.pop(lease_id).gpu_milli

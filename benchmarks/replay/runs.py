@@ -18,7 +18,7 @@ from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from benchmarks.replay.policies import Policy, Rule
 from benchmarks.replay.pool import SimulatedPool, StrictPool
 from gpu_worker_pool.core.model.bounds import MAX_TTL_S
-from gpu_worker_pool.core.queue.planner import FreeTime, expected_starts
+from gpu_worker_pool.core.queue.planner import FreeAt, expected_starts
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200
@@ -116,7 +116,7 @@ class TimedRun:
         self.arrives_at = [task.created_at for task in trace.tasks]
         self.pool = pool_of(policy)(trace.nodes, kinds_of(trace.tasks), policy, seed)
         self.began_at: dict[int, float] = {}
-        self.told: dict[int, FreeTime] = {}
+        self.told: dict[int, FreeAt] = {}
         self.moments: list[tuple[float, int, int]] = []
         self.fragmented: list[float] = []
         self._asks_when = asks_when

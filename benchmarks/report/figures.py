@@ -40,10 +40,8 @@ OF_DESIGN = {
     "reclaim_vs_postgres": Known(
         "`kill -9` of a holder to the next waiter, relative to PostgreSQL's advisory lock", "<= 1.2 x"
     ),
-    "lease_1000_gpus": Known("lease + release with 1,000 GPUs, relative to 8", "<= 1.5 x"),
-    "lease_10000_waiters": Known("lease + release with 10,000 waiters, relative to none", "<= 2 x"),
-    "decision_time": Known("the slowest kind of decision at 10,000 GPUs and waiters", "<= 1 ms"),
-    "decision_growth": Known("growth of a decision: the exponent", "<= 0.25"),
+    "decision_512_gpus": Known("the slowest kind of decision, 512 GPUs, 1,000 waiters", "<= 1 ms"),
+    "decision_10000_gpus": Known("the slowest kind of decision, 10,000 GPUs, 10,000 waiters", "<= 25 ms"),
     "metrics_turn": Known("`/metrics` with 1,024 GPUs: the longest turn of the event loop", "<= 5 ms"),
     "pages_p99": Known("p99 of a lease + release with 50 open pages, relative to none", "<= 1.3 x"),
     "endpoints_first_gpu": Known("a client with 100 endpoints, some dead: time to the first GPU", "<= 0.3 s"),
@@ -72,9 +70,6 @@ OWN = {
     "lease_socket_vs_tcp": Known("lease + release over the Unix socket, relative to TCP", "<= 1.05 x"),
     "full_vs_normal_64_gpus": Known("64 clients: the rate at `full`, relative to `normal`", ">= 70 %"),
     "full_vs_normal_8_gpus": Known("the same with 8 GPUs", ">= 70 %"),
-    "lease_growth_waiters": Known("growth of a lease + release with the waiters: the exponent", "<= 0.25"),
-    "lease_growth_gpus": Known("growth of a lease + release with the GPUs: the exponent", "<= 0.25"),
-    "fleet_growth_gpus": Known("growth of a lease + release with the GPUs of a fleet: the exponent", "<= 0.25"),
     "longest_turn": Known("the longest turn of the event loop with many tiny shares", "<= 50 ms"),
     "idle_leader": Known("processor share of the leader of 1,000 boxes while nothing happens", "<= 33 % of a core"),
     "leader_turn": Known("the longest turn of the event loop of that leader", "<= 50 ms"),

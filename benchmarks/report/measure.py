@@ -43,7 +43,6 @@ BENCHMARKS = (
     Benchmark("executors", 180),
     Benchmark("decisions", 90),
     Benchmark("turns", 90),
-    Benchmark("growth", 180),
     Benchmark("journals", 120),
     Benchmark("take_over", 240),
     Benchmark("agents", 420),

@@ -116,15 +116,17 @@ class CrowdedPool:
         for node in self.readings:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:
-            self.handle(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
+            while len(self.state.queue) < self._exclusive:
+                self._happen(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
+            self._serve()
 
-    def use(self, turnover: float = TURNOVER) -> None:
-        """Let `turnover` leases for each GPU end, and let others take their place.
+    def use(self) -> None:
+        """Let `TURNOVER` leases for each GPU end, and let others take their place.
 
         Several end at once, and the queue is served once for all of them. This saves time and is not measured.
         """
         at_once = max(1, round(self.gpus * TURNOVER / PARTS))
-        for _ in range(round(self.gpus * turnover / at_once)):
+        for _ in range(round(self.gpus * TURNOVER / at_once)):
             active = [lease for lease in self.state.leases.values() if isinstance(lease, ActiveLease)]
             ending = self.rng.sample(active, min(at_once, len(active)))
             for lease in ending:

@@ -13,11 +13,6 @@ def cpu_s(pid: int) -> float:
     return sum(_schedstat(task)[0] for task in Path(f"/proc/{pid}/task").iterdir())
 
 
-def loop_s(pid: int) -> float:
-    """Return the processor time of the first thread of a process, which runs the event loop."""
-    return _schedstat(Path(f"/proc/{pid}"))[0]
-
-
 def run_queue_s(pid: int) -> float:
     """Return how long the first thread of a process, which runs the event loop, was ready and had no processor."""
     return _schedstat(Path(f"/proc/{pid}"))[1]
@@ -53,17 +48,17 @@ def _schedstat(task: Path) -> tuple[float, float]:
 
 
 class Busy:
-    """The processor time of a server while one contender uses it: of all its threads, or what `used_s` counts."""
+    """The processor time of a server while one contender uses it, of all its threads."""
 
-    def __init__(self, pid: int, used_s: Callable[[int], float] = cpu_s) -> None:
-        self._pid, self._used_s = pid, used_s
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._costs_s: list[float] = []
 
     def during(self, measure: Callable[[], float], cycles: int) -> float:
         """Measure this many cycles."""
-        before_s = self._used_s(self._pid)
+        before_s = cpu_s(self._pid)
         found = measure()
-        self._costs_s.append((self._used_s(self._pid) - before_s) / cycles)
+        self._costs_s.append((cpu_s(self._pid) - before_s) / cycles)
         return found
 
     def cycle_s(self) -> float:

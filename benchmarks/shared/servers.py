@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_worker_pool.testing import COMMAND, ServerProcess
+from gpu_worker_pool.testing import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 START_S = 30.0
@@ -57,9 +57,7 @@ def pool_process(
         yield server.port, server.pid
 
 
-def pool(
-    folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None, command: Sequence[str] = COMMAND
-) -> ServerProcess:
+def pool(folder: Path, gpus: str, durability: str, env: dict[str, str] | None = None) -> ServerProcess:
     """Return this server with the GPUs that `SIMULATED_GPUS` describes. It starts when it is entered."""
     settings = {
         "SIMULATED_GPUS": gpus,
@@ -70,7 +68,7 @@ def pool(
         "ACCESS_LOG": "false",
         **(env or {}),
     }
-    return ServerProcess(settings, folder=folder, command=command)
+    return ServerProcess(settings, folder=folder)
 
 
 @contextmanager

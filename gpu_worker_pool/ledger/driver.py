@@ -282,6 +282,7 @@ class Driver:
 
     def _begin(self, command: cmd.Command, answer: Answer) -> None:
         """Carry out the command of a call, which is answered once that is written."""
+        self._begin_turn()
         try:
             if self.trouble is None:
                 events, batch = self._carry_out(command)
@@ -306,7 +307,7 @@ class Driver:
         unknown = [id_ for id_ in command.lease_ids if not self.outbox.is_written(id_)]
         events = decide(self.state, cmd.Renew(tuple(id_ for id_ in command.lease_ids if id_ not in unknown)), now)
         replay(self.state, events)
-        return events + [ev.Refused(now, ev.Code.UNKNOWN_LEASE, id_) for id_ in unknown]
+        return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown]
 
     def _begin_turn(self) -> None:
         """Begin to measure what this turn of the loop does, if that was not begun."""

@@ -20,7 +20,6 @@ from benchmarks.report.figures import FIGURES, OF_DESIGN, OWN, READING
 from benchmarks.report.machine import during_the_run, processor_times
 from benchmarks.report.measure import BENCHMARKS, ROOT, NotMeasuredError, read, run, with_added
 from benchmarks.report.writing import DATA, DETAILS, DOCUMENT
-from benchmarks.shared.fit import exponent
 from benchmarks.shared.processes import Busy, cpu_s, high_water_mb, pss_mb, resident_mb, run_queue_s
 from benchmarks.shared.results import Results, duration, ecdf, show, shown, to_json
 from benchmarks.shared.targets import bounded, ratio, ratio_when_quiet_too
@@ -279,10 +278,6 @@ def test_a_distribution_keeps_its_ends_however_many_values_it_has() -> None:
     assert ecdf([3.0, 1.0, 2.0, 2.0]) == [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]
     assert ecdf(float(value) for value in range(1000))[-1] == (999.0, 1.0)
     assert len(ecdf(float(value) for value in range(1000))) == 100
-
-
-def test_the_exponent_of_a_power_is_found() -> None:
-    assert exponent({size: 3 * size**0.5 for size in (10, 100, 1000)}) == pytest.approx(0.5)
 
 
 def test_a_bound_is_reached_up_to_it_or_from_it_on() -> None:

@@ -47,7 +47,7 @@ Action = Callable[[], None]
 
 @dataclass
 class Worker:
-    """Somebody who wants a GPU, and what will go wrong with him."""
+    """A worker that wants a GPU, and what will go wrong with it."""
 
     id: str
     request: Request
@@ -111,7 +111,7 @@ class Box:
                 if event.reason in ENDED_BY_POOL:
                     self.stop_work(self.workers[event.lease_id], event)
                 must_observe = must_observe or bool(event.draining)
-            elif isinstance(event, ev.Refused) and event.code is ev.Code.UNSERVABLE:
+            elif isinstance(event, ev.Refused) and event.code is ev.RefusalCode.UNSERVABLE:
                 self.counts["refused"] += 1
         if must_observe:
             self.at(0.001, self.observe_now)  # as the server does: read anew at once
@@ -145,7 +145,7 @@ class Box:
         self.observe_now()
         self.at(10.0, self.observe_regularly)
 
-    # People who do not use the pool
+    # Processes outside the pool
 
     def stranger_comes(self) -> None:
         """Somebody computes on an idle GPU for a while, without asking."""
@@ -204,7 +204,7 @@ class Box:
         hold_s = 3600.0 if fate == "idles" else rng.expovariate(1 / 600.0)
         owner = rng.choice(("ada", "bob", "eve", None)) if wishes.gpus < 8 else "eve"
         within = QUOTAS[owner].gpus if owner in QUOTAS else None
-        # Those who declare are right, wrong, or round up. Nobody borrows without a limit.
+        # Declared limits are right, wrong, or rounded up.
         limits = [hold_s + 60.0, hold_s / 2, 3600.0] if within is not None else [None] * 3 + [hold_s / 2, 3600.0]
         limit_s = rng.choice(limits)
         # A lease expires only where the pool cannot see the holder's process.
@@ -243,7 +243,7 @@ class Box:
             self.at(TTL_S / 3, lambda: self.heartbeat(worker))
 
     def start_work(self, worker: Worker, gpus: tuple[GpuKey, ...]) -> None:
-        assert worker.is_alive, "a GPU was granted to somebody dead"
+        assert worker.is_alive, "a GPU was granted to a dead worker"
         share_mb = worker.request.wishes.memory_mb
         for key in gpus:
             assert not self.booked_for_others(worker, key), f"{key} is booked"
@@ -253,7 +253,7 @@ class Box:
                 assert key not in self.strangers, f"{key} was granted to {worker.id} while a stranger is on it"
             else:
                 shares = [self.workers[id_].request.wishes.memory_mb for id_ in others]
-                assert None not in shares, f"{key} is shared with somebody exclusive"
+                assert None not in shares, f"{key} is shared with an exclusive lease"
                 outside_mb = STRANGER_MB if key in self.strangers else 0.0
                 assert sum(filter(None, shares)) + share_mb + outside_mb <= 0.8 * TOTAL_MB
             others[worker.id] = share_mb or 0.5 * TOTAL_MB
@@ -306,7 +306,7 @@ class Box:
         self.tell(cmd.ReportDeath(worker.id))
 
     def hang(self, worker: Worker) -> None:
-        """No more heartbeats: the lease runs out, and somebody has to kill the process before the GPU is free."""
+        """No more heartbeats: the lease runs out, and an operator has to kill the process before the GPU is free."""
         if not worker.is_alive:
             return
         worker.is_alive = False

@@ -85,7 +85,7 @@ def request(
     preemptible: bool = False,
     **wishes: Any,
 ) -> Request:
-    """For one GPU; whoever gives a pid is on the box and was started at 1.0."""
+    """For one GPU. A holder with a pid is on the box and was started at 1.0."""
     started = None if pid is None else 1.0
     process = None if pid is None else ProcessId(pid, started)
     holder = Holder(worker, owner, pid=pid, pid_started=started, process=process)
@@ -225,7 +225,7 @@ def of_kind(events: list[ev.Event], kind: type[ev.Event]) -> list[ev.Event]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def refusals(events: list[ev.Event], code: ev.Code) -> list[ev.Refused]:
+def refusals(events: list[ev.Event], code: ev.RefusalCode) -> list[ev.Refused]:
     return [event for event in events if isinstance(event, ev.Refused) and event.code == code]
 
 

@@ -63,6 +63,8 @@ class CheckedPool(QueueChecks):
         self.outcomes: list[Outcome] = []
         # The leases that the present step has granted.
         self.just_granted: set[str] = set()
+        # Those whose warnings it has withdrawn.
+        self.just_withdrawn: set[str] = set()
 
     def take_over(self, now: float, boot_id: str = "boot", wall_offset_s: float = 0.0, *, node: str = "box") -> None:
         """A driver takes charge, and the node with these boot ids announces itself."""
@@ -79,6 +81,7 @@ class CheckedPool(QueueChecks):
         # Time does not go back behind anything that has happened.
         self.model.now = max(now, self.state.clock)
         self.just_granted.clear()
+        self.just_withdrawn.clear()
         waiting, gpus = set(self.state.queue), set(self.state.slots)
         may_serve = self.core.eligibility.may_serve_when_read(self.state)
         events: list[Any] = self.core.step.step(self.state, command, now)
@@ -243,7 +246,7 @@ class CheckedPool(QueueChecks):
         self.outcomes.append(model.look())
         # What the last look reserved stays reserved while nothing happens but that one waiter comes.
         expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]
-        assert expected, "nobody could be served"
+        assert expected, "no waiter could be served"
         fitting = [(lease, options) for lease, options in expected if lease.id == event.lease_id]
         assert fitting, "the wrong waiter is served"
         lease, options = max(fitting, key=lambda each: set(event.gpus) <= set().union(*each[1]))
@@ -259,7 +262,7 @@ class CheckedPool(QueueChecks):
         self.just_granted.add(lease.id)
 
     def _check_parts(self, event: Any, wishes: Any) -> None:
-        """So many GPUs on each of so many nodes, and a fence that is new to each of these."""
+        """As many GPUs on each of as many nodes as are wished for, and a fence that is new to each of these."""
         model, nodes = self.model, [key.node for key in event.gpus]
         assert len(set(event.gpus)) == len(event.gpus) == wishes.gpus * wishes.nodes
         assert [nodes.count(node) for node in dict.fromkeys(nodes)] == [wishes.gpus] * wishes.nodes

@@ -1,5 +1,5 @@
 """The GPUs of a second pool, written as plainly as possible: it scans everything, keeps no index and shares no rule with
-the core. What is on each GPU, how much of it is taken, and whom it would do for.
+the core. What is on each GPU, how much of it is taken, and which requests it would do for.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PlainGpus:
         return sorted((x for x in self.leases.values() if x.state == "queued"), key=lambda x: x.arrival)
 
     def are_enough(self, keys: Iterable[Key], wishes: Any) -> bool:
-        """Whether so many nodes have so many of these GPUs."""
+        """Whether as many nodes as are wished for have enough of these GPUs."""
         on_nodes = [key.node for key in keys]
         return bool(sum(on_nodes.count(node) >= wishes.gpus for node in set(on_nodes)) >= wishes.nodes)
 
@@ -114,8 +114,8 @@ class PlainGpus:
         return [p for p in processes if tuple(p.id) not in mine and p.name not in self.ignored]
 
     def is_in_use_outside(self, key: Key) -> bool:
-        """Whether somebody outside computes there or holds more than a context. Load beside a lease may be the lease's,
-        and so may be a process where nobody knows which are the lease's.
+        """Whether a process outside the pool computes there or holds more than a context. Load beside a lease may be the
+        lease's, and so may be a process where it is not known which are the lease's.
         """
         outside = self.outside_processes(key)
         if not outside or any(self.is_faceless(key, lease) for lease in self.on(key)):
@@ -186,7 +186,7 @@ class PlainGpus:
         return not others
 
     def is_suitable(self, key: Key, wishes: Any) -> bool:
-        """Whether a GPU could serve a request if nobody were on it."""
+        """Whether a GPU could serve a request if no lease were on it."""
         reading = self.readings.get(key)
         if reading is None or reading.fault or reading.other_server or key in self.excluded:
             return False
@@ -256,7 +256,7 @@ class PlainGpus:
         return all(process in (p.id, *p.ancestors) for p in self.outside_processes(key) or [])
 
     def has_enough(self, node: str, wishes: Any) -> bool:
-        """Whether a node could serve a request if nobody were on its GPUs that work."""
+        """Whether a node could serve a request if no lease were on its GPUs that work."""
         working = [
             key
             for key, reading in self.readings.items()

@@ -1,8 +1,8 @@
 """The queue's rule of a second pool, written as plainly as possible (its GPUs are in plain_gpus.py).
 
 The tests hold the core against it: whatever the core grants must be what the rules say, and a waiter that it lets wait
-must have to wait. Which waiter is first, what is kept from it, who must make room for it and what is reserved for it is
-reckoned here from all leases, each time.
+must have to wait. Which waiter is first, what is kept from it, which leases must make room for it and what is reserved for it
+is worked out here from all leases, each time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Model(PlainGpus):
     claims: dict[Key, str] = field(default_factory=dict)
     no_date_until: dict[Any, float] = field(default_factory=dict)
 
-    # Who is first
+    # Which waiter is first
 
     def queue(self) -> list[Lease]:
         return sorted(self.waiting(), key=self.place)
@@ -127,9 +127,7 @@ class Model(PlainGpus):
     def too_heavy(self, lease: Lease) -> set[Key]:
         """The GPUs on which a share would be more than its owner may have."""
         quota, wishes = self.quota(lease.owner), lease.request.wishes
-        if quota is None or wishes.memory_mb is None:
-            return set()
-        if quota.gpus is None or lease.request.preemptible:
+        if quota is None or quota.gpus is None or wishes.memory_mb is None or lease.request.preemptible:
             return set()
         left = quota.gpus * WHOLE - self.held(lease.owner, firm=True)
         return {
@@ -240,7 +238,7 @@ class Model(PlainGpus):
         return None
 
     def plan_on_all(self, nodes: list[str], lease: Lease, reserved: tuple[Key, ...] = ()) -> Reserved | None:
-        """The soonest plan on so many of these nodes; its date is that of the last of them."""
+        """The soonest plan on as many of these nodes as are wished for; its date is that of the last of them."""
         plans = [plan for plan in (self.plan_on(node, lease, reserved) for node in nodes) if plan is not None]
         first = sorted(plans, key=lambda plan: (plan.date, plan.gpus))[: lease.request.wishes.nodes]
         if len(first) < lease.request.wishes.nodes:
@@ -280,7 +278,7 @@ class Model(PlainGpus):
         starts = [at for at in (ends, *times) if ends <= at < FOREVER]
         return any(key not in self.booked_at_start(lease, at, (key,)) for at in starts)
 
-    # Who makes room
+    # Which leases make room
 
     def room_for(self, lease: Lease, gone: set[Key]) -> tuple[tuple[Key, ...], tuple[str, ...]] | None:
         """The GPUs that a waiter gets if preemptible leases end, and which: on each node the youngest that it takes, without
@@ -338,7 +336,7 @@ class Model(PlainGpus):
         return self.is_usable(key, wishes) or (len(left) < len(self.on(key)) and self.would_do(key, wishes, left))
 
     def first_of(self, usable: list[Key], wishes: Any, victims: list[Lease]) -> tuple[Key, ...]:
-        """So many of these GPUs on each of so many nodes, those first that need no victim."""
+        """As many of these GPUs and nodes as are wished for, first those that need no victim."""
         found: list[Key] = []
         for node in sorted({key.node for key in usable}):
             own = sorted(key for key in usable if key.node == node)
@@ -371,7 +369,7 @@ class Model(PlainGpus):
     # The queue's rule
 
     def look(self, *, as_settled: bool = False) -> Outcome:
-        """Go over the whole queue until a waiter can be served. What is kept is reckoned here; or, as settled, it is what
+        """Go over the whole queue until a waiter can be served. What is kept is worked out here; or, as settled, it is what
         the last look found: while nothing happens, that stays.
         """
         found = Outcome(no_date_until={wishes: at for wishes, at in self.no_date_until.items() if at > self.now})

@@ -1,128 +1,175 @@
-"""Placing and serving as plainly as possible: all GPUs are sorted for each request, and each waiter is tried in each pass.
+"""The queue's rule as plainly as possible: for each waiter, all GPUs are judged, and the rule of placement.py chooses.
 
-The tests hold the core against it (see queue/test_same_decisions.py). It is the way in which the core once did it: each GPU carries the
-number of open GPUs of its node, and nothing is left out because it would be in vain.
+Nothing is remembered from one waiter to the next, nothing is summed up for a node, and waiters have no classes. The tests hold
+the core against it (see queue/test_same_decisions.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
-from gpu_worker_pool.core.queue.capacity import ROUNDING_MB, Capacity
-from gpu_worker_pool.core.queue.node_index import SlotFacts, facts_of
-
-from gpu_worker_pool.core.model.bounds import Thresholds
+from gpu_worker_pool.core.model.facts import SlotFacts, facts_of
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.request import Wishes
+from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.owners import Order, obstacle
-from gpu_worker_pool.core.queue.placement import Grant, Survey
-from gpu_worker_pool.core.queue.planner import Reserving
+from gpu_worker_pool.core.queue.eligibility import as_left_to, is_suitable, judge
+from gpu_worker_pool.core.queue.owners import Order, over_quota
+from gpu_worker_pool.core.queue.placement import Grant, Placer
+from gpu_worker_pool.core.queue.planner import Planner, Reserving
 from gpu_worker_pool.core.queue.preemption import Preemption, spared
 from gpu_worker_pool.core.queue.serve import QueuePass
-from gpu_worker_pool.core.queue.withheld import Keeps
+from gpu_worker_pool.core.queue.withheld import Withheld
+
+Gpus = tuple[GpuKey, ...]
 
 
-class PlainCapacity(Capacity):
-    """Proposes GPUs by going through all of them."""
+class PlainPlacer:
+    """Judges every GPU of the pool for every request."""
 
-    def __init__(self, state: PoolState) -> None:
-        super().__init__()
-        known = (state.slots, state.settings, state.excluded, state.ignored_processes)
-        self.refresh(state.slots.keys(), *known)  # names, and what nodes consist of
-        self.all = {key: facts_of(slot, *known[1:]) for key, slot in state.slots.items()}
-        self.open_on = {
-            node: sum(bool(facts.is_open_to_exclusive) for key, facts in self.all.items() if key.node == node)
-            for node in self.nodes
-        }
+    def __init__(self, state: PoolState, now: float) -> None:
+        self._state = state
+        self._now = now
+        known = (state.settings, state.excluded, state.ignored_processes)
+        self._facts = {key: facts_of(slot, *known) for key, slot in state.slots.items()}
 
-    def _asked_for(self, wishes: Wishes) -> Iterator[tuple[GpuKey, SlotFacts, Any]]:
-        for key, facts in self.all.items():
-            gpu_class = facts.gpu_class
-            if gpu_class is None or not matches_model(wishes.model, gpu_class.name):
-                continue
-            if wishes.node in {None, key.node} and (wishes.among is None or key in self.named(wishes.among)):
-                yield key, facts, gpu_class
+    def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Gpus | None:
+        """The GPUs to grant; None if there are not enough."""
+        scores: dict[GpuKey, float] = {}
+        for slot in self._state.slots.values():
+            verdict = judge(self._state, slot, wishes, self._now)
+            if verdict.is_eligible and slot.key not in avoiding:
+                scores[slot.key] = verdict.facts["score"]
+        by_node: dict[str, list[GpuKey]] = {}
+        for key in scores:
+            by_node.setdefault(key.node, []).append(key)
+        choose = self._best_gpu if wishes.gpus == 1 else self._best_gpus
+        parts = [choose(usable, scores, wishes) for usable in by_node.values() if len(usable) >= wishes.gpus]
+        if len(parts) < wishes.nodes:
+            return None
+        chosen = sorted(parts)[: wishes.nodes]
+        return tuple(key for _, gpus in sorted(chosen, key=lambda part: part[1][0].node) for key in gpus)
 
-    def open_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        found = sorted(
-            (facts.percent + facts.load_percent, self.open_on[key.node], key.node, facts.gpu_index, key)
-            for key, facts, _ in self._asked_for(wishes)
-            if facts.is_open_to_exclusive and facts.percent is not None
-            if facts.is_clear_to_exclusive or include_loaded
+    def _best_gpu(
+        self, usable: list[GpuKey], scores: dict[GpuKey, float], wishes: Wishes
+    ) -> tuple[tuple[object, ...], Gpus]:
+        def rank(key: GpuKey) -> tuple[object, ...]:
+            facts, slot = self._facts[key], self._state.slots[key]
+            fewest = sum(bool(each.is_open_to_exclusive) for each in self._on(key.node))
+            if wishes.memory_mb is None:
+                return (scores[key], fewest, key.node, facts.gpu_index, key)
+            is_whole = not slot.occupants
+            return (is_whole, self._left_mb(key, wishes), fewest if is_whole else 0, key.node, facts.gpu_index, key)
+
+        best = min(usable, key=rank)
+        return rank(best), (best,)
+
+    def _best_gpus(
+        self, usable: list[GpuKey], scores: dict[GpuKey, float], wishes: Wishes
+    ) -> tuple[tuple[object, ...], Gpus]:
+        ranks = {key: self._facts[key].room_mb if wishes.is_shared else scores[key] for key in usable}
+        in_order = sorted(usable, key=lambda key: (ranks[key], self._facts[key].gpu_index, key))
+        by_model: dict[str | None, list[GpuKey]] = {}
+        for key in sorted(usable, key=lambda key: (self._facts[key].gpu_index, key)):
+            model = self._facts[key].name
+            by_model.setdefault(model, [each for each in in_order if self._facts[each].name == model])
+        enough = [alike for alike in by_model.values() if len(alike) >= wishes.gpus]
+
+        def fewest(alike: list[GpuKey]) -> tuple[int, float]:
+            return len(alike), sum(ranks[key] for key in alike[: wishes.gpus])
+
+        in_order = min(enough, key=fewest) if enough else in_order
+        gpus = sorted(in_order[: wishes.gpus], key=lambda key: self._facts[key].gpu_index)
+        node = usable[0].node
+        return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(gpus)
+
+    def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:
+        """Whether a GPU counts as open on its node: to a request with laxer thresholds, also one above the pool's own."""
+        settings = self._state.settings
+        own, wished = settings.thresholds, settings.thresholds_for(wishes)
+        is_lax = any(theirs > ours for theirs, ours in zip(wished, own, strict=True)) or (
+            wishes.has_thresholds and not wishes.is_shared and settings.outsiders == "by_request"
         )
-        return (key for score, *_, key in found if score < sum(thresholds))
+        if wishes.is_shared:
+            return bool(facts.is_open_to_shared if is_lax else facts.is_clear_to_shared)
+        return bool(facts.is_open_to_exclusive if is_lax else facts.is_clear_to_exclusive)
 
-    def fitting_gpus(self, wishes: Wishes, thresholds: Thresholds, *, include_loaded: bool) -> Iterator[GpuKey]:
-        found = []
-        for key, facts, gpu_class in self._asked_for(wishes):
-            if facts.is_open_to_shared and facts.committed_mb is not None:
-                limit_mb = thresholds.memory_percent * (gpu_class.total_mb or 0.0) / 100
-                left_mb = limit_mb - (wishes.memory_mb or 0.0) - facts.committed_mb
-                is_whole = bool(facts.is_open_to_exclusive)
-                fewest = self.open_on[key.node] if is_whole else 0
-                if left_mb >= -ROUNDING_MB and (facts.is_clear_to_shared or include_loaded):
-                    found.append((is_whole, left_mb, fewest, key.node, facts.gpu_index, key))
-        return (key for *_, key in sorted(found))
+    def _on(self, node: str) -> list[SlotFacts]:
+        return [facts for key, facts in self._facts.items() if key.node == node]
 
-    def nodes_with_room(self, wishes: Wishes, *, include_loaded: bool) -> Iterator[str]:
-        found = []
-        for node in {key.node for key, _, _ in self._asked_for(wishes)}:
-            number = sum(
-                bool(facts.is_clear_to_shared or (facts.is_open_to_shared and include_loaded))
-                if wishes.is_shared
-                else bool(facts.is_clear_to_exclusive or (facts.is_open_to_exclusive and include_loaded))
-                for key, facts in self.all.items()
-                if key.node == node
-            )
-            if number >= wishes.gpus:
-                found.append((number, node))
-        return (node for _, node in sorted(found))
+    def _left_mb(self, key: GpuKey, wishes: Wishes) -> float:
+        """The memory that a share leaves of what may be granted."""
+        slot, facts = self._state.slots[key], self._facts[key]
+        use = memory_use(slot, self._state.ignored_processes)
+        assert use is not None
+        assert facts.total_mb is not None
+        part = self._state.settings.thresholds_for(wishes).memory_percent / 100
+        return part * facts.total_mb - (wishes.memory_mb or 0.0) - use.committed_mb
 
-    def open_gpus_of(self, node: str, *, shared: bool) -> Iterator[GpuKey]:
-        found = [
-            (facts.gpu_index, key)
-            for key, facts in self.all.items()
-            if key.node == node and (facts.is_open_to_shared if shared else facts.is_open_to_exclusive)
-        ]
-        return (key for _, key in sorted(found))
+    def with_home(self, gpus: Gpus, lease: QueuedLease, avoiding: AbstractSet[GpuKey]) -> Gpus:
+        wishes, home = lease.request.wishes, lease.request.holder.node
+        if wishes.nodes == 1 or home is None or any(key.node == home for key in gpus):
+            return gpus
+        own = self.place(replace(wishes, nodes=1, node=home), avoiding)
+        there = {key for key in self._facts if key.node == home}
+        others = self.place(replace(wishes, nodes=wishes.nodes - 1), avoiding | there)
+        return gpus if own is None or others is None else tuple(sorted((*own, *others), key=lambda key: key.node))
+
+    def left_to(self, lease: QueuedLease, ahead: list[QueuedLease], avoiding: AbstractSet[GpuKey]) -> GpuKey | None:
+        """A GPU that only the waiter's own process uses, if no waiter ahead needs such a GPU."""
+        state, process = self._state, lease.request.holder.process
+        for key in sorted(self._facts.keys() - avoiding):
+            if process is None or process not in self._facts[key].left_to:
+                continue
+            slot = as_left_to(state, state.slots[key], lease.request)
+            if slot is None or not judge(state, slot, lease.request.wishes, self._now).is_eligible:
+                continue
+            if not any(is_suitable(state, slot, other.request.wishes) for other in ahead):
+                return key
+        return None
 
 
 def plain_pass(state: PoolState, now: float) -> QueuePass:
-    """A pass over the queue in which each waiter has its turn."""
-    survey, keeps = Survey(state, now), Keeps(state, now)
-    reserving, preemption = Reserving(state, now, keeps), Preemption(survey)
-    found = QueuePass(undated=reserving.undated)
-    gone: set[GpuKey] = set()
+    """A pass over the queue in which everything is tried for each waiter."""
+    placer, withheld, preemption = PlainPlacer(state, now), Withheld(state, now), Preemption(Placer(state, now))
+    reserving = Reserving(state, now, Planner(state, now, withheld), withheld)
+    found, gone = QueuePass(no_date_until=reserving.no_date_until), set[GpuKey]()
+    ahead: list[QueuedLease] = []
     for lease_id in Order(state, now).lease_ids():
-        lease = state.queued(lease_id)
-        line, wishes = state.queue.line_of(lease), lease.request.wishes
-        if obstacle(state, line) is not None:
+        lease, request_class = state.queued(lease_id), state.queue.class_of(lease_id)
+        wishes, kept = lease.request.wishes, gone | withheld.kept_from(request_class)
+        if over_quota(state, request_class) is not None:
+            ahead.append(lease)
             continue
-        kept = keeps.kept_from(line)
-        gpus = survey.place(wishes, gone | kept)
+        gpus = placer.place(wishes, kept)
         if gpus is not None:
-            gpus = survey.with_home(gpus, lease, kept, gone)
+            gpus = placer.with_home(gpus, lease, kept)
             found.grants.append(Grant(lease_id, gpus))
             gone.update(gpus)
-            if wishes.is_shared or state.settings.workers_per_gpu > 1 or state.queue.splits_owners:
+            if wishes.is_shared or not state.treats_owners_alike:
                 return found
             continue
-        claimed = preemption.claim(wishes, gone | kept) if state.preemptible and not line.preemptible else None
-        if claimed is not None:
-            found.victims += claimed.victims
+        own = placer.left_to(lease, ahead, kept)
+        if own is not None:
+            found.grants.append(Grant(lease_id, (own,)))
+            return found
+        claimed = None if lease.request.preemptible else preemption.claim(wishes, kept)
+        if claimed is not None and state.preemptible:
+            found.victims = claimed.victims
             if claimed.victims:
                 return found
             found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
             gone.update(claimed.gpus)
-        elif keeps.reservation is None and reserving.is_due(lease):
-            if found.grants and reserving.will_look(line):
+            continue
+        ahead.append(lease)
+        if withheld.reservation is None and reserving.is_due(lease):
+            if found.grants and reserving.will_look(request_class):
                 return found
-            keeps.reservation = reserving.reserve(lease, line)
-    found.reservation = keeps.reservation
-    if state.making_room:
-        found.spared = spared(state, {*found.claims, *(found.reservation.gpus if found.reservation else ())}, now)
-    until = min(survey.holds_until, reserving.changes_at, keeps.change_at())
-    found.settled_until = None if found.spared else until
+            withheld.reservation = reserving.reserve(lease, request_class)
+    found.reservation = withheld.reservation
+    awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
+    found.spared = spared(state, awaited, now)
+    found.settled_until = None if found.spared else now
     return found

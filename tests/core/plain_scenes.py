@@ -102,6 +102,15 @@ def see_a_node_that_has_not_announced_itself(core: Core) -> None:
     scene.see(3.0)
 
 
+def read_a_fault_while_no_request_waits(core: Core) -> None:
+    """The soak found this one: the log that is replayed at once must add up to the same as step by step."""
+    scene = PlainScene(core)
+    scene.want(1, 2.0)
+    scene.read(3.0, fault="it fell off the bus")
+    scene.read(4.0)
+    scene.pool.check_replay()
+
+
 PLAIN_SCENES: dict[str, Callable[[Core], None]] = {
     "an exclusive GPU has one lease": ask_for_a_gpu_that_is_held,
     "committed memory stays below the limit": share_beyond_the_memory,
@@ -114,5 +123,6 @@ PLAIN_SCENES: dict[str, Callable[[Core], None]] = {
     "renewing gives a full TTL": renew_halfway,
     "after a reboot no local process is alive": hold_through_a_reboot,
     "a reboot ends only what runs on that node": hold_through_a_reboot,
+    "what is settled while no request waits depends on the events alone": read_a_fault_while_no_request_waits,
     "readings of a node count once it has announced itself": see_a_node_that_has_not_announced_itself,
 }

@@ -26,7 +26,7 @@ UTILIZATION = (0.0, 0.0, 5.0, 49.0, 89.9, 90.0, 97.0)
 
 KINDS = ("ok", "ok", "ok", "ok", "fault", "unknown memory", "unknown utilization", "other server")
 
-# By index, by UUID, by how one UUID begins, by how several do (which names nobody), and by what is not there.
+# By index, by UUID, by how one UUID begins, by how several do (which names no GPU), and by what is not there.
 AMONG: list[tuple[str, ...] | None] = [
     ("0",),
     ("1", "2"),
@@ -54,36 +54,39 @@ wishes = st.fixed_dictionaries(
 looks = st.lists(
     st.tuples(
         gpu_numbers,
-        st.sampled_from(MEMORY),  # used by nobody in particular
+        st.sampled_from(MEMORY),  # used by no process in particular
         st.sampled_from(UTILIZATION),
         st.booleans(),  # whether the leases' processes are seen to be running
-        st.sampled_from([None, "Xorg", "python", "own"]),  # somebody outside; "own" is a child of a program that asks
+        st.sampled_from([None, "Xorg", "python", "own"]),  # a process outside; "own" is a child of a program that asks
         st.sampled_from(KINDS),
-        st.booleans(),  # whether those who gave their GPU back have nothing left there but a context
+        st.booleans(),  # whether holders that released their GPU have left only a context there
     ),
     max_size=5,
     unique_by=lambda look: look[0],
 )
 
 
+POOL_SETTINGS = st.fixed_dictionaries(
+    {
+        "max_sharers": st.sampled_from([64, 64, 1, 2]),
+        "awaits_reading_after_release": st.booleans(),
+        "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
+        "remembered_ended_leases": st.sampled_from([0, 3, 100]),
+        "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
+    }
+)
+# In a small pool requests get into each other's way more.
+sizes = st.sampled_from([1, 2, len(GPUS)])
+
+
 class PoolMachine(RuleBasedStateMachine):
     core: Core = REAL
-    settings_choices: Any = st.fixed_dictionaries(
-        {
-            "max_sharers": st.sampled_from([64, 64, 1, 2]),
-            "awaits_reading_after_release": st.booleans(),
-            "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
-            "remembered_ended_leases": st.sampled_from([0, 3, 100]),
-            "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
-        }
-    )
     leases = Bundle("leases")
 
-    @initialize(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        settings = data.draw(self.settings_choices)
-        # In a small pool people get into each other's way more.
-        self.size = data.draw(st.sampled_from([1, 2, len(GPUS)]))
+    # It is given all that it depends on, and draws nothing: then the steps that hypothesis prints are a whole program.
+    @initialize(settings=POOL_SETTINGS, size=sizes)
+    def start(self, settings: dict[str, Any], size: int) -> None:
+        self.size = size
         self.pool = CheckedPool(self.core, stale_after_s=15.0, drain_limit_s=20.0, **settings)
         self.now = 100.0
         self.count = 0
@@ -205,7 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
         holder = request.Holder(
             worker_id=f"w{self.count}",
             owner=owner,
-            # Those who declare memory are local here, so that the plain model can weigh them.
+            # Holders that declare memory are local here, so that the plain model can weigh them.
             pid=pid,
             process=self.core.gpu.ProcessId(pid, float(pid)) if is_local or wishes["memory_mb"] is not None else None,
             node=(None, *NODES)[self.count % 3] if wishes["memory_mb"] is None else None,

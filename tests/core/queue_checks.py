@@ -19,6 +19,7 @@ class QueueChecks:
     state: Any
     model: Model
     outcomes: list[Outcome]
+    just_withdrawn: set[str]
     new_booking: Any = None
     is_opening: bool = False
     observed: tuple[Any, ...] = ()
@@ -68,11 +69,13 @@ class QueueChecks:
             assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
 
     def _check_idle(self, lease: Lease) -> None:
-        """Those that were looked at in this step: who is idle is warned, and who computes is not."""
+        """Of the GPUs that were read in this step: an idle holder is warned, and one that computes is not."""
         seen = [self.model.readings[key].utilization_percent for key in lease.gpus if key in self.observed]
         if not seen or not self.settings.idle_reclaim:
             return
         idle_s = self.model.idle_s(lease)
+        if lease.id in self.just_withdrawn:
+            return  # it was to end when the GPUs were read, so it is warned with the next reading
         if lease.ending is None:
             assert idle_s is None or idle_s < self.settings.idle_after_s, "an idle holder is not warned"
         elif lease.ending[0] == "idle":
@@ -98,6 +101,7 @@ class QueueChecks:
         if event.reason is None:
             self._check_withdrawn(lease)
             lease.ending = None
+            self.just_withdrawn.add(lease.id)
             return
         if lease.ending is not None:
             assert event.reason == "time_limit", "warned twice"

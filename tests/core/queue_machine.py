@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, rule
 
-from tests.core.pool_machine import NODES, PoolMachine, gpu_numbers, wishes
+from tests.core.pool_machine import NODES, PoolMachine, gpu_numbers, sizes, wishes
 
 PLAIN = {
     "gpus": 1,
@@ -28,22 +28,27 @@ on_nodes = st.builds(
 owners = st.sampled_from(["ada", "bob", None])
 
 
+QUEUE_SETTINGS = st.fixed_dictionaries(
+    {
+        "max_sharers": st.just(64),
+        "awaits_reading_after_release": st.sampled_from([False, False, True]),
+        "outsiders": st.just("by_request"),
+        "remembered_ended_leases": st.just(100),
+        "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0]),
+        "preempt_grace_s": st.sampled_from([10.0, 60.0]),
+        "default_time_limit_s": st.sampled_from([None, None, None, 90.0]),
+        "max_time_limit_s": st.sampled_from([None, None, None, 300.0]),
+        "fair_share": st.sampled_from([False, False, True]),
+        "idle_after_s": st.sampled_from([10.0, 1800.0]),
+        "idle_reclaim": st.booleans(),
+    }
+)
+
+
 class QueueMachine(PoolMachine):
-    settings_choices: Any = st.fixed_dictionaries(
-        {
-            "max_sharers": st.just(64),
-            "awaits_reading_after_release": st.sampled_from([False, False, True]),
-            "outsiders": st.just("by_request"),
-            "remembered_ended_leases": st.just(100),
-            "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0]),
-            "preempt_grace_s": st.sampled_from([10.0, 60.0]),
-            "default_time_limit_s": st.sampled_from([None, None, None, 90.0]),
-            "max_time_limit_s": st.sampled_from([None, None, None, 300.0]),
-            "fair_share": st.sampled_from([False, False, True]),
-            "idle_after_s": st.sampled_from([10.0, 1800.0]),
-            "idle_reclaim": st.booleans(),
-        }
-    )
+    @initialize(settings=QUEUE_SETTINGS, size=sizes)
+    def start(self, settings: dict[str, Any], size: int) -> None:
+        super().start(settings, size)
 
     @rule(
         target=PoolMachine.leases,

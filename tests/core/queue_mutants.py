@@ -38,14 +38,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "the first that cannot be served has the reservation",
         "serve",
-        "if may_reserve and withheld.reservation is None and reserving",
-        "if may_reserve and reserving",
+        "if self._withheld.reservation is None and self._reserving",
+        "if self._reserving",
     ),
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "serve",
-        "withheld.reservation is None and reserving.is_due(lease):",
-        "withheld.reservation is None and reserving.is_due(state.queued(Order(state, now).lease_ids()[0])):",
+        "self._withheld.reservation is None and self._reserving.is_due(lease):",
+        "self._withheld.reservation is None and self._reserving.is_due(self._state.queued(Order(self._state, self._now).lease_ids()[0])):",
     ),
     Mutant(
         "a reservation keeps to its node",
@@ -62,7 +62,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is granted in a look is not taken for free in it",
         "serve",
-        "if found.grants and reserving.will_look(request_class):",
+        "if self._found.grants and self._reserving.will_look(request_class):",
         "if False:",
     ),
     Mutant(
@@ -160,8 +160,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "an owner has no more than its quota, whatever its process left",
         "serve",
-        "                unserved[request_class] = False\n                continue\n",
-        "                unserved[request_class] = True\n",
+        "        if not self._unserved.get(request_class, True):\n            return False\n",
+        "",
     ),
     Mutant("a fair share goes by weight", "owners", "used / quota_of(self._state, owner).weight", "used"),
     Mutant(

@@ -344,6 +344,20 @@ def compute_again_after_a_warning(core: Core) -> None:
     scene.see(15.0, utilization=50.0)
 
 
+def be_spared_while_idle(core: Core) -> None:
+    """The soak found this one. A preemptible lease makes room for a waiter, until another lease is to end as idle: the waiter
+    will get the GPU of that one. The spared lease is idle, too, and is warned of that with the next reading.
+    """
+    scene = QueueScene(core, gpus=2, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 3.0, memory_mb=8_000.0)
+    scene.want(2, 4.0, preemptible=True)
+    scene.want(3, 5.0)
+    scene.see(14.0)
+    assert [scene.pool.state.active(f"lease{number}").ending is None for number in (1, 2)] == [False, True]
+    scene.see(15.0)
+    assert scene.pool.state.active("lease2").ending.reason == "idle"
+
+
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
@@ -387,4 +401,5 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "memory alone is not use": hold_memory_and_compute_nothing,
     "unknown load is not idle": hold_where_the_load_is_unknown,
     "the warning of a holder that computes again is withdrawn": compute_again_after_a_warning,
+    "an idle lease that is spared is warned with the next reading": be_spared_while_idle,
 }

@@ -236,7 +236,12 @@ PLAIN_MUTANTS = (
         "slot.key not in state.facts.named(wishes.among)",
         "False",
     ),
-    Mutant("how several UUIDs begin names none of them", "facts", "if len(exact or alike) == 1:", "if exact or alike:"),
+    Mutant(
+        "how several UUIDs begin names none of them",
+        "facts",
+        "            if len(exact or alike) == 1:\n                yield (exact or alike)[0]\n",
+        "            yield from exact or alike\n",
+    ),
     Mutant(
         "a whole UUID names its GPU, however many others begin with it",
         "facts",

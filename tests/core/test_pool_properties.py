@@ -1,18 +1,58 @@
-"""The promises, over random histories."""
+"""The promises, over histories of which some are the same in every run and a few are random. `make soak-core` plays many more.
+
+When a history fails, hypothesis prints its steps. They are a test: paste what begins with `state = ` into a function, import
+the machine that it names, and keep it beside its fix.
+"""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
+from tests.core.mutant import Mutant, loaded
 from tests.core.pool_machine import PoolMachine
 from tests.core.queue_machine import QueueMachine
 
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+POOL = settings(
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    # An explanation would stand between the lines of the program.
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+    print_blob=True,
 )
+QUEUE = settings(POOL, stateful_step_count=30)
 
+
+class FixedPoolMachine(PoolMachine):
+    """The same histories in every run."""
+
+
+class FixedQueueMachine(QueueMachine):
+    """The same histories in every run."""
+
+
+TestFixedPool = FixedPoolMachine.TestCase
+TestFixedPool.settings = settings(POOL, max_examples=100, derandomize=True, database=None)
+TestFixedQueue = FixedQueueMachine.TestCase
+TestFixedQueue.settings = settings(QUEUE, max_examples=100, derandomize=True, database=None)
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(POOL, max_examples=60, derandomize=False)
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(
-    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestQueue.settings = settings(QUEUE, max_examples=60, derandomize=False)
+
+
+@pytest.mark.parametrize("machine", [PoolMachine, QueueMachine])
+def test_a_history_that_fails_is_printed_as_a_program(machine: type[PoolMachine]) -> None:
+    until_found = settings(POOL, derandomize=True, database=None, report_multiple_bugs=False)
+    with loaded(Mutant("fences grow", "decide", "fence = 1 + max(", "fence = 0 * max(")) as core:
+        broken = type("BrokenMachine", (machine,), {"core": core})
+        with pytest.raises(AssertionError) as failed:
+            run_state_machine_as_test(broken, settings=until_found)
+        printed = "\n".join(failed.value.__notes__)
+        program = printed[printed.index("state = BrokenMachine()") :].partition("\n\nYou can reproduce")[0]
+
+        with pytest.raises(AssertionError, match="a fence that does not grow"):
+            exec(program, {"BrokenMachine": broken})  # noqa: S102 - it is what one would paste

@@ -143,7 +143,7 @@ class OwnLeases:
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
-            if isinstance(event, ev.Refused) and event.code is not ev.Code.CONFLICT:
+            if isinstance(event, ev.Refused) and event.code is not ev.RefusalCode.CONFLICT:
                 return NeverGranted(event.why)
         return self._answer(lease_id)
 

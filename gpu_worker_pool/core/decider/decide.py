@@ -13,7 +13,7 @@ from typing import Any
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import ALL, AccessToken, row_key
-from gpu_worker_pool.core.model.events import Code, Refused
+from gpu_worker_pool.core.model.events import RefusalCode, Refused
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, EndReason, QueuedLease, custodian
 from gpu_worker_pool.core.model.request import Request
@@ -23,7 +23,7 @@ from gpu_worker_pool.core.queue.idleness import idle_warnings, withdrawn
 from gpu_worker_pool.core.queue.owners import quota_of, time_limit_of, weight_of, why_beyond_limits
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.refusal import why_unservable
-from gpu_worker_pool.core.queue.serve import serve_queue
+from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
 
 from .decide_nodes import announce_node, ended_lease, forget_node, joined_by, rename_node, silence_node, take_over
 from .recovering import recover_lease
@@ -45,32 +45,32 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     known = state.find(lease_id)
     if known is not None:
         if known.request != request:
-            return [Refused(now, Code.CONFLICT, lease_id)]
+            return [Refused(now, RefusalCode.CONFLICT, lease_id)]
         return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
     why = why_unservable(state, request.wishes) or why_beyond_limits(state, request)
     if why:
-        return [Refused(now, Code.UNSERVABLE, lease_id, why)]
+        return [Refused(now, RefusalCode.UNSERVABLE, lease_id, why)]
     refused = _too_many(state, request)
     if refused is not None:
         return [Refused(now, refused[0], lease_id, refused[1])]
     return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
 
 
-def _too_many(state: PoolState, request: Request) -> tuple[Code, str] | None:
+def _too_many(state: PoolState, request: Request) -> tuple[RefusalCode, str] | None:
     """Why the pool takes no more requests, of this owner or of all."""
     owner, settings = request.holder.owner, state.settings
     most = settings.max_leases_per_owner
     if state.live_count.get(owner, 0) >= most:
         whose = f"{owner} has" if owner else "Callers that named no owner have"
         why = f"{whose} {most} leases already, active or waiting, which is the limit; release some first"
-        return Code.TOO_MANY_LEASES, why
+        return RefusalCode.TOO_MANY_LEASES, why
     if len(state.queue) >= settings.max_queued:
-        return Code.QUEUE_FULL, f"{settings.max_queued} requests wait already, which is the limit; ask later"
+        return RefusalCode.QUEUE_FULL, f"{settings.max_queued} requests wait already, which is the limit; ask later"
     most, own_most = settings.max_queued_per_owner, quota_of(state, owner).max_queued
     most = most if own_most is None else min(most, own_most)
     if state.queue.length_of(owner) >= most:
         whose = owner or "callers that named no owner"
-        return Code.OWNERS_QUEUE_FULL, f"{most} requests of {whose} wait already, which is the limit; ask later"
+        return RefusalCode.OWNERS_QUEUE_FULL, f"{most} requests of {whose} wait already, which is the limit; ask later"
     return None
 
 
@@ -80,13 +80,13 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
     for lease_id in dict.fromkeys(command.lease_ids):
         lease = state.find(lease_id)
         if lease is None:
-            refused.append(Refused(now, Code.UNKNOWN_LEASE, lease_id))
+            refused.append(Refused(now, RefusalCode.UNKNOWN_LEASE, lease_id))
         elif isinstance(lease, EndedLease):
-            refused.append(Refused(now, Code.ENDED, lease_id, lease.reason))
+            refused.append(Refused(now, RefusalCode.ENDED, lease_id, lease.reason))
         elif state.epoch > 0 and isinstance(lease, ActiveLease):
-            refused.append(Refused(now, Code.KEPT_BY_BOX, lease_id, custodian(lease)))
+            refused.append(Refused(now, RefusalCode.KEPT_BY_BOX, lease_id, custodian(lease)))
         elif (due_at := state.ttl_due.due_at(lease_id)) is not None and due_at <= state.live(now):
-            refused.append(Refused(now, Code.ENDED, lease_id, EndReason.EXPIRED))
+            refused.append(Refused(now, RefusalCode.ENDED, lease_id, EndReason.EXPIRED))
         else:
             renewed.append(lease_id)
     return [*([ev.LeasesRenewed(now, tuple(renewed))] if renewed else []), *refused]
@@ -117,7 +117,7 @@ def _end(
     """End a lease; one that has ended stays as it ended."""
     lease = state.find(lease_id)
     if lease is None:
-        return [Refused(now, Code.UNKNOWN_LEASE, lease_id)]
+        return [Refused(now, RefusalCode.UNKNOWN_LEASE, lease_id)]
     if isinstance(lease, EndedLease):
         return []
     return [ended_lease(state, lease, reason, now, by, why)]
@@ -217,6 +217,11 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     if state.is_settled_at(now):
         return []
     found = serve_queue(state, now)
+    return served(state, found, now)
+
+
+def served(state: PoolState, found: QueuePass, now: float) -> list[ev.Event]:
+    """The events of a pass over the queue."""
     fences: dict[str, int] = {}
     events: list[ev.Event] = []
     for grant in found.grants:
@@ -271,9 +276,9 @@ def _configure(state: PoolState, command: cmd.Configure, now: float) -> list[ev.
     rows: Mapping[Any, Any] = getattr(state, table)
     row = rows.get(row_key(table, key))
     if table == "excluded" and GpuKey(*key) not in state.slots and row is None:
-        return [Refused(now, Code.UNKNOWN_GPU, key[1], f"no GPU {key[1]} is known on node {key[0]}")]
+        return [Refused(now, RefusalCode.UNKNOWN_GPU, key[1], f"no GPU {key[1]} is known on node {key[0]}")]
     if table == "bookings" and row is None and value is None:
-        return [Refused(now, Code.BOOKING, key[0], "no such booking is known; it may be over")]
+        return [Refused(now, RefusalCode.BOOKING, key[0], "no such booking is known; it may be over")]
     if row == value or (isinstance(value, AccessToken) and isinstance(row, AccessToken) and row.says(value)):
         return []
     events: list[ev.Event] = [ev.Configured(now, table, key, value)]
@@ -298,7 +303,7 @@ def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.E
         return []
     booked = book(state, command.booking, command.wishes, now, must_be_free=command.must_be_free)
     if isinstance(booked, str):
-        return [Refused(now, Code.BOOKING, booking_id, booked)]
+        return [Refused(now, RefusalCode.BOOKING, booking_id, booked)]
     return [ev.Configured(now, "bookings", (booking_id,), booked)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.events import Code, Refused
+from gpu_worker_pool.core.model.events import RefusalCode, Refused
 from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
@@ -38,9 +38,9 @@ def silence_node(state: PoolState, command: cmd.SilenceNode, now: float) -> list
 def forget_node(state: PoolState, command: cmd.ForgetNode, now: float) -> list[ev.Event]:
     node = command.node
     if node not in state.nodes:
-        return [Refused(now, Code.NODE_STAYS, node, f"no node {node} is known")]
+        return [Refused(now, RefusalCode.NODE_STAYS, node, f"no node {node} is known")]
     if node in state.announced:
-        return [Refused(now, Code.NODE_STAYS, node, f"{node} is connected; stop its server first")]
+        return [Refused(now, RefusalCode.NODE_STAYS, node, f"{node} is connected; stop its server first")]
     gone = [lease for lease in _live(state) if isinstance(lease, ActiveLease) and _is_on(lease, node)]
     ends = [_off_node(ended_lease(state, lease, EndReason.REVOKED, now, command.by), node) for lease in gone]
     return [*_drained(state, node, now), *ends, ev.NodeForgotten(now, node)]

@@ -238,7 +238,7 @@ class TimeLost(VolatileEvent):
     lost_s: float
 
 
-class Code(StrEnum):
+class RefusalCode(StrEnum):
     """Why a command was refused."""
 
     UNSERVABLE = "unservable"  # no GPU of the pool could ever serve the request, or its owner may not ask for that
@@ -258,6 +258,6 @@ class Code(StrEnum):
 class Refused(Event):
     """Nothing was changed. `subject` is the id of a lease or a booking, a node or the UUID of a GPU."""
 
-    code: Code
+    code: RefusalCode
     subject: str
     why: str = ""

@@ -19,7 +19,7 @@ from .slot import GpuSlot, is_used_by_leases_only, memory_use, outside_use, used
 NOBODY: frozenset[ProcessId] = frozenset()
 
 
-class GpuFacts(NamedTuple):
+class SlotFacts(NamedTuple):
     """What is known of one GPU. `name` is None if it is known by its leases only. `is_open_to_...` says whether the leases
     there admit one more; it is None if the GPU is out of service or cannot be measured. `is_clear_to_...`: it is open, and
     below the pool's own thresholds.
@@ -65,13 +65,13 @@ class GpuFacts(NamedTuple):
 
 def facts_of(
     slot: GpuSlot, settings: PoolSettings, excluded: Container[GpuKey], ignored_processes: Collection[str]
-) -> GpuFacts:
+) -> SlotFacts:
     reading, installed = slot.reading, slot.installed
     if reading is None:
         if installed is None:
-            return GpuFacts(inf)
-        return GpuFacts(installed.index, installed.name, installed.memory_total_mb)
-    known = GpuFacts(reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
+            return SlotFacts(inf)
+        return SlotFacts(installed.index, installed.name, installed.memory_total_mb)
+    known = SlotFacts(reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
         return known._replace(is_ours=not reading.is_other_server_up)
     load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)
@@ -109,7 +109,7 @@ def _left_to(slot: GpuSlot) -> frozenset[ProcessId]:
 class NodeFacts:
     """The GPUs of one node, and a summary by which a node that cannot serve a request is skipped."""
 
-    gpus: dict[GpuKey, GpuFacts] = field(default_factory=dict)
+    gpus: dict[GpuKey, SlotFacts] = field(default_factory=dict)
     open_to_exclusive: int = 0
     clear_to_exclusive: int = 0
     open_to_shared: int = 0
@@ -179,7 +179,7 @@ class PoolFacts:
         for process in after - before:
             self.left_to.setdefault(process, set()).add(key)
 
-    def of(self, key: GpuKey) -> GpuFacts:
+    def of(self, key: GpuKey) -> SlotFacts:
         return self.nodes[key.node].gpus[key]
 
     def nodes_for(self, wishes: Wishes) -> Iterable[tuple[str, NodeFacts]]:

@@ -118,7 +118,7 @@ class PoolState:
     def refresh_facts(self) -> None:
         if self.touched:
             known = (self.slots, self.settings, self.excluded, self.ignored_processes)
-            if self.facts.refresh(self.touched, *known):
+            if self.facts.refresh(self.touched, *known) and not self._has_nothing_to_settle:
                 self.unsettle()
             self.touched.clear()
 

@@ -10,6 +10,7 @@ from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quot
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.model.waiting import QueueKey, RequestClass
@@ -112,22 +113,29 @@ def over_quota(state: PoolState, request_class: RequestClass) -> Verdict | None:
 
 def too_heavy(state: PoolState, request_class: RequestClass) -> frozenset[GpuKey]:
     """The GPUs on which a share would weigh more than its owner may still have. Each of several may weigh as much."""
-    left, wishes = _left(state, request_class), request_class.wishes
-    if left is None or not wishes.is_shared or left >= wishes.total_gpus * FULL_WEIGHT:
+    wishes, most = request_class.wishes, _most_for_each(state, request_class)
+    if most is None:
         return frozenset()
-    most = left / wishes.total_gpus
-    return frozenset(
-        slot.key
-        for slot in state.slots_on(wishes.node)
-        if slot.reading is not None and weight_of(slot.reading.memory_total_mb, wishes) > most
-    )
+    return frozenset(slot.key for slot in state.slots_on(wishes.node) if _is_too_heavy(slot, wishes, most))
 
 
 def why_too_heavy(state: PoolState, key: GpuKey, request_class: RequestClass) -> Verdict | None:
     """Why a share may not be on this GPU, and may be on others; None if it may."""
-    if key not in too_heavy(state, request_class):
+    most = _most_for_each(state, request_class)
+    if most is None or not _is_too_heavy(state.slots[key], request_class.wishes, most):
         return None
     return _over_quota(state, request_class.owner)
+
+
+def _most_for_each(state: PoolState, request_class: RequestClass) -> float | None:
+    """What a share may weigh on each of its GPUs; None if that is not limited."""
+    left, number = _left(state, request_class), request_class.wishes.total_gpus
+    is_limited = left is not None and request_class.wishes.is_shared and left < number * FULL_WEIGHT
+    return left / number if left is not None and is_limited else None
+
+
+def _is_too_heavy(slot: GpuSlot, wishes: Wishes, most: float) -> bool:
+    return slot.reading is not None and weight_of(slot.reading.memory_total_mb, wishes) > most
 
 
 def _left(state: PoolState, request_class: RequestClass) -> int | None:

@@ -70,20 +70,24 @@ class InVain(Generic[T]):
         found = self._find(wishes, taken | kept if taken else kept)
         if found is None:
             failed = self._failed.setdefault((kept, terms, places), [])
+            # Only the least of what failed is looked at again, however many waiters there are.
+            failed[:] = [
+                each for each in failed if each[0] < wishes.gpus or each[1] < wishes.nodes or each[2] < memory_mb
+            ]
             failed.append((wishes.gpus, wishes.nodes, memory_mb))
         return found
 
 
-def serve_queue(state: PoolState, now: float) -> QueuePass:
-    """Find the waiters that can be served."""
-    return _Pass(state, now).run()
+def serve_queue(state: PoolState, now: float, placer: Placer | None = None) -> QueuePass:
+    """Find the waiters that can be served. Another placer chooses other GPUs (see benchmarks/replay)."""
+    return _Pass(state, now, placer or Placer(state, now)).run()
 
 
 class _Pass:
-    def __init__(self, state: PoolState, now: float) -> None:
+    def __init__(self, state: PoolState, now: float, placer: Placer) -> None:
         self._state = state
         self._now = now
-        self._placer, self._withheld = Placer(state, now), Withheld(state, now)
+        self._placer, self._withheld = placer, Withheld(state, now)
         self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld)
         self._places, self._rooms = InVain(self._placer.place), InVain(Preemption(self._placer).claim)
         self._is_alike = state.treats_owners_alike

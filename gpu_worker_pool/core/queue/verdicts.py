@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
         return self.code in _LASTING
 
     def __str__(self) -> str:
-        return _SENTENCES[self.code](**self.facts)
+        return SENTENCES[self.code](**self.facts)
 
 
 def verdict(code: str, **facts: Any) -> Verdict:
@@ -83,7 +83,7 @@ def _booked(
 
 
 # What each verdict says. The parameters are its facts; None where a fact is unknown.
-_SENTENCES: Mapping[str, Callable[..., str]] = {
+SENTENCES: Mapping[str, Callable[..., str]] = {
     # The lower the score (memory + utilization, in percent), the better.
     "eligible": lambda score: "available",  # noqa: ARG005
     "excluded": lambda reason: f"taken out of service: {reason}",

@@ -196,9 +196,9 @@ class LeaseCalls:
                         renewed.append(Renewed(id=lease_id, expires_in_s=expires_in_s, warning=warning))
                     else:  # it ended during the write
                         lost.append(_not_renewed(lease_id, state.find(lease_id), "unknown"))
-            elif isinstance(event, ev.Refused) and event.code is ev.Code.ENDED:
+            elif isinstance(event, ev.Refused) and event.code is ev.RefusalCode.ENDED:
                 lost.append(_not_renewed(event.subject, state.find(event.subject), str(event.why)))
-            elif isinstance(event, ev.Refused) and event.code is ev.Code.UNKNOWN_LEASE:
+            elif isinstance(event, ev.Refused) and event.code is ev.RefusalCode.UNKNOWN_LEASE:
                 lost.append(NotRenewed(id=event.subject))
         return RenewAnswer(
             renewed=tuple(renewed), lost=tuple(lost), held_s=_rounded_down(held_s), pool_id=self._pool.pool_id
@@ -308,13 +308,13 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
     for event in events:
         if isinstance(event, ev.Refused) and event.subject == lease_id:
             match event.code:
-                case ev.Code.UNSERVABLE:
+                case ev.RefusalCode.UNSERVABLE:
                     raise Refused(422, f"This can never be granted here: {event.why}.")
-                case ev.Code.CONFLICT:
+                case ev.RefusalCode.CONFLICT:
                     raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
-                case ev.Code.OWNERS_QUEUE_FULL | ev.Code.TOO_MANY_LEASES:
+                case ev.RefusalCode.OWNERS_QUEUE_FULL | ev.RefusalCode.TOO_MANY_LEASES:
                     raise Refused(429, f"{event.why}.", RETRY_AFTER)
-                case ev.Code.QUEUE_FULL:
+                case ev.RefusalCode.QUEUE_FULL:
                     raise Refused(503, f"{event.why}.", RETRY_AFTER)
 
 

@@ -125,7 +125,9 @@ def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], r
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
 def test_ending_an_unknown_lease_is_refused(command: type[cmd.Release], reason: str) -> None:
-    assert Box(reading()).do(command("never heard of")) == [ev.Refused(START, ev.Code.UNKNOWN_LEASE, "never heard of")]
+    assert Box(reading()).do(command("never heard of")) == [
+        ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "never heard of")
+    ]
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
@@ -226,7 +228,7 @@ def test_a_forgotten_lease_is_unknown() -> None:
     box.ask("a")
     box.release("a")
 
-    assert box.renew("a") == [ev.Refused(START, ev.Code.UNKNOWN_LEASE, "a")]
+    assert box.renew("a") == [ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "a")]
 
 
 def test_an_active_lease_of_a_watched_process_has_no_deadline() -> None:

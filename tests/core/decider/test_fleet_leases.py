@@ -93,7 +93,7 @@ def test_the_leader_counts_no_heartbeat_of_an_active_lease_and_names_the_box_tha
     box = fleet()
     box.ask("a", among=("GPU-y-1",))
 
-    assert box.renew("a") == [ev.Refused(box.now, ev.Code.KEPT_BY_BOX, "a", "y")]
+    assert box.renew("a") == [ev.Refused(box.now, ev.RefusalCode.KEPT_BY_BOX, "a", "y")]
 
 
 def test_the_leader_tells_how_long_a_lease_lasts_at_least() -> None:
@@ -127,7 +127,7 @@ def test_a_lease_ends_when_its_box_says_that_its_ttl_ran_out() -> None:
     assert isinstance(ended, ev.LeaseEnded)
     assert (ended.reason, ended.draining) == ("expired", gpus)
     assert box.do(cmd.ExpireLease("a")) == []
-    assert box.do(cmd.ExpireLease("b")) == [ev.Refused(box.now, ev.Code.UNKNOWN_LEASE, "b")]
+    assert box.do(cmd.ExpireLease("b")) == [ev.Refused(box.now, ev.RefusalCode.UNKNOWN_LEASE, "b")]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_a_reading_of_a_silent_node_does_not_count() -> None:
 def test_a_node_that_is_there_is_not_forgotten() -> None:
     box = fleet()
 
-    (refused,) = refusals(box.do(cmd.ForgetNode("x", by="root")), ev.Code.NODE_STAYS)
+    (refused,) = refusals(box.do(cmd.ForgetNode("x", by="root")), ev.RefusalCode.NODE_STAYS)
     assert "connected" in refused.why
-    assert refusals(box.do(cmd.ForgetNode("z")), ev.Code.NODE_STAYS)
+    assert refusals(box.do(cmd.ForgetNode("z")), ev.RefusalCode.NODE_STAYS)
     assert "x" in box.state.nodes
 
 

@@ -68,7 +68,7 @@ def test_the_same_id_with_other_wishes_is_a_conflict(other: dict[str, int | str]
     box = Box(reading(0), reading(1))
     box.ask("a")
 
-    assert box.ask("a", **other) == [ev.Refused(START, ev.Code.CONFLICT, "a")]
+    assert box.ask("a", **other) == [ev.Refused(START, ev.RefusalCode.CONFLICT, "a")]
 
 
 def test_a_conflict_leaves_the_lease_as_it_was() -> None:
@@ -96,7 +96,7 @@ def test_an_ended_lease_still_conflicts_with_other_wishes() -> None:
     box.ask("a")
     box.release("a")
 
-    assert box.ask("a", model="A100") == [ev.Refused(START, ev.Code.CONFLICT, "a")]
+    assert box.ask("a", model="A100") == [ev.Refused(START, ev.RefusalCode.CONFLICT, "a")]
 
 
 # --- renewing ------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_all_leases_of_a_client_are_renewed_in_one_event() -> None:
 
 
 def test_renewing_an_unknown_lease_is_refused() -> None:
-    assert Box(reading()).renew("never heard of") == [ev.Refused(START, ev.Code.UNKNOWN_LEASE, "never heard of")]
+    assert Box(reading()).renew("never heard of") == [ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "never heard of")]
 
 
 def test_renewing_an_unknown_lease_does_not_create_it() -> None:
@@ -149,7 +149,7 @@ def test_renewing_an_ended_lease_is_refused_with_how_it_ended(command: type[cmd.
     box.do(command("a"))
     box.observe_now(reading())
 
-    assert box.renew("a") == [ev.Refused(START, ev.Code.ENDED, "a", EndReason(reason))]
+    assert box.renew("a") == [ev.Refused(START, ev.RefusalCode.ENDED, "a", EndReason(reason))]
     assert box.stage("a") == reason
 
 
@@ -157,7 +157,7 @@ def test_renewing_a_draining_lease_is_refused_with_how_it_ended() -> None:
     box = held()
     box.release("a")
 
-    assert box.renew("a") == [ev.Refused(START, ev.Code.ENDED, "a", EndReason.RELEASED)]
+    assert box.renew("a") == [ev.Refused(START, ev.RefusalCode.ENDED, "a", EndReason.RELEASED)]
 
 
 def test_a_renewal_at_the_last_instant_comes_too_late() -> None:
@@ -167,7 +167,7 @@ def test_a_renewal_at_the_last_instant_comes_too_late() -> None:
 
     events = box.renew("a")
 
-    assert refusals(events, ev.Code.ENDED) == [ev.Refused(box.now, ev.Code.ENDED, "a", EndReason.EXPIRED)]
+    assert refusals(events, ev.RefusalCode.ENDED) == [ev.Refused(box.now, ev.RefusalCode.ENDED, "a", EndReason.EXPIRED)]
 
 
 def test_a_due_lease_is_refused_even_before_anybody_has_ended_it() -> None:
@@ -175,7 +175,7 @@ def test_a_due_lease_is_refused_even_before_anybody_has_ended_it() -> None:
     box.ask("a", ttl_s=30)
 
     assert decide(box.state, cmd.Renew(("a",)), START + 30) == [
-        ev.Refused(START + 30, ev.Code.ENDED, "a", EndReason.EXPIRED)
+        ev.Refused(START + 30, ev.RefusalCode.ENDED, "a", EndReason.EXPIRED)
     ]
 
 

@@ -176,7 +176,7 @@ def test_a_refusal_changes_nothing() -> None:
     box = Box(reading())
     before = repr(box.state)
 
-    evolve(box.state, ev.Refused(START + 1e6, ev.Code.UNSERVABLE, "a", "no"))
+    evolve(box.state, ev.Refused(START + 1e6, ev.RefusalCode.UNSERVABLE, "a", "no"))
 
     assert (box.state.clock, repr(box.state)) == (START, before)
 

@@ -202,13 +202,13 @@ def test_what_a_node_that_is_away_could_serve_is_not_refused() -> None:
     refused = box.ask("b", model="H100")
 
     assert box.stage("a") == "queued"
-    assert refusals(refused, ev.Code.UNSERVABLE)
+    assert refusals(refused, ev.RefusalCode.UNSERVABLE)
 
 
 def test_what_no_node_could_serve_is_refused_before_the_first_reading() -> None:
     box = taken_over(Box(reading()))
 
-    (refused,) = refusals(box.ask("a", gpus=2), ev.Code.UNSERVABLE)
+    (refused,) = refusals(box.ask("a", gpus=2), ev.RefusalCode.UNSERVABLE)
 
     assert refused.why == "2 GPUs on one node were asked for; this box has 1 GPU"
 
@@ -237,4 +237,4 @@ def test_a_gpu_that_is_no_longer_announced_is_forgotten() -> None:
     box.do(cmd.AnnounceNode("box", "boot1", (InventoryGpu("GPU-box-0", 0, A100, 80_000),)))
 
     assert list(box.state.slots) == [key(0)]
-    assert refusals(box.ask("a", gpus=2), ev.Code.UNSERVABLE)
+    assert refusals(box.ask("a", gpus=2), ev.RefusalCode.UNSERVABLE)

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.queue.planner import NEVER, Planner
 from gpu_worker_pool.core.queue.withheld import Withheld
 from tests.core.build import START, Box, of_kind, reading, refusals, request
@@ -45,8 +45,8 @@ def test_a_holder_that_ends_after_the_warning_is_known_to_have_obeyed() -> None:
     box.run_to(START + HOUR_S - 30)
     box.release("a")
 
-    ended = {id_: box.state.find(id_) for id_ in ("a", "b")}
-    assert [(lease.reason, lease.warned) for lease in ended.values() if lease] == [
+    ended = (box.state.find(id_) for id_ in ("a", "b"))
+    assert [(lease.reason, lease.warned) for lease in ended if isinstance(lease, EndedLease)] == [
         (EndReason.RELEASED, EndReason.TIME_LIMIT),
         (EndReason.RELEASED, None),
     ]
@@ -89,7 +89,7 @@ def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
     if is_by_quota:
         box.set_quota("*", Quota(max_time_limit_s=HOUR_S))
 
-    (refused,) = refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.Code.UNSERVABLE)
+    (refused,) = refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.UNSERVABLE)
 
     assert "a time limit of 2h was asked for; the longest allowed is 1h" in str(refused)
 
@@ -145,7 +145,7 @@ def test_the_same_request_with_another_limit_is_another_request() -> None:
     box = box_with()
     box.ask("a", time_limit_s=HOUR_S)
 
-    assert refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.Code.CONFLICT)
+    assert refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.CONFLICT)
 
 
 def test_a_limit_below_a_second_is_refused() -> None:

@@ -216,7 +216,7 @@ def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, Any
     box = Box(reading(0), reading(1, name=T4, total_mb=16_000))
     box.ask("holder", gpus=2)
 
-    refused = refusals(box.ask("a", **wishes), ev.Code.UNSERVABLE)
+    refused = refusals(box.ask("a", **wishes), ev.RefusalCode.UNSERVABLE)
 
     assert bool(refused) == is_refused
     assert box.stage("a") == ("unknown" if is_refused else "queued")

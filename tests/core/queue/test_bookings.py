@@ -93,8 +93,8 @@ def test_two_bookings_do_not_get_the_same_gpu() -> None:
     book(box, id_="other", owner="bob")
     assert box.state.bookings["other"].gpus == (key(1),)
 
-    (refused,) = refusals(book(box, id_="third", owner="carol"), ev.Code.BOOKING)
-    (taken,) = refusals(book(box, key(0), id_="fourth", owner="carol"), ev.Code.BOOKING)
+    (refused,) = refusals(book(box, id_="third", owner="carol"), ev.RefusalCode.BOOKING)
+    (taken,) = refusals(book(box, key(0), id_="fourth", owner="carol"), ev.RefusalCode.BOOKING)
 
     assert "no node has 1 GPU that are not booked" in str(refused)
     assert "booking course has one of these GPUs at that time, for ada" in str(taken)
@@ -109,7 +109,7 @@ def test_asking_twice_books_once_and_cancelling_frees() -> None:
     box.cancel_booking("course")
 
     assert box.stage("waits") == "active"
-    assert refusals(box.cancel_booking("course"), ev.Code.BOOKING)
+    assert refusals(box.cancel_booking("course"), ev.RefusalCode.BOOKING)
 
 
 def test_planned_maintenance_takes_the_gpu_out_of_service_at_its_date() -> None:
@@ -128,7 +128,7 @@ def test_a_booking_in_the_past_is_refused() -> None:
     box = box_of(1)
     past = Booking("past", (), WALL_OFFSET_S, WALL_OFFSET_S + 1, "ada", "late")
 
-    (refused,) = refusals(box.do(cmd.BookGpus(past, Wishes())), ev.Code.BOOKING)
+    (refused,) = refusals(box.do(cmd.BookGpus(past, Wishes())), ev.RefusalCode.BOOKING)
 
     assert "its end has passed" in str(refused)
 
@@ -137,7 +137,7 @@ def test_a_gpu_that_there_is_not_cannot_be_booked() -> None:
     box = box_of(1)
     unknown = Booking("course", (), NOON + WALL_OFFSET_S, NOON + WALL_OFFSET_S + HOUR_S, "ada", "a course")
 
-    (refused,) = refusals(box.do(cmd.BookGpus(unknown, Wishes(among=("9",)))), ev.Code.BOOKING)
+    (refused,) = refusals(box.do(cmd.BookGpus(unknown, Wishes(among=("9",)))), ev.RefusalCode.BOOKING)
 
     assert "this box has the GPUs 0" in str(refused)
 
@@ -152,7 +152,7 @@ def test_a_booking_that_must_be_free_is_refused_where_a_lease_may_last_for_longe
     for lasts_s in (None, 4 * HOUR_S + 1):
         late = box_of(1)
         late.ask("late", owner="bob", time_limit_s=lasts_s)
-        (refused,) = refusals(late.do(cmd.BookGpus(course, Wishes(), must_be_free=True)), ev.Code.BOOKING)
+        (refused,) = refusals(late.do(cmd.BookGpus(course, Wishes(), must_be_free=True)), ev.RefusalCode.BOOKING)
         assert "bob may still hold" in str(refused)
         assert configured(late.do(cmd.BookGpus(course, Wishes())), "bookings"), "an administrator may"
 
@@ -209,7 +209,7 @@ def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:
 
     book(box, number=2, hours=3)
     assert box.state.bookings["course"].ends_at == NOON + WALL_OFFSET_S + 3 * HOUR_S
-    assert refusals(book(box, number=3), ev.Code.BOOKING)
+    assert refusals(book(box, number=3), ev.RefusalCode.BOOKING)
     assert len(box.state.bookings["course"].gpus) == 2
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.settings import Thresholds
+from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.queue.verdicts import Verdict, verdict
 from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, process, reading
 

@@ -31,7 +31,7 @@ def keys(**indices: tuple[int, ...]) -> tuple[GpuKey, ...]:
 
 
 def refusal(events: list[ev.Event]) -> str:
-    (event,) = refusals(events, ev.Code.UNSERVABLE)
+    (event,) = refusals(events, ev.RefusalCode.UNSERVABLE)
     return event.why
 
 
@@ -401,7 +401,7 @@ def test_a_booking_is_of_one_node() -> None:
     box = fleet(a=1, b=1)
     booking = Booking("b1", (), START + WALL_OFFSET_S, START + WALL_OFFSET_S + 60.0, "ada", "a course")
 
-    (event,) = refusals(box.do(cmd.BookGpus(booking, Wishes(nodes=2))), ev.Code.BOOKING)
+    (event,) = refusals(box.do(cmd.BookGpus(booking, Wishes(nodes=2))), ev.RefusalCode.BOOKING)
 
     assert (
         event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"

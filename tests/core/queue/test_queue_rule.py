@@ -225,7 +225,7 @@ def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None
         box.ask(f"ann{number}", owner="ann")
     (refusal,) = box.ask("ann2", owner="ann")
     why = "2 requests of ann wait already, which is the limit; ask later"
-    assert refusal == ev.Refused(box.now, ev.Code.OWNERS_QUEUE_FULL, "ann2", why)
+    assert refusal == ev.Refused(box.now, ev.RefusalCode.OWNERS_QUEUE_FULL, "ann2", why)
     assert box.stage("ann2") == "unknown"
     box.ask("bob0", owner="bob")
     assert box.stage("bob0") == "queued"
@@ -240,7 +240,7 @@ def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
     box.ask("first")
     (refusal,) = box.ask("second", owner="bob")
     why = "1 requests wait already, which is the limit; ask later"
-    assert refusal == ev.Refused(box.now, ev.Code.QUEUE_FULL, "second", why)
+    assert refusal == ev.Refused(box.now, ev.RefusalCode.QUEUE_FULL, "second", why)
     box.ask("first")
     assert box.stage("first") == "queued"
 

@@ -59,9 +59,13 @@ def test_what_could_never_be_had_is_refused_at_once() -> None:
 
     wide, urgent = box.ask("a", owner="ada", gpus=3), box.ask("b", owner="ada", priority=4)
 
-    assert "3 GPUs were asked for; the quota of ada allows at most 2" in str(refusals(wide, ev.Code.UNSERVABLE)[0])
-    assert "priority 4 was asked for; the quota of ada allows at most 3" in str(refusals(urgent, ev.Code.UNSERVABLE)[0])
-    assert refusals(box.ask("c", owner="ada"), ev.Code.OWNERS_QUEUE_FULL)
+    assert "3 GPUs were asked for; the quota of ada allows at most 2" in str(
+        refusals(wide, ev.RefusalCode.UNSERVABLE)[0]
+    )
+    assert "priority 4 was asked for; the quota of ada allows at most 3" in str(
+        refusals(urgent, ev.RefusalCode.UNSERVABLE)[0]
+    )
+    assert refusals(box.ask("c", owner="ada"), ev.RefusalCode.OWNERS_QUEUE_FULL)
 
 
 def test_a_quota_that_is_taken_away_lets_the_waiters_in() -> None:
@@ -208,7 +212,7 @@ def test_shares_count_their_part_of_a_gpu_for_the_quota() -> None:
     for number in range(3):
         box.ask(f"share{number}", owner="ada", memory_mb=30_000)
 
-    (found,) = refusals(refused, ev.Code.UNSERVABLE)
+    (found,) = refusals(refused, ev.RefusalCode.UNSERVABLE)
     assert "count as 3 GPUs" in found.why
     assert [box.stage(f"share{number}") for number in range(3)] == ["active", "active", "queued"]
     box.release("share0")

@@ -52,7 +52,7 @@ def test_an_owner_has_so_many_leases_and_keeps_no_other_owner_from_the_queue() -
     box = Box(reading(0), max_leases_per_owner=2)
     box.ask("a", owner="alice")
     box.ask("b", owner="alice")
-    assert refusals(box.ask("c", owner="alice"), ev.Code.TOO_MANY_LEASES)
+    assert refusals(box.ask("c", owner="alice"), ev.RefusalCode.TOO_MANY_LEASES)
     assert box.stage("c") == "unknown"
     box.ask("d", owner="bob")
     assert box.stage("d") == "queued"

@@ -85,7 +85,7 @@ def test_putting_back_what_is_in_service_changes_nothing() -> None:
 )
 def test_a_gpu_that_was_never_seen_is_unknown_to_the_operators_commands(command: cmd.Command) -> None:
     why = "no GPU GPU-box-7 is known on node box"
-    assert Box(reading()).do(command) == [ev.Refused(START, ev.Code.UNKNOWN_GPU, "GPU-box-7", why)]
+    assert Box(reading()).do(command) == [ev.Refused(START, ev.RefusalCode.UNKNOWN_GPU, "GPU-box-7", why)]
 
 
 def test_out_of_service_outlives_a_restart() -> None:
@@ -103,7 +103,7 @@ def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
     box.exclude(key(), "new fan")
     box.restart()
 
-    assert refusals(box.exclude(key(), "still no fan"), ev.Code.UNKNOWN_GPU) == []
+    assert refusals(box.exclude(key(), "still no fan"), ev.RefusalCode.UNKNOWN_GPU) == []
 
 
 # --- never ---------------------------------------------------------------------------------------------------------

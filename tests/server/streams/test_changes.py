@@ -89,7 +89,7 @@ async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
     for event in (
         ev.LeasesRenewed(1.0, ("a",)),
         ev.QueueSettled(1.0, 2.0, None),
-        ev.Refused(1.0, ev.Code.UNKNOWN_LEASE, "b"),
+        ev.Refused(1.0, ev.RefusalCode.UNKNOWN_LEASE, "b"),
     ):
         changes.follow([event])
         assert await page.next() == STILL_HERE
