@@ -172,8 +172,8 @@ def serve() -> None:
     # Outside of the steps: these are moments.
     wrap("server.http.protocol:BoundedProtocol.data_received", lambda f: before(lambda _, data: watch.arrived(data), f))
     wrap("server.http.exchange:Exchange.answer", lambda f: after(watch.answered, f))
-    wrap("ledger.writer:WriterThread.write", lambda f: before(lambda *_: watch.hand(), f))
-    wrap("ledger.writer:write", lambda f: before(lambda *_: watch.take(TO_WRITER), after(watch.hand, f)))
+    wrap("ledger.outbox:WriterThread.write", lambda f: before(lambda *_: watch.hand(), f))
+    wrap("ledger.outbox:write", lambda f: before(lambda *_: watch.take(TO_WRITER), after(watch.hand, f)))
     wrap("ledger.outbox:Outbox._done", lambda f: before(lambda *_: watch.take(FROM_WRITER), f))
     signal.signal(signal.SIGUSR1, lambda *_: watch.write(Path(os.environ[FILE])))
     runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)

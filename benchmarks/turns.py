@@ -29,8 +29,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.outbox import WriterThread
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.writer import WriterThread
 from gpu_worker_pool.server.garbage import GarbageCollection
 from gpu_worker_pool.testing import ServerProcess
 

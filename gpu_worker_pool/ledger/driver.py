@@ -22,7 +22,6 @@ from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.clock import clock_base
-from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
@@ -32,8 +31,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .journal import History, JournalDamaged, NotWritten
 from .loop import Caller, LiveTime, Waiters
-from .outbox import Outbox
-from .writer import WriteBatch, Writer
+from .outbox import Answer, Outbox, WriteBatch, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +46,10 @@ TURN_S = 0.005
 MOST_OF_ONE_CALLER = 1000
 
 EventListener = Callable[[Sequence[ev.Event]], None]
-Answer = asyncio.Future[list[ev.Event]]
 
 
 class TooManyCalls(Exception):  # noqa: N818 - a state, not a mistake
-    def __init__(self, most: int) -> None:
-        super().__init__(
-            f"{most} calls of this caller wait for their turn already, which is the limit; ask again later."
-        )
+    """A caller has as many calls waiting as it may."""
 
 
 def restore(state: PoolState, events: Iterable[ev.DurableEvent]) -> None:
@@ -156,17 +150,12 @@ class Driver:
                     self._carry_out(cmd.RenameNode(old, node))
             self._carry_out(cmd.AnnounceNode(node, boot_id, fence_seen=self.fence_seen))
 
-    def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, boot_id: str) -> None:
-        """Show a pool that another driver leads, in which these events have happened. Every command is refused."""
+    def follow(self, state: PoolState, events: Sequence[ev.Event], *, boot_id: str, wall_now: float) -> None:
+        """Show a pool that another driver leads, in which these events have happened. `say_trouble` says who leads."""
         if state is not self.state:
-            self.state = state
             boot_now = self._boot_clock()
-            self.clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=row.wall_now)
-        self.is_open = True
-        if row.expires_in_s > 0:
-            self.say_trouble(f"{row.holder} leads the fleet; ask {row.url}", row.url)
-        else:
-            self.say_trouble("nobody leads the fleet; ask again in a few seconds")
+            self.clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
+        self.state, self.is_open = state, True
         if events:
             for listener in (*self.listeners, *self.late_listeners):
                 listener(events)
@@ -189,7 +178,8 @@ class Driver:
         answer: Answer = asyncio.get_running_loop().create_future()
         if self._calls or not self._has_time():
             if self._calls_of[caller] >= MOST_OF_ONE_CALLER:
-                raise TooManyCalls(MOST_OF_ONE_CALLER)
+                most = f"{MOST_OF_ONE_CALLER} calls of this caller wait for their turn already"
+                raise TooManyCalls(f"{most}, which is the limit; ask again later.")
             self._calls_of[caller] += 1
             self._calls.append((command, caller, answer))
         else:
@@ -240,7 +230,7 @@ class Driver:
 
     async def caught_up(self) -> None:
         """Wait until all events so far are written; in trouble, return at once."""
-        batch = self.outbox.last_batch()
+        batch = self.outbox.batch_of(None)
         if batch is not None and self.trouble is None:
             with suppress(NotWritten):
                 await self._written(batch)
@@ -290,11 +280,11 @@ class Driver:
                 events, batch = self._renew_unwritten(command), None
         except Exception as error:  # noqa: BLE001 - the caller gets it
             answer.set_exception(error)
-            return
-        if batch is None:
-            answer.set_result(events)
         else:
-            batch.callers[answer] = events
+            if batch is None:
+                answer.set_result(events)
+            else:
+                batch.callers[answer] = events
 
     def _renew_unwritten(self, command: cmd.Command) -> list[ev.Event]:
         """Take a heartbeat while the journal cannot be written, so that no holder loses a GPU because of a full disk. A lease

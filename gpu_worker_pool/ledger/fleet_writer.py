@@ -23,9 +23,9 @@ from gpu_worker_pool.core.fleet.election import Election
 from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
 
-from .fleet_database import FleetDatabase
-from .journal import JournalError, OutcomeUnknown
-from .writer import Done, WriteBatch, history_of
+from .fleet_database import FleetDatabase, OutcomeUnknown
+from .journal import JournalError
+from .outbox import Done, WriteBatch, history_of
 
 logger = logging.getLogger(__name__)
 

@@ -48,20 +48,9 @@ class JournalTooNew(JournalError):  # noqa: N818 - a state of affairs, not a mis
     """The journal is whole, and has something that this version of the program does not know: a newer one wrote it."""
 
 
-class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """The answer of the database was lost: it is not known whether the change was made."""
-
-
-class HistoryChanged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal's past is not what this process has read of it; it must be read again from its snapshot."""
-
-
 @dataclass(frozen=True, slots=True)
 class History:
-    """The contents of a journal: the events in order, and the last leases that ended, oldest first.
-
-    Events of an ended lease may have been compacted away; its record is kept.
-    """
+    """The events of a journal in order, and the last leases that ended, oldest first, also if their events are compacted away."""
 
     events: tuple[DurableEvent, ...] = ()
     ended: tuple[EndedLease, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 Caller = asyncio.Future[None]
@@ -18,12 +18,6 @@ TICK_S = 0.25
 LATE_S = 0.25
 # What waits in the sockets is read within this time, which is lost as well: a lease may have had less than that left.
 READ_S = 0.5
-
-
-def wake(callers: Iterable[Caller]) -> None:
-    for caller in callers:
-        if not caller.done():
-            caller.set_result(None)
 
 
 class Waiters:
@@ -42,7 +36,8 @@ class Waiters:
         waiter: Caller = loop.create_future()
 
         def leave(_: Caller | None = None) -> None:
-            wake((waiter,))
+            if not waiter.done():
+                waiter.set_result(None)
 
         for lease_id in lease_ids:
             self._by_lease.setdefault(lease_id, {})[waiter] = None
@@ -63,11 +58,13 @@ class Waiters:
 
     def tell(self, lease_id: str) -> None:
         """Something has happened to this lease."""
-        wake(self._by_lease.get(lease_id, ()))
+        for waiter in self._by_lease.get(lease_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
 
     def release_all(self) -> None:
-        for waiters in self._by_lease.values():
-            wake(waiters)
+        for lease_id in self._by_lease:
+            self.tell(lease_id)
 
 
 class LiveTime:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.journal import History, Journal, JournalError
-from gpu_worker_pool.ledger.writer import Done, WriteBatch, is_long, write
+from gpu_worker_pool.ledger.outbox import Done, WriteBatch, is_long, write
 
 
 class MemoryJournal:

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.driver import TURN_S, Driver, restored
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, NotWritten
-from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT, Done, WriteBatch, WriterThread
+from gpu_worker_pool.ledger.outbox import SHORTEST_TO_COMPACT, Done, WriteBatch, WriterThread
 
 from .memory import InlineWriter, MemoryJournal
 

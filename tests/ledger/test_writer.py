@@ -12,7 +12,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver, restored
 from gpu_worker_pool.ledger.journal import Journal, NotWritten
-from gpu_worker_pool.ledger.writer import Writer, WriterThread
+from gpu_worker_pool.ledger.outbox import Writer, WriterThread
 
 from .memory import InlineWriter, MemoryJournal
 from .test_driver import SOON_S, Clock, ask, look

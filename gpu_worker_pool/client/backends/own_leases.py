@@ -25,7 +25,7 @@ from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.writer import Done, WriteBatch
+from gpu_worker_pool.ledger.outbox import Done, WriteBatch
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 

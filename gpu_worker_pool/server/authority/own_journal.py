@@ -9,7 +9,7 @@ from time import time
 
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.writer import WriterThread
+from gpu_worker_pool.ledger.outbox import WriterThread
 
 from .authority import Authority
 
