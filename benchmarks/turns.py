@@ -29,6 +29,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.ledger.loop import LATE_S
 from gpu_worker_pool.ledger.outbox import WriterThread
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.server.garbage import GarbageCollection
@@ -50,27 +51,27 @@ NOTHING, METRICS = "nothing, between two calls", "`/metrics`"
 T = TypeVar("T")
 
 
-class Clock:
-    """The machine's clock, which can be moved on."""
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be moved on. The driver has the same clock, so that its ticker rings in time."""
 
     ahead_s = 0.0
 
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead_s
+    def time(self) -> float:
+        return super().time() + self.ahead_s
 
 
 class Scene:
     """A driver with all GPUs of one box, and the commands of a wave of clients."""
 
-    def __init__(self, shares: int, folder: Path) -> None:
+    def __init__(self, shares: int, folder: Path, loop: Loop) -> None:
         self.shares = shares
-        self.clock = Clock()
+        self.loop = loop
         sharers = PoolSettings().max_sharers
         self.gpus = [Gpu(GpuKey("box", f"GPU-{i}"), i, "A100") for i in range(-(-shares // sharers))]
         journal = SqliteJournal(folder / "leases.sqlite3")
-        self.driver = Driver(PoolSettings(), clock=self.clock)
-        writer = WriterThread(journal, asyncio.get_running_loop())
-        self.driver.lead(self.driver.state, writer, boot_id="boot", wall_clock=lambda: 0.0, node="box")
+        self.driver = Driver(PoolSettings(), clock=loop.time)
+        writer = WriterThread(journal, loop)
+        self.driver.lead(self.driver.state, writer, boot_id="boot", wall_clock=loop.time, node="box")
 
     @property
     def ids(self) -> list[str]:
@@ -93,7 +94,7 @@ class Scene:
                 on_gpu[lease.gpus[0]].append(
                     GpuProcess(child, 50.0, "python", (ProcessId(pid, 1.0), ProcessId(1, 0.0)))
                 )
-        now = self.clock()
+        now = self.loop.time()
         return cmd.Observe(
             tuple(
                 Reading(gpu, now, GPU_MB, 50.0 * len(on_gpu[gpu.key]), 5.0, processes=tuple(on_gpu[gpu.key]))
@@ -110,10 +111,9 @@ class Scene:
             await asyncio.sleep(0.001)
 
     async def expire(self) -> None:
-        """Move the clock on, in steps that a running process could have slept, until no TTL is left."""
+        """Move the clock on until no TTL is left, in steps so short that the driver was not away."""
         while any(isinstance(lease, ActiveLease) for lease in self.driver.state.leases.values()):
-            self.clock.ahead_s += 1.0
-            self.driver.note(cmd.Tick())
+            self.loop.ahead_s += LATE_S / 2
             await asyncio.sleep(0)
         ended = self.driver.state.leases.values()
         if {lease.reason for lease in ended if isinstance(lease, EndedLease)} != {EndReason.EXPIRED}:
@@ -122,8 +122,8 @@ class Scene:
         await self.until(lambda: not self.driver.state.leases)
 
 
-async def measure(shares: int, folder: Path, selector: TimedSelector) -> list[list[Cell]]:
-    scene = Scene(shares, folder)
+async def measure(shares: int, folder: Path, loop: Loop, selector: TimedSelector) -> list[list[Cell]]:
+    scene = Scene(shares, folder, loop)
     rows: list[list[Cell]] = []
     state = scene.driver.state
 
@@ -174,12 +174,13 @@ def main() -> None:
     results = Results("turns", "The longest turn of the event loop with ten thousand tiny shares.")
     shares = SHARES // 10 if options.quick else SHARES
     selector = TimedSelector()
+    loop = Loop(selector)
     GarbageCollection().start()
     with (
         tempfile.TemporaryDirectory(prefix="turns-") as folder,
-        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
+        asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
-        rows = runner.run(measure(shares, Path(folder), selector))
+        rows = runner.run(measure(shares, Path(folder), loop, selector))
     results.table(
         f"{shares:,} shares of {SHARE_MB:.0f} MB and a little more, {OWNERS} owners, {AT_ONCE} callers at a time",
         ["", "longest turn, ms of CPU", "longest turn, ms", "CPU of all of it", "all of it"],

@@ -41,7 +41,7 @@ BENCHMARKS = (
     Benchmark("endpoints", 120),
     Benchmark("import_time", 60),
     Benchmark("executors", 180),
-    Benchmark("decisions", 90),
+    Benchmark("decisions", 120),
     Benchmark("turns", 90),
     Benchmark("journals", 120),
     Benchmark("take_over", 240),

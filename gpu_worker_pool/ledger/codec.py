@@ -17,7 +17,8 @@ from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import TABLES
+from gpu_worker_pool.core.model.configured import TABLES, Key
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease
 
 # A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
@@ -39,13 +40,13 @@ def encode_event(event: ev.DurableEvent) -> str:
     return encode({"kind": kind, **as_object(event)})
 
 
-def decode_event(text: str) -> ev.DurableEvent:
-    """Decode one line; a ValueError says what is wrong with it."""
+def decode_event(text: str, readers: Readers | None = None) -> ev.DurableEvent:
+    """Decode one line, strictly unless other readers are given; a ValueError says what is wrong with it."""
     parts = parse_object(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
         raise ValueError(f"not an event of a known kind: {shortened(text)}")
-    return cast("ev.DurableEvent", STRICT.of(kind)(parts))
+    return cast("ev.DurableEvent", (readers or STRICT).of(kind)(parts))
 
 
 def encode_ended(lease: EndedLease) -> str:
@@ -109,10 +110,14 @@ encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=a
 
 
 class Readers:
-    """The readers of types. A tolerant one leaves out fields that are not known here: the next version writes them."""
+    """The readers of types. A tolerant one leaves out fields that are not known here: the next version writes them.
 
-    def __init__(self, *, is_tolerant: bool) -> None:
+    With a `node`, every node is read as this one: the journal of one box is about that box, whatever its name was.
+    """
+
+    def __init__(self, *, is_tolerant: bool, node: str | None = None) -> None:
         self._is_tolerant = is_tolerant
+        self._node = node
         self._known: dict[Any, Reader] = {}
 
     def of(self, kind: Any) -> Reader:
@@ -130,26 +135,29 @@ class Readers:
             if parts[-1] is Ellipsis:
                 item = self.of(parts[0])
                 return lambda value: tuple([item(each) for each in _array(value)])
-            return self._row(tuple, parts)
+            return _row(tuple, [self.of(part) for part in parts])
         if is_dataclass(kind):
             return self._record(kind)
         if issubclass(kind, tuple):
-            return self._row(kind._make, tuple(get_type_hints(kind).values()))
+            return _row(kind._make, [self._field(*hint) for hint in get_type_hints(kind).items()])
         return cast("Reader", kind) if issubclass(kind, StrEnum) else _plain(kind)
+
+    def _field(self, name: str, kind: Any) -> Reader:
+        if name != "node" or self._node is None:
+            return self.of(kind)
+        return lambda value: None if value is None else self._node
 
     def _record(self, kind: Any) -> Reader:
         hints = get_type_hints(kind)
         has_tables = kind is ev.Configured
-        readers = {
-            field.name: self.of(hints[field.name])
-            for field in fields(kind)
-            if not (has_tables and field.name == "value")
-        }
+        in_tables = {"key", "value"} if has_tables else ()
+        names = [field.name for field in fields(kind) if field.name not in in_tables]
+        readers = {name: self._field(name, hints[name]) for name in names}
 
         def read(parts: Any) -> Any:
             if not isinstance(parts, dict):
                 raise ValueError(f"is {shortened(repr(parts))}, not an object")  # noqa: TRY004 - the text is wrong, not a type
-            known = {**readers, "value": self._value_of(parts.get("table"))} if has_tables else readers
+            known = {**readers, **self._row_of(parts.get("table"))} if has_tables else readers
             values, name = {}, ""
             try:
                 for name, value in parts.items():
@@ -166,21 +174,20 @@ class Readers:
 
         return read
 
-    def _value_of(self, table: object) -> Reader:
+    def _row_of(self, table: object) -> dict[str, Reader]:
         kind = TABLES.get(str(table))
         if kind is None:
             raise ValueError(f"{table!r} is not a table that is known here")
-        return self.of(kind | None)
+        return {"key": self.of(GpuKey if table == "excluded" else Key), "value": self.of(kind | None)}
 
-    def _row(self, make: Callable[[list[Any]], Any], kinds: tuple[Any, ...]) -> Reader:
-        readers = [self.of(kind) for kind in kinds]
 
-        def read(value: Any) -> Any:
-            if len(_array(value)) != len(readers):
-                raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
-            return make([inner(item) for inner, item in zip(readers, value, strict=True)])
+def _row(make: Callable[[list[Any]], Any], readers: list[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        if len(_array(value)) != len(readers):
+            raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
+        return make([inner(item) for inner, item in zip(readers, value, strict=True)])
 
-        return read
+    return read
 
 
 def _plain(kind: type) -> Reader:

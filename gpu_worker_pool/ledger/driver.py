@@ -68,15 +68,13 @@ def restored(history: History, settings: PoolSettings) -> PoolState:
 
 
 class Driver:
-    """`listeners` get events in order, once they are written, and before a caller is answered. `late_listeners` get them in
-    the same turn of the event loop, after those callers: they only show what happened. `early_listeners` get them at once,
-    for effects that are harmless if the events are never written (to sample GPUs again, for example).
+    """`listeners` get events in order, once they are written, and before a caller is answered. `late_listeners` get them after
+    those callers: they only show what happened. `early_listeners` get them at once, for effects that are harmless if the
+    events are never written (to sample GPUs again, for example).
 
-    `is_open` says whether the history is known: before that, no lease is. `trouble` says why the journal cannot be written
-    at present. In trouble, heartbeats are still taken, because they need no write; all other commands are refused. `clock`
-    is the machine's boot clock, which counts the time while the machine sleeps; the pool's is ahead of it by `clock_base`.
-    `work_clock` is the processor time of this thread. `is_alive` is called at a grant to a holder whose process is on this
-    machine.
+    `is_open` says whether the history is known, and so are leases. `clock` is the machine's boot clock, which counts the time
+    while the machine sleeps; the pool's is ahead of it by `clock_base`. `work_clock` is the processor time of this thread.
+    `is_alive` is called at a grant to a holder whose process is on this machine.
     """
 
     def __init__(
@@ -135,26 +133,21 @@ class Driver:
         name of this machine, if it has GPUs of the pool. While `may_act` says no, callers are answered as in trouble, and no
         heartbeat counts: another driver may have taken over.
         """
-        boot_now, wall_now = self._boot_clock(), wall_clock()
-        self.clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
-        self.state = state
-        self._node, self._wall_clock = node or "", wall_clock
+        wall_now = wall_clock()
+        self.clock_base = clock_base(state, boot_id=boot_id, boot_now=self._boot_clock(), wall_now=wall_now)
+        self.state, self._node, self._wall_clock = state, node or "", wall_clock
         self._may_act, self.is_open, self._leader_url = may_act, True, None
         self._noted.clear()
         self.outbox.open(writer, state)
         self._live.start()
         self._carry_out(cmd.TakeOver(epoch, boot_id, self.clock_base, wall_now - self.now()))
         if node is not None:
-            if epoch == 0 and len(state.nodes) == 1:  # the only node of a box has its present name
-                for old in [old for old in state.nodes if old != node]:
-                    self._carry_out(cmd.RenameNode(old, node))
             self._carry_out(cmd.AnnounceNode(node, boot_id, fence_seen=self.fence_seen))
 
     def follow(self, state: PoolState, events: Sequence[ev.Event], *, boot_id: str, wall_now: float) -> None:
         """Show a pool that another driver leads, in which these events have happened. `say_trouble` says who leads."""
         if state is not self.state:
-            boot_now = self._boot_clock()
-            self.clock_base = clock_base(state, boot_id=boot_id, boot_now=boot_now, wall_now=wall_now)
+            self.clock_base = clock_base(state, boot_id=boot_id, boot_now=self._boot_clock(), wall_now=wall_now)
         self.state, self.is_open = state, True
         if events:
             for listener in (*self.listeners, *self.late_listeners):
@@ -169,12 +162,11 @@ class Driver:
         self._live.stop()
         self.is_open = False
         self.outbox.abandon(trouble)
-        self._end_waits()
+        self._waiters.release_all()
+        self._is_settled.set()
 
     async def do(self, command: cmd.Command, caller: Hashable = None) -> list[ev.Event]:
-        """Carry out a command and return its events once they are written. Raises NotWritten if they cannot be written,
-        TooManyCalls if too many of this caller wait.
-        """
+        """Carry out a command, and return its events once they are written; NotWritten or TooManyCalls if that is not to be."""
         answer: Answer = asyncio.get_running_loop().create_future()
         if self._calls or not self._has_time():
             if self._calls_of[caller] >= MOST_OF_ONE_CALLER:
@@ -202,9 +194,8 @@ class Driver:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be granted or ended at present."""
-        trouble = self.outbox.trouble
-        return trouble if trouble is not None or self._may_act() else LEADERSHIP_UNSURE
+        """Why nothing can be granted or ended at present. Then only heartbeats are taken, because they need no write."""
+        return self.outbox.trouble or (None if self._may_act() else LEADERSHIP_UNSURE)
 
     @property
     def is_in_charge(self) -> bool:
@@ -230,8 +221,7 @@ class Driver:
 
     async def caught_up(self) -> None:
         """Wait until all events so far are written; in trouble, return at once."""
-        batch = self.outbox.batch_of(None)
-        if batch is not None and self.trouble is None:
+        if self.trouble is None and (batch := self.outbox.batch_of(None)) is not None:
             with suppress(NotWritten):
                 await self._written(batch)
 
@@ -250,7 +240,8 @@ class Driver:
     def release_waiters(self) -> None:
         """End all waits with what is known so far: the driver is about to close."""
         self.is_closed = True
-        self._end_waits()
+        self._waiters.release_all()
+        self._is_settled.set()
 
     def close(self) -> None:
         """Write what is left and stop. Leases stay as they are: the journal keeps them."""
@@ -266,18 +257,12 @@ class Driver:
     def _is_queued(self, lease_id: str) -> bool:
         return isinstance(self.state.leases.get(lease_id), QueuedLease)
 
-    def _end_waits(self) -> None:
-        self._waiters.release_all()
-        self._is_settled.set()
-
     def _begin(self, command: cmd.Command, answer: Answer) -> None:
         """Carry out the command of a call, which is answered once that is written."""
         self._begin_turn()
         try:
-            if self.trouble is None:
-                events, batch = self._carry_out(command)
-            else:
-                events, batch = self._renew_unwritten(command), None
+            carry_out = self._carry_out if self.trouble is None else self._renew_unwritten
+            events, batch = carry_out(command)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             answer.set_exception(error)
         else:
@@ -286,7 +271,7 @@ class Driver:
             else:
                 batch.callers[answer] = events
 
-    def _renew_unwritten(self, command: cmd.Command) -> list[ev.Event]:
+    def _renew_unwritten(self, command: cmd.Command) -> tuple[list[ev.Event], None]:
         """Take a heartbeat while the journal cannot be written, so that no holder loses a GPU because of a full disk. A lease
         that is not written is not known to its client, so it cannot be renewed. All other commands are NotWritten.
         """
@@ -297,7 +282,7 @@ class Driver:
         unknown = [id_ for id_ in command.lease_ids if not self.outbox.is_written(id_)]
         events = decide(self.state, cmd.Renew(tuple(id_ for id_ in command.lease_ids if id_ not in unknown)), now)
         replay(self.state, events)
-        return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown]
+        return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown], None
 
     def _begin_turn(self) -> None:
         """Begin to measure what this turn of the loop does, if that was not begun."""
@@ -345,7 +330,7 @@ class Driver:
                 "count for any lease",
                 lost_s,
             )
-        step(self.state, cmd.LoseTime(lost_s), self.now(), has_time=lambda: False)
+        step(self.state, cmd.LoseTime(lost_s), self.now(), lambda: False)
 
     def _carry_out(self, command: cmd.Command) -> tuple[list[ev.Event], WriteBatch | None]:
         """Carry out a command; return its events, and the batch with them if a client must wait for it."""
@@ -353,7 +338,7 @@ class Driver:
         self._begin_turn()
         now, commands, events = self.now(), [command], list[ev.Event]()
         for each in commands:
-            happened = step(self.state, each, now, has_time=self._has_time)
+            happened = step(self.state, each, now, self._has_time)
             events += happened
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             granted = [event.lease_id for event in happened if isinstance(event, ev.LeaseGranted)]

@@ -10,11 +10,10 @@ Caller = asyncio.Future[None]
 
 # The ticker rings this often, also when nothing is due. Timers do not count the time while a machine sleeps.
 TICK_S = 0.25
-# A loop that comes this late for the ticker was away: heartbeats wait in its sockets.
-#
-# So a standstill goes unnoticed if it is shorter than TICK_S + LATE_S, half a second. It costs no lease with a TTL of 1 s
-# or more: heartbeats come every third of the TTL, so two thirds of it are left when one begins to wait. A shorter TTL, down
-# to 0.1 s, may end in such a standstill. Its holder has given it up by then, after two thirds, so no GPU has two holders.
+# A loop that comes this late for the ticker was away: heartbeats wait in its sockets. The longest standstill that goes
+# unnoticed lasts TICK_S + LATE_S, half a second. It costs no lease with a TTL of 1 s or more: heartbeats come every third of
+# the TTL, so two thirds of it are left when one begins to wait. A lease with a shorter TTL, down to 0.1 s, may end in such a
+# standstill; its holder gives it up after two thirds of the TTL, which is before the server does, so no GPU has two holders.
 LATE_S = 0.25
 # What waits in the sockets is read within this time, which is lost as well: a lease may have had less than that left.
 READ_S = 0.5

@@ -230,9 +230,7 @@ class WriterThread:
 
 
 def write(journal: Journal, batch: WriteBatch) -> JournalError | None:
-    """Write a batch, and compact the journal if that is due; return why it failed, if it did. What is written is not
-    written again with the batch.
-    """
+    """Write a batch, and compact the journal if that is due; return why it failed, if it did. What is written leaves it."""
     try:
         if batch.replaces_damaged and batch.snapshot is not None:
             journal.replace_damaged(history_of(batch.snapshot))
@@ -266,6 +264,5 @@ def history_of(condensed: Condensed) -> list[ev.DurableEvent]:
 
 
 def is_long(journal: Journal, live: int) -> bool:
-    if journal.bytes_since_compaction > max(SMALLEST_TO_COMPACT, BYTES_PER_LEASE * live):
-        return True
-    return journal.events_since_compaction > max(SHORTEST_TO_COMPACT, 8 * live)
+    is_large = journal.bytes_since_compaction > max(SMALLEST_TO_COMPACT, BYTES_PER_LEASE * live)
+    return is_large or journal.events_since_compaction > max(SHORTEST_TO_COMPACT, 8 * live)

@@ -317,7 +317,8 @@ class PoolApp:
         if self._agent is not None and self._database is None:
             return LedElsewhereSource(self._agent)
         if self._database is None:
-            return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=settings.gpu_pool_durability))
+            durability, node = settings.gpu_pool_durability, settings.gpu_pool_node
+            return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=durability, node=node))
         from .authority.candidate import Candidate  # noqa: PLC0415 - only candidates of a fleet need it
 
         node, url = settings.gpu_pool_node, own_address(settings, self.port)

@@ -14,8 +14,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "nothing is reserved before a waiter has waited long",
         "planner",
-        "        if due_at <= self._now:\n            return True\n",
-        "        if True:\n            return True\n",
+        "self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s",
+        "self._due_after_s = -state.wall_offset_s",
     ),
     Mutant(
         "a prediction admits no request to what is reserved",
@@ -38,14 +38,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "the first that cannot be served has the reservation",
         "serve",
-        "if self._withheld.reservation is None and self._reserving",
-        "if self._reserving",
+        "may_reserve = self._withheld.reservation is None and self._reserving",
+        "may_reserve = self._reserving",
     ),
     Mutant(
         "a waiter of a lower priority may have waited for longer",
         "serve",
-        "self._withheld.reservation is None and self._reserving.is_due(lease):",
-        "self._withheld.reservation is None and self._reserving.is_due(self._state.queued(Order(self._state, self._now).lease_ids()[0])):",
+        "if may_reserve and self._reserving.is_due(lease):",
+        "if may_reserve and self._reserving.is_due(self._state.queued(Order(self._state, self._now).lease_ids()[0])):",
     ),
     Mutant(
         "a reservation keeps to its node",

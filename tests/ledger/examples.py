@@ -33,14 +33,14 @@ REQUEST = Request(
 # One of each kind, with every field set.
 EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.TakenOver(1.5, 3, "boot1", -0.5, 1.7e9),
-    ev.HistoryCondensed(2.0, (("box", 7), ("other", 1)), 12),
+    ev.HistoryCondensed(2.0, (ev.NodeFence("box", 7), ev.NodeFence("other", 1)), 12),
     ev.LeaseQueued(3.0, "a", REQUEST, 12, 1700000003.125),
     ev.LeaseGranted(4.0, "a", (GPU, OTHER), 8, 4.5),
     ev.ProcessesAttributed(5.0, "a", GPU, (ProcessId(4711, 12.25), ProcessId(4712))),
     ev.LeaseEnded(6.0, "a", EndReason.HOLDER_DIED, (GPU,), 6.5),
     ev.GpuDrained(7.0, "a", GPU),
-    ev.Configured(8.0, "excluded", ("box", "GPU-1"), "repair"),
-    ev.Configured(9.0, "excluded", ("box", "GPU-1"), None),
+    ev.Configured(8.0, "excluded", OTHER, "repair"),
+    ev.Configured(9.0, "excluded", OTHER, None),
     ev.Configured(10.0, "ignored_processes", ("Xorg",), "root"),
     ev.Configured(11.0, "new_gpus", ("",), "restored"),
     ev.LeaseWarned(12.0, "a", EndReason.TIME_LIMIT, 72.0),
@@ -55,7 +55,6 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
         17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))
     ),
     ev.NodeRebooted(18.0, "box", "boot2"),
-    ev.NodeRenamed(19.0, "box", "other"),
     ev.NodeForgotten(20.0, "box"),
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
     ev.Configured(
@@ -167,9 +166,12 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.NodeRebooted: st.builds(ev.NodeRebooted, floats, texts, texts),
     ev.NodeForgotten: st.builds(ev.NodeForgotten, floats, texts),
     ev.LeaseExtended: st.builds(ev.LeaseExtended, floats, texts, some_gpus, wholes),
-    ev.NodeRenamed: st.builds(ev.NodeRenamed, floats, texts, texts),
     ev.HistoryCondensed: st.builds(
-        ev.HistoryCondensed, floats, st.lists(st.tuples(texts, wholes), max_size=3).map(tuple), wholes, some_floats
+        ev.HistoryCondensed,
+        floats,
+        st.lists(st.builds(ev.NodeFence, texts, wholes), max_size=3).map(tuple),
+        wholes,
+        some_floats,
     ),
     ev.LeaseQueued: st.builds(ev.LeaseQueued, floats, texts, requests, wholes, floats),
     ev.LeaseGranted: st.builds(
@@ -178,7 +180,13 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
     ev.Configured: st.one_of(
         [
-            st.builds(ev.Configured, floats, st.just(table), st.lists(texts, max_size=2).map(tuple), st.none() | values)
+            st.builds(
+                ev.Configured,
+                floats,
+                st.just(table),
+                gpus if table == "excluded" else st.tuples(texts),
+                st.none() | values,
+            )
             for table, values in TABLES.items()
         ]
     ),

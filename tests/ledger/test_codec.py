@@ -54,7 +54,6 @@ GOLDEN = (
         '"memory_total_mb":81920.0},{"uuid":"GPU-1","index":1,"name":"T4","memory_total_mb":null}]}'
     ),
     '{"kind":"NodeRebooted","at":18.0,"node":"box","boot_id":"boot2"}',
-    '{"kind":"NodeRenamed","at":19.0,"old":"box","new":"other"}',
     '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
     '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',
     (

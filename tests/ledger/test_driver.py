@@ -243,6 +243,37 @@ async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_
     assert kinds(writer.journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
 
 
+async def test_what_came_after_a_batch_that_failed_is_written_behind_it() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer, gpus=2)
+    first = asyncio.ensure_future(driver.do(ask("a")))
+    await turns()
+    second = asyncio.ensure_future(driver.do(ask("b")))
+    await turns()
+    writer.finish(JournalError("the disk is full"))
+    for answer in (first, second):
+        with pytest.raises(NotWritten, match="the disk is full"):
+            await answer
+    for _ in range(2):
+        await writer.next_order()
+        writer.finish()
+    granted = [event.lease_id for event in writer.journal.load(1).events if isinstance(event, ev.LeaseGranted)]
+    assert granted == ["a", "b"]
+    assert isinstance(await driver.find("b"), ActiveLease)
+
+
+async def test_a_batch_that_is_written_while_the_server_stops_is_answered_and_nothing_is_taken_any_more() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    answer = asyncio.ensure_future(driver.do(ask("a")))
+    await turns()
+    (batch, done), writer.orders = writer.orders[0], []
+    driver.close()
+    done(batch, None)
+    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+    assert driver.trouble == "the server is stopping"
+
+
 async def test_a_journal_that_is_damaged_is_replaced_by_what_is_known() -> None:
     writer = SlowWriter(MemoryJournal())
     driver = await opened(writer, gpus=2)
@@ -252,14 +283,18 @@ async def test_a_journal_that_is_damaged_is_replaced_by_what_is_known() -> None:
     await held
     answer = asyncio.ensure_future(driver.do(ask("a")))
     await turns()
+    driver.note(cmd.Release("held"))  # gathered, when the damage is found
+    await turns()
     writer.finish(JournalDamaged("it is gone"))
     with pytest.raises(NotWritten):
         await answer
     await writer.next_order()
     assert writer.orders[0][0].replaces_damaged
     writer.finish()
+    assert driver.trouble is None
+    assert not writer.orders, "the snapshot has the release"
     again = restored(writer.journal.load(100), PoolSettings())
-    assert {id_: type(lease) for id_, lease in again.leases.items()} == {"held": ActiveLease, "a": ActiveLease}
+    assert {id_: type(lease) for id_, lease in again.leases.items()} == {"held": EndedLease, "a": ActiveLease}
     assert again.fences == driver.state.fences
 
 

@@ -10,7 +10,7 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.gpus.fake_nvidia_smi import FakeNvidiaSmi, install
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu, build
-from tests.server.leasing import eventually
+from tests.server.leasing import eventually, get, queue, release, take
 
 PATIENCE_S = 30.0
 ONE_GPU = "0, GPU-aaaa, NVIDIA A100, 81920, {used}, 7, 41, 61.50, 400.00\n"
@@ -54,6 +54,31 @@ def test_what_nvidia_smi_does_not_know_is_null(smi: FakeNvidiaSmi) -> None:
         summary = server.json("/gpu/summary")
         assert (summary["total_used_memory_mb"], summary["average_utilization_percent"]) == (None, None)
         assert (summary["total_memory_mb"], summary["total_memory_usage_percent"]) == (None, None)
+
+
+def test_a_box_with_another_host_name_keeps_its_leases_its_queue_and_its_drains(smi: FakeNvidiaSmi) -> None:
+    smi.say("".join(f"{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n" for index in range(3)))
+    with ServerProcess({**without_nvml(smi), "GPU_POOL_NODE": "old"}) as server:
+        eventually(lambda: server.json("/pool")["can_grant"], "it can grant")
+        drained = server.ask("/admin/gpus/2/drain", "POST", {"reason": "bad fan"})
+        assert drained.status == 200, drained.body
+        held = take(server, gpus=2)
+        waits = queue(server)["id"]
+        for name in ("new", "newer"):  # the second time, the journal has events under several names
+            server.env["GPU_POOL_NODE"] = name
+            server.restart()
+
+            pool = server.json("/pool")
+            assert (pool["node"], {gpu["node"] for gpu in pool["gpus"]}, len(pool["gpus"])) == (name, {name}, 3)
+            after = get(server, held["id"])
+            assert (after["state"], after["fence"]) == ("active", held["fence"])
+            assert after["gpus"] == [{**gpu, "node": name} for gpu in held["gpus"]]
+            assert get(server, waits)["state"] == "queued"
+            assert [gpu["uuid"] for gpu in pool["gpus"] if gpu["is_out_of_service"]] == ["GPU-2"]
+        release(server, held["id"])
+        granted = get(server, waits, wait_s=10)
+        assert (granted["state"], granted["gpus"][0]["node"]) == ("active", "newer")
+        assert granted["fence"] == held["fence"] + 1
 
 
 def test_a_hung_nvidia_smi_makes_readings_old_and_nothing_slow(smi: FakeNvidiaSmi) -> None:

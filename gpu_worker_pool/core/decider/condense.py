@@ -34,7 +34,7 @@ class Condensed:
         self._nodes = sorted(state.nodes.items(), key=itemgetter(0))
         self._leases = tuple(state.leases.values())
         self._members = [(slot.key, *item) for slot in state.slots.values() for item in slot.members.items()]
-        fences = tuple(sorted(state.fences.items()))
+        fences = tuple(ev.NodeFence(*item) for item in sorted(state.fences.items()))
         self._counters = ev.HistoryCondensed(state.clock, fences, state.next_seq, state.last_durations_s)
         self._waiting = tuple(state.queue)
         self._usage = [(owner, use.used, use.as_of, use.recent) for owner, use in state.usage.items()]
@@ -67,7 +67,7 @@ class Condensed:
             yield ev.UseCounted(at, owner, used, as_of, recent)
         for table, rows in self._tables:
             for row_key, value in rows:
-                yield ev.Configured(at, table, (row_key,) if isinstance(row_key, str) else tuple(row_key), value)
+                yield ev.Configured(at, table, (row_key,) if isinstance(row_key, str) else row_key, value)
 
 
 def condense(state: PoolState) -> list[ev.DurableEvent]:
@@ -82,14 +82,15 @@ def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
     not know, so an operator decides when the GPUs are granted again. That includes GPUs that the copy does not know: they are
     out of service when a server first reads them. A GPU that was out of service keeps its reason.
     """
-    fences = tuple((node, state.fences.get(node, 0) + FENCES_AHEAD) for node in sorted({*state.nodes, *state.fences}))
+    nodes = sorted({*state.nodes, *state.fences})
+    fences = tuple(ev.NodeFence(node, state.fences.get(node, 0) + FENCES_AHEAD) for node in nodes)
     history = [
         replace(event, fences=fences) if isinstance(event, ev.HistoryCondensed) else event for event in condense(state)
     ]
     known = {GpuKey(node, gpu.uuid) for node, facts in state.nodes.items() for gpu in facts.gpus or ()}
     held = {key for slot in state.slots.values() if slot.occupants for key in (slot.key,)}
     out = sorted((known | held) - state.excluded.keys())
-    excluded = [ev.Configured(state.clock, "excluded", tuple(key), reason) for key in out]
+    excluded = [ev.Configured(state.clock, "excluded", key, reason) for key in out]
     return [*history, *excluded, ev.Configured(state.clock, "new_gpus", ALL, reason)]
 
 

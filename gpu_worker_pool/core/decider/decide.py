@@ -25,7 +25,7 @@ from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
 
-from .decide_nodes import announce_node, ended_lease, forget_node, joined_by, rename_node, silence_node, take_over
+from .decide_nodes import announce_node, ended_lease, forget_node, joined_by, silence_node, take_over
 from .recovering import recover_lease
 
 # Names a caller without a name, so that its release is told from the holder's own.
@@ -310,7 +310,6 @@ def _book_gpus(state: PoolState, command: cmd.BookGpus, now: float) -> list[ev.E
 _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Event]]] = {
     cmd.TakeOver: take_over,
     cmd.AnnounceNode: announce_node,
-    cmd.RenameNode: rename_node,
     cmd.SilenceNode: silence_node,
     cmd.ForgetNode: forget_node,
     cmd.RequestLease: _request_lease,

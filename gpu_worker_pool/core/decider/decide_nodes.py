@@ -87,13 +87,6 @@ def _drained(state: PoolState, node: str, now: float) -> list[ev.GpuDrained]:
     return [ev.GpuDrained(now, lease.id, key) for lease in draining for key in lease.draining if key.node == node]
 
 
-def rename_node(state: PoolState, command: cmd.RenameNode, now: float) -> list[ev.Event]:
-    """Nothing happens to a node that is not known, nor if the new name is another node's."""
-    if command.old not in state.nodes or command.new in state.nodes:
-        return []
-    return [ev.NodeRenamed(now, command.old, command.new)]
-
-
 def joined_by(state: PoolState, readings: Iterable[Reading], now: float) -> list[ev.NodeJoined]:
     """The inventories that these readings change."""
     changed: dict[str, dict[str, InventoryGpu]] = {}

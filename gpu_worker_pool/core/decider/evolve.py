@@ -17,7 +17,15 @@ from gpu_worker_pool.core.model.state import PoolState
 from .evolve_nodes import NODE_HANDLERS
 
 # After these, whether the queue must be served again is told by the facts of the GPUs.
-_QUIET = (ev.GpusObserved, ev.ProcessesAttributed, ev.LeasesRenewed, ev.TimeLost, ev.QueueSettled, ev.NodeAnnounced)
+_QUIET = (
+    ev.GpusObserved,
+    ev.ProcessesAttributed,
+    ev.LeasesRenewed,
+    ev.LeaseEnded,
+    ev.TimeLost,
+    ev.QueueSettled,
+    ev.NodeAnnounced,
+)
 
 
 def evolve(state: PoolState, event: ev.Event) -> None:
@@ -176,6 +184,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     if isinstance(lease, QueuedLease):
         _lose_claims(state, lease.id)
         state.queue.leave(lease)
+        state.unsettle()  # what was kept for it is free for others
         _remember(state, ended)
         return
     warned = None if lease.ending is None or lease.ending.reason is event.reason else lease.ending.reason
@@ -210,6 +219,8 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
     state.preemptible.discard(lease.id)
     state.preempt_warned.discard(lease.id)
+    if state.quotas:
+        state.unsettle()  # the owner may have more again, though no GPU is free yet
 
 
 def _use_counted(state: PoolState, event: ev.UseCounted) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, Node
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -71,43 +71,6 @@ def _node_forgotten(state: PoolState, event: ev.NodeForgotten) -> None:
         del state.excluded[key]
 
 
-def _node_renamed(state: PoolState, event: ev.NodeRenamed) -> None:
-    def moved(keys: Iterable[GpuKey]) -> tuple[GpuKey, ...]:
-        return tuple(GpuKey(event.new, key.uuid) if key.node == event.old else key for key in keys)
-
-    state.nodes[event.new] = state.nodes.pop(event.old)
-    state.announced.discard(event.old)
-    if event.old in state.fences:
-        state.fences[event.new] = max(state.fences.pop(event.old), state.fences.get(event.new, 0))
-    for key in [key for key in state.slots if key.node == event.old]:
-        slot = state.slots.pop(key)
-        (new,) = moved([key])
-        state.slots[new] = GpuSlot(new, None, slot.occupants, slot.members, slot.installed)
-        state.touch((key, new))
-    for lease_id, lease in state.leases.items():
-        renamed = state.leases[lease_id] = _on_renamed(lease, event, moved)
-        if isinstance(lease, QueuedLease) and isinstance(renamed, QueuedLease):
-            # It may be of another class: what it asks for is on the node that was renamed.
-            state.queue.leave(lease)
-            state.queue.join(renamed)
-    state.excluded = dict(zip(moved(state.excluded), state.excluded.values(), strict=True))
-    state.bookings = {id_: replace(booking, gpus=moved(booking.gpus)) for id_, booking in state.bookings.items()}
-    _forget_plans(state)
-
-
-def _on_renamed(lease: Lease, event: ev.NodeRenamed, moved: Callable[[Iterable[GpuKey]], tuple[GpuKey, ...]]) -> Lease:
-    holder, wishes = lease.request.holder, lease.request.wishes
-    if holder.node == event.old:
-        lease = replace(lease, request=replace(lease.request, holder=replace(holder, node=event.new)))
-    if wishes.node == event.old:
-        lease = replace(lease, request=replace(lease.request, wishes=replace(wishes, node=event.new)))
-    if isinstance(lease, ActiveLease):
-        return replace(lease, gpus=moved(lease.gpus))
-    if isinstance(lease, EndedLease):
-        return replace(lease, gpus=moved(lease.gpus), draining=moved(lease.draining))
-    return lease
-
-
 def _void_readings_of(state: PoolState, node: str) -> None:
     # A GPU that was read is in the inventory of its node. A fleet has many others, so they are not gone through.
     _void_readings(state, [state.slots[GpuKey(node, gpu.uuid)] for gpu in state.nodes[node].gpus or ()])
@@ -129,7 +92,6 @@ NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.NodeJoined: _node_joined,
     ev.NodeRebooted: _node_rebooted,
     ev.NodeAnnounced: _node_announced,
-    ev.NodeRenamed: _node_renamed,
     ev.NodeSilenced: _node_silenced,
     ev.NodeForgotten: _node_forgotten,
 }

@@ -51,14 +51,6 @@ class ForgetNode:
 
 
 @dataclass(frozen=True, slots=True)
-class RenameNode:
-    """A node has another name now. Its GPUs, and what runs there, are the same."""
-
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
 class RequestLease:
     """Ask for a lease. The client makes the id, so asking twice is harmless."""
 
@@ -166,7 +158,6 @@ class BookGpus:
 Command = (
     TakeOver
     | AnnounceNode
-    | RenameNode
     | SilenceNode
     | ForgetNode
     | RequestLease

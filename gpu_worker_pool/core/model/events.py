@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
@@ -62,25 +63,22 @@ class NodeRebooted(DurableEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRenamed(DurableEvent):
-    """All that is known of a node counts for its new name. Records of ended leases keep the old one."""
-
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
 class NodeForgotten(DurableEvent):
     """A node is gone for good. Its leases ended before this. Its fences stay, in case that it comes back."""
 
     node: str
 
 
+class NodeFence(NamedTuple):
+    node: str
+    fence: int
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryCondensed(DurableEvent):
     """Earlier events were replaced by what they add up to. These counters only grow."""
 
-    fences: tuple[tuple[str, int], ...]
+    fences: tuple[NodeFence, ...]
     next_seq: int
     last_durations_s: tuple[float, ...] = ()
 

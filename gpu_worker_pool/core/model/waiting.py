@@ -32,6 +32,8 @@ QueueKey = tuple[bool, int, int, str]
 @dataclass(slots=True)
 class LeaseQueue:
     _keys: list[QueueKey] = field(default_factory=list)
+    # When each waiter asked, and its id; the first to come first.
+    _arrivals: list[tuple[float, str]] = field(default_factory=list, compare=False)
     _class_of: dict[str, RequestClass] = field(default_factory=dict, compare=False)
     # With the number of waiters that have it, by terms and owner.
     _classes: dict[object, tuple[RequestClass, int]] = field(default_factory=dict, compare=False)
@@ -45,9 +47,11 @@ class LeaseQueue:
         self._class_of[lease.id] = self._count(terms, (owner,), RequestClass(*terms, owner, of_any))
         self._of_owner[owner] += 1
         insort(self._keys, (*lease.order, lease.id))
+        insort(self._arrivals, (lease.requested_at, lease.id))
 
     def leave(self, lease: QueuedLease) -> None:
         del self._keys[bisect_left(self._keys, (*lease.order, lease.id))]
+        del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
         left = self._class_of.pop(lease.id)
         terms = (left.wishes, left.time_limit_s, left.preemptible)
         for key in ((terms, None), (terms, (left.owner,))):
@@ -81,6 +85,11 @@ class LeaseQueue:
     @property
     def owners(self) -> KeysView[str | None]:
         return self._of_owner.keys()
+
+    @property
+    def first_asked_at(self) -> float:
+        """When the waiter that came first asked."""
+        return self._arrivals[0][0]
 
     @property
     def keys(self) -> list[QueueKey]:

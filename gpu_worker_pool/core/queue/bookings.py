@@ -136,7 +136,7 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
             ends = ends if limit is None else min(ends, limit)
             events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
         if booking.is_drain and starts <= now:
-            events += [ev.Configured(now, "excluded", tuple(key), booking.reason) for key in booking.gpus]
+            events += [ev.Configured(now, "excluded", key, booking.reason) for key in booking.gpus]
             events.append(ended(booking.id, now))
     return events
 

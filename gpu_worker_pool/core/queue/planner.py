@@ -8,10 +8,9 @@ request: nothing ends a lease that overstays it. A booked GPU is free when the b
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Collection, Container, Generator, Iterable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -328,21 +327,23 @@ class Reserving:
         self._tried: set[Wishes | RequestClass] = set()
         self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
-        self._first_due = inf
         self._look_again_at = min(self.no_date_until.values(), default=inf)
+        first_due = state.queue.first_asked_at + self._due_after_s if len(state.queue) else inf
+        self.is_any_due = first_due <= now
+        if not self.is_any_due:
+            self._look_again(first_due)
 
     def is_due(self, lease: QueuedLease) -> bool:
         """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
         due_at = lease.requested_at + self._due_after_s
-        if due_at <= self._now:
-            return True
-        self._first_due = min(self._first_due, due_at)
-        return False
+        if due_at > self._now:
+            self._look_again(due_at)
+        return due_at <= self._now
 
     @property
     def changes_at(self) -> float:
         """Until when nothing changes, unless something happens."""
-        return just_before(min(self._look_again_at, self._first_due))
+        return just_before(self._look_again_at)
 
     def will_look(self, request_class: RequestClass) -> bool:
         """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
@@ -398,34 +399,6 @@ class Reserving:
         self._look_again_at = min(self._look_again_at, at)
 
 
-class _Timetable:
-    """When GPUs are free for one kind of wishes: those of each node in order, the first one first."""
-
-    def __init__(self, free: Sequence[tuple[GpuSlot, FreeAt]]) -> None:
-        self.by_node: dict[str, list[FreeGpu]] = {}
-        # How many of the plans that were made are in it.
-        self.plans = 0
-        self._free = {slot.key: at for slot, at in free}
-        self._entries: dict[GpuKey, FreeGpu] = {}
-        for slot, at in free:
-            if slot.reading is not None:
-                entry = self._entries[slot.key] = (at, slot.reading.gpu.index, slot.key)
-                self.by_node.setdefault(slot.key.node, []).append(entry)
-        for gpus in self.by_node.values():
-            gpus.sort(key=first_free)
-
-    def take(self, key: GpuKey, until: FreeAt) -> None:
-        """Note that a waiter has this GPU until then."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return
-        gpus, at = self.by_node[key.node], self._free[key]
-        del gpus[bisect_left(gpus, first_free(entry), key=first_free)]
-        later = max(at, until, key=lambda time: time.at)
-        entry = self._entries[key] = (later._replace(basis=max(at.basis, later.basis)), entry[1], key)
-        insort(gpus, entry, key=first_free)
-
-
 class StartTimes:
     """When each waiter will probably start: the waiters are placed in order, each where it can start soonest, for as long as it
     declared or is predicted to last. The answer is honest where it is unknown: nothing is told of a waiter behind one that
@@ -441,9 +414,9 @@ class StartTimes:
         self._withheld = Withheld(state, now)
         self._order = Order(state, now)
         self._planner = Planner(state, now, self._withheld)
-        self._timetables: dict[Wishes, _Timetable] = {}
-        # What each plan so far takes, in order.
-        self._taken: list[tuple[tuple[GpuKey, ...], FreeAt]] = []
+        # When GPUs are free, by node, for each kind of wishes; and when those are free again that waiters so far have taken.
+        self._free: dict[Wishes, dict[str, list[FreeGpu]]] = {}
+        self._taken: dict[GpuKey, FreeAt] = {}
         self._gpus_left = MOST_GPUS
 
     def steps(self) -> Iterator[None]:
@@ -462,38 +435,41 @@ class StartTimes:
         if not lease.request.wishes.is_shared:
             lasts = self._planner.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
             end = FreeAt(plan.start.at + lasts.at, max(plan.start.basis, lasts.basis), lease.id)
-            self._taken.append((plan.gpus, end))
+            self._taken.update(dict.fromkeys(plan.gpus, end))
 
     def _plan(self, lease: QueuedLease) -> Generator[None, None, Plan | None]:
-        reservation = self._state.reservation
+        reservation, wishes = self._state.reservation, lease.request.wishes
         if reservation is not None and reservation.lease_id == lease.id:
             return Plan(FreeAt(reservation.date, reservation.basis, reservation.after), reservation.gpus)
         request_class = self._state.queue.class_of(lease.id)
         if over_quota(self._state, request_class) is not None:
             return None
-        wishes = lease.request.wishes
-        timetable = yield from self._timetable_for(wishes)
-        # Where nothing is booked, the GPUs that are free first are the ones to take.
-        most = None if self._withheld.has_bookings else wishes.gpus
-        plans = (self._planner.soonest(gpus[:most], request_class) for gpus in timetable.by_node.values())
+        if wishes not in self._free:
+            self._free[wishes] = yield from self._free_for(wishes)
+        plans = []
+        for gpus in self._free[wishes].values():
+            left = [(self._later(free, key), index, key) for free, index, key in gpus]
+            plans.append(self._planner.soonest(left, request_class))
         return together(filter(None, plans), wishes.nodes)
 
-    def _timetable_for(self, wishes: Wishes) -> Generator[None, None, _Timetable]:
-        timetable = self._timetables.get(wishes)
-        if timetable is None:
-            slots: Collection[GpuSlot] = tuple(self._state.slots_on(wishes.node))
-            self._gpus_left -= len(slots)
-            free: list[tuple[GpuSlot, FreeAt]] = []
-            for slot in slots if self._gpus_left >= 0 else ():
-                if self._state.slots.get(slot.key) is slot:  # else it has gone meanwhile, and its leases
-                    free.append((slot, self._planner.usable_from(slot, wishes)))
-                    yield
-            timetable = self._timetables[wishes] = _Timetable(free)
-        for gpus, until in islice(self._taken, timetable.plans, None):
-            for key in gpus:
-                timetable.take(key, until)
-        timetable.plans = len(self._taken)
-        return timetable
+    def _later(self, free: FreeAt, key: GpuKey) -> FreeAt:
+        taken = self._taken.get(key)
+        if taken is None:
+            return free
+        later = max(free, taken, key=lambda time: time.at)
+        return later._replace(basis=max(free.basis, later.basis))
+
+    def _free_for(self, wishes: Wishes) -> Generator[None, None, dict[str, list[FreeGpu]]]:
+        slots: Collection[GpuSlot] = tuple(self._state.slots_on(wishes.node))
+        self._gpus_left -= len(slots)
+        by_node: dict[str, list[FreeGpu]] = {}
+        for slot in slots if self._gpus_left >= 0 else ():
+            # One that is not known any more has gone meanwhile, and its leases.
+            if slot.reading is not None and self._state.slots.get(slot.key) is slot:
+                free = self._planner.usable_from(slot, wishes)
+                by_node.setdefault(slot.key.node, []).append((free, slot.reading.gpu.index, slot.key))
+                yield
+        return by_node
 
 
 def expected_starts(state: PoolState, now: float) -> dict[str, FreeAt]:

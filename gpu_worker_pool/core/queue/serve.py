@@ -29,6 +29,8 @@ from .preemption import Claim, Preemption, spared
 from .withheld import Withheld
 
 T = TypeVar("T")
+# The grants of one pass at most: between two passes, callers are answered.
+MOST_GRANTS = 32
 
 
 @dataclass(slots=True)
@@ -98,22 +100,26 @@ class _Pass:
         self._unserved: dict[RequestClass, bool] = {}
 
     def run(self) -> QueuePass:
-        found, withheld = self._found, self._withheld
-        for lease_id in Order(self._state, self._now).lease_ids():
-            if self._is_over_after(lease_id):
+        state, found, withheld, unserved = self._state, self._found, self._withheld, self._unserved
+        for lease_id in Order(state, self._now).lease_ids():
+            own_class = state.queue.class_of(lease_id)
+            request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
+            may_reserve = withheld.reservation is None and self._reserving.is_any_due
+            if request_class in unserved and not state.facts.left_to and not may_reserve:
+                continue  # as a waiter of its class before
+            if self._is_over_after(lease_id, request_class) or len(found.grants) >= MOST_GRANTS:
                 return found
         found.reservation = withheld.reservation
         awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
-        found.spared = spared(self._state, awaited, self._now)
+        found.spared = spared(state, awaited, self._now)
         until = min(self._placer.holds_until, self._reserving.changes_at, withheld.change_at())
         # What is free, and when, is told with those going on that are spared.
         found.settled_until = None if found.spared else until
         return found
 
-    def _is_over_after(self, lease_id: str) -> bool:
+    def _is_over_after(self, lease_id: str, request_class: RequestClass) -> bool:
         """Serve one waiter if it can be. Return whether the others can be told only with what was found so far."""
-        state, own_class = self._state, self._state.queue.class_of(lease_id)
-        request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
+        state = self._state
         is_new = request_class not in self._unserved
         if is_new and over_quota(state, request_class) is not None:
             self._unserved[request_class] = False
@@ -151,7 +157,8 @@ class _Pass:
         return bool(claim.victims)  # who else needs one is told with these on their way out
 
     def _reserve(self, lease: QueuedLease, request_class: RequestClass) -> bool:
-        if self._withheld.reservation is None and self._reserving.is_due(lease):
+        may_reserve = self._withheld.reservation is None and self._reserving.is_any_due
+        if may_reserve and self._reserving.is_due(lease):
             if self._found.grants and self._reserving.will_look(request_class):
                 return True  # what is free, and when, is told with these granted
             self._withheld.reservation = self._reserving.reserve(lease, request_class)

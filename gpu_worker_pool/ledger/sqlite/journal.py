@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TypeVar
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import decode_ended, decode_event
+from gpu_worker_pool.ledger.codec import Readers, decode_ended, decode_event
 from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql_rows import Row, checked_crc, ended_row, event_rows, load_queries, load_schema
@@ -33,6 +34,7 @@ class SqliteJournal:
     """Opening it raises JournalInUse, JournalDamaged (the damaged file has been set aside then) or JournalError.
 
     A start reads the events and the last ended leases, and checks what it reads. A backup checks all of the file.
+    With a `node`, all events are read as events of this node, which may have had other names.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class SqliteJournal:
         path: Path,
         *,
         durability: Durability = "full",
+        node: str | None = None,
         most_ended: int = MOST_ENDED,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._durability = durability
+        self._readers = Readers(is_tolerant=False, node=node)
         self._most_ended = most_ended
         self._most_bytes = most_bytes
         self._sql = load_queries(__package__)
@@ -79,7 +83,7 @@ class SqliteJournal:
                     checked_crc(body, crc)
         path = self._file.path
         return History(
-            tuple(understood(decode_event, body, path) for body in events),
+            tuple(understood(partial(decode_event, readers=self._readers), body, path) for body in events),
             tuple(understood(decode_ended, body, path) for body, _ in ended),
         )
 

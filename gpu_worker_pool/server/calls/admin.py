@@ -59,7 +59,7 @@ class AdminCalls:
         if starts_at is not None and starts_at < now - CLOCKS_DIFFER_S:
             raise Refused(422, f"at: {iso_time(starts_at)} is in the past; leave it out to drain now.")
         if starts_at is None or starts_at <= now:
-            await self._pool.command(cmd.Configure("excluded", tuple(key), reason))
+            await self._pool.command(cmd.Configure("excluded", key, reason))
             return self._gpu(key)
         booking = Booking(_drain_id(key), (key,), starts_at, None, None, reason, name_of(call.caller()))
         for event in await self._pool.command(cmd.BookGpus(booking, Wishes())):
@@ -72,7 +72,7 @@ class AdminCalls:
         key = self._key(call)
         if _drain_id(key) in self._pool.state.bookings:
             await self._pool.command(cmd.Configure("bookings", (_drain_id(key),)))
-        await self._pool.command(cmd.Configure("excluded", tuple(key)))
+        await self._pool.command(cmd.Configure("excluded", key))
         return self._gpu(key)
 
     async def ignore(self, call: Call) -> Response:

@@ -6,20 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.decider.condense import FENCES_AHEAD, condense, put_back
-from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.gpu import GpuKey, Reading
+from gpu_worker_pool.core.model.gpu import Reading
 from tests.core.build import START, Box, key, reading
 
 READINGS = (reading(0), reading(1), reading(2))
 
 
-def put_back_box(box: Box, *readings: Reading, node: str = "box") -> Box:
+def put_back_box(box: Box, *readings: Reading) -> Box:
     """The box, begun again with the history that a copy of its journal is put back with. Its server has read these GPUs."""
     box.log = [*put_back(box.state, "restored")]
     box.restart()
-    for old in [name for name in box.state.nodes if name != node]:
-        box.do(cmd.RenameNode(old, node))
-        box.announce([node])
     box.observe_now(*readings)
     return box
 
@@ -44,17 +40,6 @@ def test_no_gpu_is_granted_before_an_operator_has_put_it_into_service() -> None:
     assert (box.stage("new"), box.verdict(2).code) == ("queued", "excluded")
     box.include(key(2))
     assert box.stage("new") == "active"
-
-
-def test_gpus_that_the_copy_does_not_know_are_out_of_service_on_a_box_with_another_name() -> None:
-    box = Box(reading(0))
-    box.ask("held")
-    box.ask("waits")
-
-    put_back_box(box, *(reading(index, node="other") for index in range(3)), node="other")
-
-    assert (box.stage("held"), box.stage("waits")) == ("active", "queued")
-    assert set(box.state.excluded) == {GpuKey("other", key(0).uuid), *(key(index, "other") for index in range(3))}
 
 
 def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_read_are_in_service() -> None:

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.explain import explain
 from gpu_worker_pool.core.queue.placement import Placer
 from gpu_worker_pool.core.queue.refusal import why_unservable
@@ -44,17 +40,6 @@ def test_what_the_node_can_never_serve_is_refused() -> None:
     assert why_unservable(box.state, Wishes(gpus=9, node="not joined yet")) is None
     with pytest.raises(ValueError, match="ask for one of the two"):
         Wishes(nodes=2, node="node0")
-
-
-def test_a_waiter_goes_with_its_node_to_another_name() -> None:
-    box = box_of(1, 1)
-    for name in ("holds", "waits"):
-        box.ask(name, node="node1")
-    box.do(cmd.RenameNode("node1", "new"))
-
-    for state in (box.state, replay(PoolState(), condense(box.state))):
-        assert state.queued("waits").request.wishes == Wishes(node="new")
-        assert state.queue.class_of("waits").wishes.node == "new"
 
 
 def test_in_a_pool_of_many_nodes_it_costs_what_it_costs_on_one() -> None:
