@@ -18,8 +18,8 @@ import pytest
 
 from gpu_worker_pool.core.model.events import Configured, DurableEvent
 from gpu_worker_pool.host.failpoints import FAILPOINTS
+from gpu_worker_pool.ledger.outbox import SHORTEST_TO_COMPACT
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e.remembering_client import TIMEOUT_S, Client, Died
 

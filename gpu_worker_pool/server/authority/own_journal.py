@@ -10,7 +10,7 @@ from time import time
 from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse
-from gpu_worker_pool.ledger.writer import WriterThread
+from gpu_worker_pool.ledger.outbox import WriterThread
 
 from .authority import Authority
 

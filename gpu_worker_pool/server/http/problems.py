@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
-from gpu_worker_pool.ledger.journal import LedElsewhere, NotWritten
-from gpu_worker_pool.ledger.loop_budget import TooManyCalls
+from gpu_worker_pool.ledger.driver import TooManyCalls
+from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import FollowersProblem, Problem
 from gpu_worker_pool.wire.strict import FormError
@@ -63,8 +63,8 @@ def _refusal(error: Exception) -> Refusal:
             return Refusal(403, f"{error}.")
         case TooManyWaiting():
             return Refusal(503, str(error), RETRY_AFTER)
-        case LedElsewhere():
-            return RefusedByFollower(f"Nothing can be granted or ended here: {str(error).rstrip('.')}.", error.url)
+        case NotWritten(leader_url=str(url)):
+            return RefusedByFollower(f"Nothing can be granted or ended here: {str(error).rstrip('.')}.", url)
         case NotWritten():
             detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
             if error.is_temporary:
