@@ -64,7 +64,8 @@ class QueueChecks:
             assert not is_spared, "a lease is to make room that no waiter needs"
         if lease.limit is not None and lease.ending is None:
             assert lease.limit - warning_s(lease) > model.now, "no warning before a time limit"
-        if lease.request.preemptible:
+        # One whose warning was withdrawn for another reason is warned of the booking in the next step.
+        if lease.request.preemptible and lease.id not in self.just_withdrawn:
             is_in_the_way = any(self._is_in_the_way(lease, booking) for booking in self._bookings_from_before())
             assert lease.ending is not None or not is_in_the_way, "a preemptible lease is in the way of a booking"
 

@@ -358,6 +358,18 @@ def be_spared_while_idle(core: Core) -> None:
     assert scene.pool.state.active("lease2").ending.reason == "idle"
 
 
+def compute_again_in_the_way_of_a_booking(core: Core) -> None:
+    """The soak found this one: the lease was to end as idle when the booking began."""
+    scene = QueueScene(core, idle_after_s=10.0, idle_reclaim=True)
+    scene.want(1, 1.0, preemptible=True)
+    scene.see(12.0)
+    booking = core.configured.Booking("course", (scene.keys[0],), 8.0, None, "bob", "a course")
+    scene.pool.do(core.commands.BookGpus(booking, core.request.Wishes()), 13.0)
+    scene.see(14.0, utilization=50.0)
+    scene.tick(14.1)
+    assert scene.pool.state.active("lease1").ending.reason == "preempted"
+
+
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
@@ -402,4 +414,5 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "unknown load is not idle": hold_where_the_load_is_unknown,
     "the warning of a holder that computes again is withdrawn": compute_again_after_a_warning,
     "an idle lease that is spared is warned with the next reading": be_spared_while_idle,
+    "a lease that computes again makes room for a booking in the next step": compute_again_in_the_way_of_a_booking,
 }

@@ -123,7 +123,7 @@ def test_a_heartbeat_that_waits_in_its_socket_saves_a_lease_that_had_little_time
 @pytest.mark.parametrize("away_s", [0.3, TICK_S + LATE_S, 0.6, 1.2])
 @pytest.mark.parametrize("phase_s", [0.0, 0.1, 0.24])
 def test_a_standstill_of_any_length_costs_no_lease_of_a_second(away_s: float, phase_s: float) -> None:
-    """Its heartbeats come every third of its TTL. Old: a standstill of up to 1.25 s could go unnoticed."""
+    """Its heartbeats come every third of its TTL, and a standstill of up to half a second goes unnoticed."""
 
     async def main() -> None:
         async with scene() as made:
