@@ -109,9 +109,9 @@ def as_object(thing: object) -> dict[str, object]:
         raise ValueError(f"{thing!r} cannot be written as JSON")
     parts: dict[str, object] = {}
     kind: Any = type(thing)
-    for name, default in _defaults(kind):
+    for name, default, is_object in _defaults(kind):
         value = getattr(thing, name)
-        if is_dataclass(default):
+        if is_object:
             # Equality leaves out some fields of such an object.
             if inner := as_object(value):
                 parts[name] = inner
@@ -121,8 +121,8 @@ def as_object(thing: object) -> dict[str, object]:
 
 
 @cache
-def _defaults(kind: Any) -> list[tuple[str, object]]:
-    return [(field.name, field.default) for field in fields(kind)]
+def _defaults(kind: Any) -> list[tuple[str, object, bool]]:
+    return [(field.name, field.default, is_dataclass(field.default)) for field in fields(kind)]
 
 
 # Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8
