@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
+from gpu_worker_pool.core.model.owner_use import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import PoolState
 
