@@ -164,7 +164,7 @@ def waiting(gpus: int, bookings: int = 0, **wishes: Any) -> Box:
     for number in range(bookings):
         starts_at = WALL_OFFSET_S + 1e6 + 10.0 * number
         gpu = key(1 + number % (gpus - 1))
-        booking = Booking(f"b{number}", (gpu,), starts_at, starts_at + 5.0, "ada", "a course")
+        booking = Booking(f"b{number}", (gpu,), starts_at, starts_at + 5.0, f"owner{number % 8}", "a course")
         box.do(cmd.BookGpus(booking, Wishes()))
     box.ask("waiter", owner="bob", **{"gpus": gpus, **wishes})
     assert len(box.state.bookings) == bookings
