@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.e2e.worker import NoAnswer, call, identity, mark, now
 
-PRIORITY = 3
+PRIORITY = 0
 
 
 class Flooder:
