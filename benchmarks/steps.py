@@ -52,11 +52,10 @@ STEPS: dict[str, tuple[str, ...]] = {
     "body and query": ("server.http.call:Call.query", "server.calls.leases:_lease_form", "server.calls.leases:_request_of"),
     "the holder's process": ("server.authority.pool:Pool.local_process", "server.authority.own_box:OwnBox.is_alive"),
     "decision": ("ledger.driver:step",),
-    "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.outbox:Outbox.flush"),
+    "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.driver:Driver._end_turn"),
     "effects before the commit": ("server.authority.own_box:OwnBox._follow_early",),
     "events as rows, with checksums": ("ledger.sqlite.journal:event_rows", "ledger.sqlite.journal:ended_row"),
-    "SQLite": ("ledger.sqlite.file:SqliteFile.transact",),
-    "journal around it: checks of the files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
+    "journal: SQLite, checks of its files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
     "tell listeners and callers": ("ledger.outbox:Outbox._done",),
     "make the answer": (
         "server.calls.lease_answers:LeaseAnswers.active", "server.calls.lease_answers:LeaseAnswers.ended",
@@ -172,8 +171,8 @@ def serve() -> None:
     # Outside of the steps: these are moments.
     wrap("server.http.protocol:BoundedProtocol.data_received", lambda f: before(lambda _, data: watch.arrived(data), f))
     wrap("server.http.exchange:Exchange.answer", lambda f: after(watch.answered, f))
-    wrap("ledger.writer:WriterThread.write", lambda f: before(lambda *_: watch.hand(), f))
-    wrap("ledger.writer:written", lambda f: before(lambda *_: watch.take(TO_WRITER), after(watch.hand, f)))
+    wrap("ledger.outbox:WriterThread.write", lambda f: before(lambda *_: watch.hand(), f))
+    wrap("ledger.outbox:write", lambda f: before(lambda *_: watch.take(TO_WRITER), after(watch.hand, f)))
     wrap("ledger.outbox:Outbox._done", lambda f: before(lambda *_: watch.take(FROM_WRITER), f))
     signal.signal(signal.SIGUSR1, lambda *_: watch.write(Path(os.environ[FILE])))
     runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)

@@ -29,9 +29,9 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.live_time import LATE_S
+from gpu_worker_pool.ledger.loop import LATE_S
+from gpu_worker_pool.ledger.outbox import WriterThread
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.writer import WriterThread
 from gpu_worker_pool.server.garbage import GarbageCollection
 from gpu_worker_pool.testing import ServerProcess
 
@@ -71,7 +71,7 @@ class Scene:
         journal = SqliteJournal(folder / "leases.sqlite3")
         self.driver = Driver(PoolSettings(), clock=loop.time)
         writer = WriterThread(journal, loop)
-        self.driver.open(journal.load(1000), writer, boot_id="boot", wall_clock=loop.time, node="box")
+        self.driver.lead(self.driver.state, writer, boot_id="boot", wall_clock=loop.time, node="box")
 
     @property
     def ids(self) -> list[str]:

@@ -186,7 +186,7 @@ class _Leases:
     def _request(self, item: pytest.Item, timeout_s: float, wishes: Mapping[str, Any]) -> Assignment:
         from . import PoolError, RequestRefusedError, ServiceUnavailableError  # noqa: PLC0415 - see above
         from .client.inherited_lease import inherited_lease  # noqa: PLC0415 - see above
-        from .core.model.visible_devices import gpu_names_in  # noqa: PLC0415 - see above
+        from .host.visible_devices import gpu_names_in  # noqa: PLC0415 - see above
 
         among = None if self._caller_sees is None else gpu_names_in(self._caller_sees)
         only = "" if among is None else f"; {VISIBLE}={self._caller_sees!r} allows no others"

@@ -35,7 +35,7 @@ from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.jobs import keeper_link
-from gpu_worker_pool.ledger import failpoints
+from gpu_worker_pool.host import failpoints
 from gpu_worker_pool.testing import ServerProcess
 
 ROOT: Final = Path(__file__).parent.parent

@@ -151,7 +151,7 @@ class SimulatedPool:
         """One step of the core, in which the policy says where waiters are placed."""
         if self._proposals is None:
             return step(self.state, command, now)
-        happened = step(self.state, command, now, most_passes=0)
+        happened = step(self.state, command, now, lambda: False)
         while not self.state.is_settled_at(now):
             found = serve_queue(self.state, now, OtherPlacer(self.state, now, self._proposals))
             events = served(self.state, found, now)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from gpu_worker_pool.core.model import units
-from gpu_worker_pool.core.model.units import parse_span
+from gpu_worker_pool import amounts
+from gpu_worker_pool.amounts import parse_span
 
 
 def parse_memory_mb(text: str | float) -> float:
     """The same as in Python, as a value on the command line."""
     try:
-        return units.parse_memory_mb(text)
+        return amounts.parse_memory_mb(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from gpu_worker_pool.amounts import asked_mb, parse_span
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.core.model.units import asked_mb, parse_span
 
 from .backends.server_leases import holder
 from .own_program import with_own_label

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
-from gpu_worker_pool.core.model.visible_devices import names_in
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.visible_devices import names_in
 
 from .acquire.heartbeat import BEATS_PER_TTL
 from .inherited_lease import (

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 
-from gpu_worker_pool.core.model.visible_devices import gpu_names_in
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.host.cuda import has_initialized_cuda
+from gpu_worker_pool.host.visible_devices import gpu_names_in
 
 from .blocking import GPUWorkerPool
 from .contexts import GPUContextManager

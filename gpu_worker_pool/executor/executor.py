@@ -16,8 +16,8 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from gpu_worker_pool.amounts import asked_mb, parse_span
 from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.core.model.units import asked_mb, parse_span
 
 from .crew import CrewRules
 from .errors import ExecutorBrokenError

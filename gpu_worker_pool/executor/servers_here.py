@@ -10,11 +10,11 @@ from typing import Final
 
 from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.errors import RequestRefusedError, ServiceUnavailableError
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read

@@ -10,8 +10,8 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
-from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
+from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.processes import ProcessTable
 
 from .probe import Probe, ProbeResult, ProbeUnavailable

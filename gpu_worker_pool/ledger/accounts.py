@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.model.lease import EndedLease
@@ -14,14 +15,20 @@ from gpu_worker_pool.host.pauses import Pauses
 
 from .codec import decode_ended
 from .journal import JournalDamaged
-from .sql_rows import load_queries
+from .sql import load_queries
+from .sqlite.faults import journal_errors
+from .sqlite.file import connect
 
 # From a time to before another one; None: open.
 Span = tuple[float, float | None]
 # Runs a query by its name, with these arguments.
 Ask = Callable[..., Sequence[Any]]
 
-USAGE_TOTALS = load_queries(__package__)["usage_totals"]
+
+def accounting_queries(package: str) -> Mapping[str, str]:
+    """The queries of a package. The sums of the usage are the same in both databases."""
+    queries, totals = load_queries(package), load_queries(__package__)["usage_totals"]
+    return {**queries, "usage": f"{queries['usage']}\n{totals}"}
 
 
 class LiveUse(NamedTuple):
@@ -79,8 +86,12 @@ class Accounts(ABC):
 
     All calls block, so they belong in a thread. Any number may run at once, from any process. Each sees one moment: later
     writes and pruning are not seen. `live` are leases that may have ended since they were looked at; they count as live.
-    With a `node`, only leases that held GPUs there count, with these. JournalError if the journal cannot be read.
+    With a `node`, only leases that held GPUs there count, with these. JournalError if the journal cannot be read. `where` is
+    the journal's place, for messages.
     """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
 
     def usage(
         self,
@@ -133,13 +144,24 @@ class Accounts(ABC):
         ((complete_since,),) = ask("complete_since")
         return Moment(wall_now(), complete_since)
 
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """The journal's place, for messages."""
-
     @abstractmethod
     def _one_moment(self) -> AbstractContextManager[Ask]: ...
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"
+
+
+class SqliteAccounts(Accounts):
+    """Read from a journal's file, beside its writer."""
+
+    queries = accounting_queries(f"{__package__}.sqlite")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path.absolute()))
+
+    @contextmanager
+    def _one_moment(self) -> Iterator[Ask]:
+        path = Path(self.where)
+        with journal_errors(path), closing(connect(path, "ro")) as connection:
+            connection.execute("BEGIN")
+            yield lambda query, *arguments: connection.execute(self.queries[query], arguments).fetchall()

@@ -8,13 +8,13 @@ pin the format on disk.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
+from zlib import crc32
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import TABLES, Key
@@ -22,14 +22,20 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease
 
 # A class with slots leaves its first draft in __subclasses__(), so the module's names are used.
-EVENT_KINDS: dict[str, type[ev.DurableEvent]] = {
+EVENT_KINDS: dict[str, Any] = {
     name: kind
     for name, kind in vars(ev).items()
     if isinstance(kind, type) and issubclass(kind, ev.DurableEvent) and kind is not ev.DurableEvent
 }
 
-# Turns a JSON value back into the original value. A ValueError says what is wrong with it.
+# Turns a JSON value back into the original value. NotUnderstood says what is wrong with it.
 Reader = Callable[[Any], Any]
+# A text, and its checksum.
+Row = tuple[str, int]
+
+
+class NotUnderstood(ValueError):  # noqa: N818 - a state of affairs, not a mistake
+    """A text is not of the format, or has something that is not known here: a newer version of this program wrote it."""
 
 
 def encode_event(event: ev.DurableEvent) -> str:
@@ -40,31 +46,56 @@ def encode_event(event: ev.DurableEvent) -> str:
     return encode({"kind": kind, **as_object(event)})
 
 
-def decode_event(text: str, readers: Readers | None = None) -> ev.DurableEvent:
-    """Decode one line, strictly unless other readers are given; a ValueError says what is wrong with it."""
+def decode_event(text: str, node: str | None = None) -> ev.DurableEvent:
+    """Decode one line. With a `node`, every node is read as this one: see `reader`."""
     parts = parse_object(text)
     kind = EVENT_KINDS.get(str(parts.pop("kind", None)))
     if kind is None:
-        raise ValueError(f"not an event of a known kind: {shortened(text)}")
-    return cast("ev.DurableEvent", (readers or STRICT).of(kind)(parts))
-
-
-def encode_ended(lease: EndedLease) -> str:
-    return encode(lease)
+        raise NotUnderstood(f"not an event of a known kind: {shortened(text)}")
+    table = str(parts.get("table")) if kind is ev.Configured else None
+    if table is not None and table not in TABLES:
+        raise NotUnderstood(f"{table!r} is not a table that is known here")
+    return cast("ev.DurableEvent", reader(kind, node=node, table=table)(parts))
 
 
 def decode_ended(text: str) -> EndedLease:
-    return cast("EndedLease", STRICT.of(EndedLease)(parse_object(text)))
+    kind: Any = EndedLease
+    return cast("EndedLease", reader(kind)(parse_object(text)))
+
+
+def event_rows(events: Sequence[ev.DurableEvent], crc: int, prefix: str = "") -> list[Row]:
+    """The rows of events. The checksum of each goes on from that of the row before, first from `crc`, and covers `prefix`."""
+    rows: list[Row] = []
+    for event in events:
+        body = encode_event(event)
+        crc = crc32((prefix + body).encode(), crc)
+        rows.append((body, crc))
+    return rows
+
+
+def ended_row(lease: EndedLease) -> Row:
+    body = encode(lease)
+    return body, crc32(body.encode())
+
+
+def checked_crc(body: object, noted_crc: object, crc: int = 0) -> int:
+    """The checksum with this body; a ValueError if it is not the one that was noted."""
+    if not isinstance(body, str):
+        raise ValueError(f"{body!r} is not a text")  # noqa: TRY004 - the file is wrong, not a type
+    crc = crc32(body.encode(), crc)
+    if crc != noted_crc:
+        raise ValueError(f"this was altered, or what came before it: {shortened(body)}")
+    return crc
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that this text is; a ValueError says why it is none."""
+    """The object that this text is."""
     try:
         parts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}): {shortened(text)}") from error
+        raise NotUnderstood(f"not JSON ({error}): {shortened(text)}") from error
     if not isinstance(parts, dict):
-        raise ValueError(f"not a JSON object: {shortened(text)}")  # noqa: TRY004 - the text is wrong, not a type
+        raise NotUnderstood(f"not a JSON object: {shortened(text)}")
     return parts
 
 
@@ -74,34 +105,24 @@ def shortened(text: str) -> str:
 
 def as_object(thing: object) -> dict[str, object]:
     """The fields of an object of a data class that do not have their defaults."""
-    kind = type(thing)
-    if not is_dataclass(kind):
+    if not is_dataclass(thing):
         raise ValueError(f"{thing!r} cannot be written as JSON")
-    names, values_of, defaults, nested = _plan(kind)
-    parts = {
-        name: value
-        for name, value, default in zip(names, values_of(thing), defaults, strict=True)
-        if value is not default and (value != default or type(value) is not type(default))
-    }
-    for name in nested:
-        if inner := as_object(getattr(thing, name)):
-            parts[name] = inner
-        else:
-            parts.pop(name, None)
+    parts: dict[str, object] = {}
+    kind: Any = type(thing)
+    for name, default, is_object in _defaults(kind):
+        value = getattr(thing, name)
+        if is_object:
+            # Equality leaves out some fields of such an object.
+            if inner := as_object(value):
+                parts[name] = inner
+        elif value is not default and (value != default or type(value) is not type(default)):
+            parts[name] = value
     return parts
 
 
 @cache
-def _plan(kind: Any) -> tuple[tuple[str, ...], Callable[[object], tuple[object, ...]], tuple[object, ...], list[str]]:
-    """Names, values and defaults of the fields, and those whose default is an object. Equality leaves out some fields of
-    such an object, so it is compared field by field.
-    """
-    found = fields(kind)
-    names = tuple(field.name for field in found)
-    values = attrgetter(*names)
-    values_of = values if len(names) > 1 else lambda thing: (values(thing),)
-    nested = [field.name for field in found if field.default is not MISSING and is_dataclass(field.default)]
-    return names, values_of, tuple(MISSING if field.name in nested else field.default for field in found), nested
+def _defaults(kind: Any) -> list[tuple[str, object, bool]]:
+    return [(field.name, field.default, is_dataclass(field.default)) for field in fields(kind)]
 
 
 # Named tuples become arrays, and reasons strings. ASCII, because a client may send a lone surrogate in a label, which UTF-8
@@ -109,103 +130,71 @@ def _plan(kind: Any) -> tuple[tuple[str, ...], Callable[[object], tuple[object, 
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=as_object).encode
 
 
-class Readers:
-    """The readers of types. A tolerant one leaves out fields that are not known here: the next version writes them.
+@cache
+def reader(kind: Any, *, is_tolerant: bool = False, node: str | None = None, table: str | None = None) -> Reader:
+    """The reader of a type. A tolerant one leaves out fields that are not known here: the next version writes them.
 
-    With a `node`, every node is read as this one: the journal of one box is about that box, whatever its name was.
+    With a `node`, every node is read as this one: the journal of one box is about that box, whatever its name was. What key
+    and value of a row are depends on its `table`.
     """
 
-    def __init__(self, *, is_tolerant: bool, node: str | None = None) -> None:
-        self._is_tolerant = is_tolerant
-        self._node = node
-        self._known: dict[Any, Reader] = {}
+    def of(kind: Any, name: str = "") -> Reader:
+        if name == "node" and node is not None:
+            return lambda value: None if value is None else node
+        return reader(kind, is_tolerant=is_tolerant, node=node)
 
-    def of(self, kind: Any) -> Reader:
-        if kind not in self._known:
-            self._known[kind] = self._make(kind)
-        return self._known[kind]
-
-    def _make(self, kind: Any) -> Reader:
-        """The order matters: a named tuple is also a tuple."""
-        parts = get_args(kind)
-        if isinstance(kind, UnionType):
-            (inner,) = (self.of(part) for part in parts if part is not NoneType)
-            return lambda value: None if value is None else inner(value)
-        if get_origin(kind) is tuple:
-            if parts[-1] is Ellipsis:
-                item = self.of(parts[0])
-                return lambda value: tuple([item(each) for each in _array(value)])
-            return _row(tuple, [self.of(part) for part in parts])
-        if is_dataclass(kind):
-            return self._record(kind)
-        if issubclass(kind, tuple):
-            return _row(kind._make, [self._field(*hint) for hint in get_type_hints(kind).items()])
-        return cast("Reader", kind) if issubclass(kind, StrEnum) else _plain(kind)
-
-    def _field(self, name: str, kind: Any) -> Reader:
-        if name != "node" or self._node is None:
-            return self.of(kind)
-        return lambda value: None if value is None else self._node
-
-    def _record(self, kind: Any) -> Reader:
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        (inner,) = (of(part) for part in parts if part is not NoneType)
+        return lambda value: None if value is None else inner(value)
+    if is_dataclass(kind):
         hints = get_type_hints(kind)
-        has_tables = kind is ev.Configured
-        in_tables = {"key", "value"} if has_tables else ()
-        names = [field.name for field in fields(kind) if field.name not in in_tables]
-        readers = {name: self._field(name, hints[name]) for name in names}
-
-        def read(parts: Any) -> Any:
-            if not isinstance(parts, dict):
-                raise ValueError(f"is {shortened(repr(parts))}, not an object")  # noqa: TRY004 - the text is wrong, not a type
-            known = {**readers, **self._row_of(parts.get("table"))} if has_tables else readers
-            values, name = {}, ""
-            try:
-                for name, value in parts.items():
-                    if name in known:
-                        values[name] = known[name](value)
-                    elif not self._is_tolerant:
-                        raise ValueError("is not a field that is known here")  # noqa: TRY301 - the name is added below
-            except ValueError as error:
-                raise ValueError(f"{kind.__name__}.{name} {error}") from None
-            try:
-                return kind(**values)
-            except TypeError as error:
-                raise ValueError(f"{kind.__name__} has the wrong fields: {error}") from None
-
-        return read
-
-    def _row_of(self, table: object) -> dict[str, Reader]:
-        kind = TABLES.get(str(table))
-        if kind is None:
-            raise ValueError(f"{table!r} is not a table that is known here")
-        return {"key": self.of(GpuKey if table == "excluded" else Key), "value": self.of(kind | None)}
+        if table is not None:
+            hints |= {"key": GpuKey if table == "excluded" else Key, "value": TABLES[table] | None}
+        return _record(kind, {name: of(hint, name) for name, hint in hints.items()}, is_tolerant=is_tolerant)
+    if get_origin(kind) is tuple:
+        if parts[-1] is Ellipsis:
+            item = of(parts[0])
+            return lambda value: tuple([item(each) for each in _typed(value, list)])
+        return _array(tuple, [of(part) for part in parts])
+    if issubclass(kind, tuple):
+        return _array(kind._make, [of(hint, name) for name, hint in get_type_hints(kind).items()])
+    if issubclass(kind, StrEnum):
+        return cast("Reader", kind)
+    # A float field may hold an int, which stays one: 8000 does not become 8000.0.
+    return lambda value: _typed(value, kind, int if kind is float else kind)
 
 
-def _row(make: Callable[[list[Any]], Any], readers: list[Reader]) -> Reader:
+def _record(kind: Any, readers: dict[str, Reader], *, is_tolerant: bool) -> Reader:
+    def read(parts: Any) -> Any:
+        values, name = {}, ""
+        _typed(parts, dict)
+        try:
+            for name, value in parts.items():
+                if name in readers:
+                    values[name] = readers[name](value)
+                elif not is_tolerant:
+                    raise NotUnderstood("is not a field that is known here")
+        except ValueError as error:
+            raise NotUnderstood(f"{kind.__name__}.{name} {error}") from None
+        try:
+            return kind(**values)
+        except (TypeError, ValueError) as error:
+            raise NotUnderstood(f"{kind.__name__} has the wrong fields: {error}") from None
+
+    return read
+
+
+def _array(make: Callable[[list[Any]], Any], readers: list[Reader]) -> Reader:
     def read(value: Any) -> Any:
-        if len(_array(value)) != len(readers):
-            raise ValueError(f"is {shortened(repr(value))}, not an array of {len(readers)}")
+        if len(_typed(value, list)) != len(readers):
+            raise NotUnderstood(f"is {shortened(repr(value))}, not an array of {len(readers)}")
         return make([inner(item) for inner, item in zip(readers, value, strict=True)])
 
     return read
 
 
-def _plain(kind: type) -> Reader:
-    # A float field may hold an int, which stays one: 8000 does not become 8000.0.
-    kinds = (int, float) if kind is float else (kind,)
-
-    def read(value: Any) -> Any:
-        if type(value) not in kinds:
-            raise ValueError(f"is {shortened(repr(value))}, not of type {kind.__name__}")
-        return value
-
-    return read
-
-
-def _array(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"is {shortened(repr(value))}, not an array")  # noqa: TRY004 - the text is wrong, not a type
+def _typed(value: Any, kind: type, or_kind: type | None = None) -> Any:
+    if type(value) is not kind and type(value) is not or_kind:
+        raise NotUnderstood(f"is {shortened(repr(value))}, not of type {kind.__name__}")
     return value
-
-
-STRICT, TOLERANT = Readers(is_tolerant=False), Readers(is_tolerant=True)

@@ -9,6 +9,16 @@ from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, St
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 
+from .journal import JournalError
+
+
+class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The answer of the database was lost: it is not known whether the change was made."""
+
+
+class HistoryChanged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal's past is not what this process has read of it; it must be read again from its snapshot."""
+
 
 class FleetDatabase(Protocol):
     """The leadership and the journal of a fleet, shared by all candidates.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
@@ -24,9 +23,9 @@ from gpu_worker_pool.core.fleet.election import Election
 from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
 
-from .fleet_database import FleetDatabase
-from .journal import JournalError, OutcomeUnknown
-from .writer import Done, WriteBatch, history_of
+from .fleet_database import FleetDatabase, OutcomeUnknown
+from .journal import JournalError
+from .outbox import Done, WriteBatch, history_of
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,6 @@ class FleetWriter:
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])  # the last one of a server that stops
-        began = time.perf_counter()
         try:
             is_written = await self._appended(batch, self._following.position)
         except JournalError as error:
@@ -125,7 +123,6 @@ class FleetWriter:
             self._give_up(f"writing to the journal failed: {error}")
             return
         if is_written:
-            batch.write_s = time.perf_counter() - began
             self.trouble = None
             if batch.snapshot is not None:
                 keeping = self._keep(self._following.position, batch.snapshot)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 # For types only: a command that looks for a folder need not load the core.
 if TYPE_CHECKING:
@@ -17,25 +16,14 @@ class JournalError(Exception):
 
 
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless.
-    It helps where the trouble is temporary, and not where the history is not known.
+    """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless, and
+    helps where the trouble is temporary. `leader_url` is that of another server that leads; then nothing was carried out.
     """
 
-    def __init__(self, trouble: str | None, *, is_temporary: bool = True) -> None:
+    def __init__(self, trouble: str | None, *, is_temporary: bool = True, leader_url: str | None = None) -> None:
         super().__init__(trouble)
         self.is_temporary = is_temporary
-
-
-class LedElsewhere(NotWritten):
-    """Another server leads the fleet; `url` is its address. Nothing of the call was carried out here."""
-
-    def __init__(self, trouble: str | None, url: str) -> None:
-        super().__init__(trouble)
-        self.url = url
-
-
-class StateDirUnsafe(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """Another user could change the journal. The message says why, and what to do."""
+        self.leader_url = leader_url
 
 
 class JournalInUse(JournalError):  # noqa: N818 - a state of affairs, not a mistake
@@ -54,29 +42,16 @@ class JournalTooNew(JournalError):  # noqa: N818 - a state of affairs, not a mis
     """The journal is whole, and has something that this version of the program does not know: a newer one wrote it."""
 
 
-class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """The answer of the database was lost: it is not known whether the change was made."""
-
-
-class HistoryChanged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
-    """The journal's past is not what this process has read of it; it must be read again from its snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The contents of a journal: the events in order, and the last leases that ended, oldest first.
-
-    Events of an ended lease may have been compacted away; its record is kept.
-    """
+class History(NamedTuple):
+    """The events of a journal in order, and the last leases that ended, oldest first, also if their events are compacted away."""
 
     events: tuple[DurableEvent, ...] = ()
     ended: tuple[EndedLease, ...] = ()
 
 
 class Journal(Protocol):
-    """Keeps events in order. All calls block, and no two threads call at once.
-
-    A call that raises JournalError has changed nothing and may be repeated.
+    """Keeps events in order. All calls block, and no two threads call at once. A call that raises JournalError has changed
+    nothing, and may be repeated.
     """
 
     @property
@@ -87,9 +62,8 @@ class Journal(Protocol):
         """Return all events, and at most this many ended leases."""
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
-        """Write these, all or none. After the return they survive a crash of the process, and at full durability a
-        crash of the machine. `ended` are the leases that these events ended, for the accounting; a lease that is
-        already recorded (same id, same time of its request) is replaced.
+        """Write these, all or none. Then they survive a crash of the process, and at full durability one of the machine.
+        `ended` are the leases that these events ended; one that is recorded already (same id, same time of its request) is replaced.
         """
 
     def compact(self, events: Sequence[DurableEvent]) -> None:

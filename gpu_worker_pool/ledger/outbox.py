@@ -4,105 +4,128 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.host.pauses import Pauses
 
-from .journal import JournalDamaged, JournalError, NotWritten
-from .writer import WriteBatch, Writer
+from .journal import Journal, JournalDamaged, JournalError, NotWritten
 
 logger = logging.getLogger(__name__)
 
 # The time between attempts to write a failed batch.
 RETRY_S = 0.5
-# How long events that are not urgent wait for others.
-LATE_FLUSH_S = 0.1
-# This backs no promise to a client: if it is lost, the next reading brings it about again.
+# This backs no promise to a client: if it is lost, the next reading brings it about again. It waits for others, or a tick.
 NOT_URGENT = (ev.GpuDrained,)
+# A history this short replays at once, even if little of it is still needed.
+SHORTEST_TO_COMPACT = 20_000
+# The same in bytes: few events may be large ones.
+SMALLEST_TO_COMPACT = 32 * 1024 * 1024
+BYTES_PER_LEASE = 4096
+
+Answer = asyncio.Future[list[ev.Event]]
+
+
+@dataclass(eq=False, slots=True)
+class WriteBatch:
+    """What one commit writes: `events`, and the leases that they `ended`, for the accounting.
+
+    `news` is all that happened, in order: listeners get it after the commit, and `callers` their part of it. Before that,
+    no client may be told of `lease_ids`. `is_urgent` is set if the commit should not wait. `snapshot` is what the whole
+    history adds up to after this batch, if the journal is to be compacted to it, or replaced because it is damaged.
+    """
+
+    news: list[ev.Event] = field(default_factory=list)
+    events: list[ev.DurableEvent] = field(default_factory=list)
+    ended: list[EndedLease] = field(default_factory=list)
+    lease_ids: set[str | None] = field(default_factory=set)
+    callers: dict[Answer, list[ev.Event]] = field(default_factory=dict)
+    is_urgent: bool = False
+    snapshot: Condensed | None = None
+    replaces_damaged: bool = False
+
+
+Done = Callable[[WriteBatch, JournalError | None], None]
+
+
+class Writer(Protocol):
+    """Writes one batch after the other, and reports the outcome in the event loop's thread."""
+
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        """Write a batch; the caller gives the next one only after `done`."""
+
+    def is_compaction_due(self, live: int) -> bool:
+        """Whether the history is long compared with what it adds up to: that many live leases."""
+
+    def close(self) -> None:
+        """Finish the current batch and close the journal."""
 
 
 class Outbox:
-    """`on_written` gets each batch once it is written, and `on_recovery` is called after each of them. `condense` gives what
-    the whole history adds up to. `trouble` says why the journal cannot be written; then nothing more is sent, apart from
-    what has failed.
+    """`on_written` gets each batch once it is written, and `write_listeners` the seconds that it took. `trouble` says why
+    nothing can be written; then nothing is sent but the batch that has failed, again and again.
     """
 
-    def __init__(
-        self,
-        on_written: Callable[[WriteBatch], None],
-        on_recovery: Callable[[], None],
-        condense: Callable[[], Condensed],
-    ) -> None:
+    def __init__(self, on_written: Callable[[WriteBatch], None]) -> None:
         self.trouble: str | None = "the journal has not been opened yet"
         self.writer: Writer | None = None
         self.write_listeners: list[Callable[[float], None]] = []
         self._on_written = on_written
-        self._on_recovery = on_recovery
-        self._condense = condense
-        self._gathering: WriteBatch | None = None
+        self._state = PoolState()
+        self._gathering = WriteBatch()
         self._in_flight: WriteBatch | None = None
-        self._unwritten: dict[str, WriteBatch] = {}
-        self._is_flush_due = False
-        self._late_flush: asyncio.TimerHandle | None = None
+        self._sent_at = 0.0
         self._held: asyncio.TimerHandle | None = None
 
-    def open(self, writer: Writer) -> None:
-        self.writer, self.trouble = writer, None
+    def open(self, writer: Writer, state: PoolState) -> None:
+        """Write to this journal. The state is what its history adds up to, with all that is gathered."""
+        self.writer, self._state, self.trouble = writer, state, None
 
     def abandon(self, trouble: str) -> None:
         """Send nothing more. What is on its way may be written or not."""
-        unfinished = [batch for batch in (self._in_flight, self._gathering) if batch is not None]
-        self._in_flight = self._gathering = self.writer = None
-        self._cancel_timers()
-        self._unwritten.clear()
-        self.trouble = trouble
-        for batch in unfinished:
-            self._refuse(batch)
+        self.writer, self.trouble = None, trouble
+        self._refuse_callers()
+        self._in_flight, self._gathering = None, WriteBatch()
 
     def close(self) -> None:
         """Write what is left, and close the journal."""
-        self._cancel_timers()
         if self.writer is not None:
-            batch, self._gathering = self._gathering, None
-            if batch is not None and batch.events and self.trouble is None:
-                self.writer.write(batch, lambda *_: None)
+            if self._gathering.events and self.trouble is None:
+                self.writer.write(self._gathering, lambda *_: None)
             self.writer.close()
-            self.writer = None
+        self.writer, self.trouble = None, "the server is stopping"
 
-    def add(self, events: Sequence[ev.Event], ended: Sequence[EndedLease], live: int) -> WriteBatch | None:
-        """Take these in, with the leases that they ended; return the batch to wait for before a client is told, if there
-        is one. `live` is the number of live leases.
-        """
-        if self._gathering is None:
-            self._gathering = WriteBatch()
-        batch = self._gathering
+    def add(self, events: Sequence[ev.Event], ended: Sequence[EndedLease]) -> WriteBatch | None:
+        """Take these in, with the leases that they ended. Return the batch to wait for before a client is told, if any."""
+        batch, must_wait = self._gathering, False
         batch.news += events
         batch.ended += ended
-        batch.live = live
-        must_wait = False
         for event in events:
             if isinstance(event, ev.DurableEvent):
                 batch.events.append(event)
                 if not isinstance(event, NOT_URGENT):
                     batch.is_urgent = must_wait = True
-                    lease_id = getattr(event, "lease_id", None)
-                    if lease_id is not None:
-                        self._unwritten[lease_id] = batch
-        if not self._is_flush_due:
-            # At the end of this turn of the loop, so that all requests of one turn share a commit.
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self.flush)
+                    batch.lease_ids.add(getattr(event, "lease_id", None))
         return batch if must_wait else None
 
-    def batch_of(self, lease_id: str) -> WriteBatch | None:
-        """The last batch with an event of this lease; None if all of them are written."""
-        return self._unwritten.get(lease_id)
+    def batch_of(self, lease_id: str | None) -> WriteBatch | None:
+        """The last batch with an event of this lease, or of any that is urgent; None if all of them are written."""
+        for batch in (self._gathering, self._in_flight):
+            if batch is not None and (batch.is_urgent if lease_id is None else lease_id in batch.lease_ids):
+                return batch
+        return None
 
-    def last_batch(self) -> WriteBatch | None:
-        """The batch after which all events so far are written, apart from those that are not urgent."""
-        return self._gathering if self._gathering is not None and self._gathering.is_urgent else self._in_flight
+    def is_written(self, lease_id: str) -> bool:
+        return self.batch_of(lease_id) is None
 
     def hold(self, most_s: float) -> None:
         """Send nothing until `let_go`: more is about to happen that can share the commit. No longer than this."""
@@ -116,84 +139,130 @@ class Outbox:
             self._held = None
             self.flush()
 
+    def hurry(self) -> None:
+        """Let what is not urgent wait no longer than until the next `flush`."""
+        self._gathering.is_urgent = bool(self._gathering.events)
+
     def flush(self) -> None:
-        """Send what was gathered, unless it is held, a batch is on its way, or nothing of it is urgent yet."""
-        self._is_flush_due = False
+        """Send what was gathered, unless it is held, a batch is on its way, or nothing of it is urgent."""
         batch = self._gathering
-        if batch is None or self._held is not None or self._in_flight is not None:
+        if self.writer is None or self.trouble is not None or self._held is not None or self._in_flight is not None:
             return
-        if self.writer is None or self.trouble is not None:
-            return
-        if batch.events and not batch.is_urgent:
-            if self._late_flush is None:
-                self._late_flush = asyncio.get_running_loop().call_later(LATE_FLUSH_S, self._flush_late)
-            return
-        self._gathering = None
-        if not batch.events:
-            self._finish(batch)
-            return
-        if self.writer.is_compaction_due(batch.live):
-            batch.snapshot = self._condense()
-        self._in_flight = batch
-        self.writer.write(batch, self._done)
+        if batch.is_urgent:
+            if self.writer.is_compaction_due(len(self._state.leases)):
+                batch.snapshot = Condensed(self._state)
+            self._in_flight, self._gathering = batch, WriteBatch()
+            self._send(batch)
+        elif batch.news and not batch.events:
+            self._gathering = WriteBatch()
+            self._on_written(batch)
 
-    def _flush_late(self) -> None:
-        self._late_flush = None
-        if self._gathering is not None:
-            self._gathering.is_urgent = True
-            self.flush()
-
-    def _cancel_timers(self) -> None:
-        for timer in filter(None, (self._late_flush, self._held)):
-            timer.cancel()
-        self._late_flush = self._held = None
+    def _send(self, batch: WriteBatch) -> None:
+        if self.writer is not None and batch is self._in_flight:
+            self._sent_at = time.perf_counter()
+            self.writer.write(batch, self._done)
 
     def _done(self, batch: WriteBatch, error: JournalError | None) -> None:
         if batch is not self._in_flight:
             return  # of a writer that was given up
-        self._in_flight = None
         if error is not None:
             self._run_into_trouble(batch, error)
             return
-        if self.trouble is not None:
+        self._in_flight = None
+        if self.trouble is not None and self.writer is not None:
             logger.warning("the journal can be written again")
             self.trouble = None
-        try:
-            self._finish(batch)
-        finally:  # a listener that fails keeps nothing else from being written
-            self._on_recovery()
-            self.flush()
         for listener in self.write_listeners:
-            listener(batch.write_s)
-
-    def _finish(self, batch: WriteBatch) -> None:
-        for lease_id in [id_ for id_, last in self._unwritten.items() if last is batch]:
-            del self._unwritten[lease_id]
-        self._on_written(batch)
+            listener(time.perf_counter() - self._sent_at)
+        try:
+            self._on_written(batch)
+        finally:  # a listener that fails keeps nothing else from being written
+            self.flush()
 
     def _run_into_trouble(self, batch: WriteBatch, error: JournalError) -> None:
-        """Keep this batch and what came after it, and try again. No client is told of either."""
+        """Try this batch again, with what came after it behind it. No client is told of either."""
         if self.trouble is None:
             logger.error("nothing can be granted: %s", error)
         self.trouble = str(error)
-        later, self._gathering = self._gathering, None
-        again = batch.with_later(later)
-        for lease_id in self._unwritten:
-            self._unwritten[lease_id] = again
-        again.replaces_damaged = isinstance(error, JournalDamaged)
-        if again.replaces_damaged or batch.snapshot is not None:
-            again.snapshot = self._condense()  # the state in memory has all of it
-        self._in_flight = again
-        asyncio.get_running_loop().call_later(RETRY_S, self._try_again, again)
-        for failed in filter(None, (batch, later)):
-            self._refuse(failed)
+        self._refuse_callers()
+        if isinstance(error, JournalDamaged):
+            later = self._gathering
+            batch.snapshot, batch.replaces_damaged = Condensed(self._state), True  # it has what came after as well
+            batch.events, batch.ended = batch.events + later.events, batch.ended + later.ended
+            later.events, later.ended, later.is_urgent = [], [], False
+        asyncio.get_running_loop().call_later(RETRY_S, self._send, batch)
 
-    def _try_again(self, batch: WriteBatch) -> None:
-        if self.writer is not None and batch is self._in_flight:
-            self.writer.write(batch, self._done)
+    def _refuse_callers(self) -> None:
+        for batch in filter(None, (self._in_flight, self._gathering)):
+            for caller in batch.callers:
+                if not caller.done():
+                    caller.set_exception(NotWritten(self.trouble))
+                    caller.exception()  # retrieved: the caller may be gone
 
-    def _refuse(self, batch: WriteBatch) -> None:
-        for caller in batch.callers:
-            if not caller.done():
-                caller.set_exception(NotWritten(self.trouble))
-                caller.exception()  # retrieved: the caller may be gone
+
+class WriterThread:
+    """The one thread that writes to a journal on disk. While it waits for the disk, the next batch gathers."""
+
+    def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
+        self._journal = journal
+        self._loop = loop
+        self._orders: queue.SimpleQueue[tuple[WriteBatch, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        self._orders.put((batch, done))
+
+    def is_compaction_due(self, live: int) -> bool:
+        return is_long(self._journal, live)  # the number may be one batch behind, which is harmless
+
+    def close(self) -> None:
+        self._orders.put(None)
+        self._thread.join()
+        self._journal.close()
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            batch, done = order
+            error = write(self._journal, batch)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(done, batch, error)
+
+
+def write(journal: Journal, batch: WriteBatch) -> JournalError | None:
+    """Write a batch, and compact the journal if that is due; return why it failed, if it did. What is written leaves it."""
+    try:
+        if batch.replaces_damaged and batch.snapshot is not None:
+            journal.replace_damaged(history_of(batch.snapshot))
+            # Only the accounting is missing now; a failure must not quarantine the new journal as well.
+            batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
+        journal.append(batch.events, batch.ended)
+        batch.events, batch.ended = [], []
+        if batch.snapshot is not None:
+            try:
+                journal.compact(history_of(batch.snapshot))
+            except JournalDamaged:
+                raise
+            except JournalError as error:  # nothing has changed, so it only costs disk space
+                logger.warning("the journal could not be compacted: %s", error)
+    except JournalError as error:
+        return error
+    except Exception as error:
+        # After any failure, what is not known to be written must not count as written.
+        logger.exception("writing to the journal failed")
+        return JournalError(f"writing to the journal failed: {error!r}; the server's log says more")
+    return None
+
+
+def history_of(condensed: Condensed) -> list[ev.DurableEvent]:
+    """The short history, made with pauses. Ten thousand leases take 20 ms: call it in a thread."""
+    pauses, events = Pauses(), []
+    for event in condensed.events():
+        events.append(event)
+        pauses.yield_if_due()
+    return events
+
+
+def is_long(journal: Journal, live: int) -> bool:
+    is_large = journal.bytes_since_compaction > max(SMALLEST_TO_COMPACT, BYTES_PER_LEASE * live)
+    return is_large or journal.events_since_compaction > max(SHORTEST_TO_COMPACT, 8 * live)

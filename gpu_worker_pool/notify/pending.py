@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
 
-from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.host.backoff import Backoff
 
 from .notice import Notice
 from .rule import Rule, Target

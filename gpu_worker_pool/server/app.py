@@ -23,13 +23,12 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
+from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.accounts import Accounts
-from gpu_worker_pool.ledger.journal import JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
+from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
+from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.state_dir import state_dir
 from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
 from .agent.custody_store import CustodyStore
@@ -240,7 +239,7 @@ class PoolApp:
             else:
                 self._authority.note_fence(await asyncio.to_thread(check_custody, custody_path(self.settings)))
             await self._authority.start(self._journal_source())
-        except (JournalInUse, StateDirUnsafe, FleetUnusable) as error:
+        except (JournalInUse, StateDirError, FleetUnusable) as error:
             self.why_not_started = str(error)
             self.locks.close()
             raise
@@ -281,7 +280,7 @@ class PoolApp:
         key = fleet_key(settings)
         try:
             store = await CustodyStore.open(custody_path(settings))
-        except (JournalInUse, StateDirUnsafe):
+        except JournalInUse:
             raise
         except JournalError as error:
             raise FleetUnusable(str(error)) from None
@@ -395,7 +394,7 @@ def create_app(
 def _journal_name(settings: ServerSettings) -> str | None:
     try:
         return str(journal_path(settings).absolute())
-    except JournalError:
+    except StateDirError:
         return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sqlite3
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.addresses import is_every_address, urls
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.sqlite.backup import back_up
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
@@ -96,8 +95,10 @@ def check_own_journal(path: Path, pool: PoolSettings) -> int:
     """
     if not path.exists():
         return 0
-    state = _own_state(path, pool)
-    if live := _live_leases(state):
+    with closing(SqliteJournal(path)) as journal:
+        state = restored(journal.load(0), pool)
+    # What an ended one leaves on a GPU, the readings show.
+    if live := sum(not isinstance(lease, EndedLease) for lease in state.leases.values()):
         raise _with_leases_left(live, path)
     return max(state.fences.values(), default=0)
 
@@ -107,13 +108,8 @@ def check_copy_of_own_journal(path: Path, pool: PoolSettings) -> None:
     if not path.exists():
         return
     with TemporaryDirectory(prefix="gpu-pool-") as folder:
-        copy = Path(folder) / path.name
-        read_only = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        with closing(read_only) as own, closing(sqlite3.connect(copy)) as other:
-            own.backup(other)
-        copy.chmod(0o600)
-        live = _live_leases(_own_state(copy, pool))
-    if live:
+        facts = back_up(path, Path(folder) / "copy", pool)
+    if live := facts.active + facts.waiting:
         raise _with_leases_left(live, path)
 
 
@@ -123,16 +119,6 @@ def _with_leases_left(live: int, path: Path) -> FleetUnusable:
         "their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of service (gpu-pool "
         "drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
     )
-
-
-def _live_leases(state: PoolState) -> int:
-    """Those that have not ended. What an ended one leaves on a GPU, the readings show."""
-    return sum(not isinstance(lease, EndedLease) for lease in state.leases.values())
-
-
-def _own_state(path: Path, pool: PoolSettings) -> PoolState:
-    with closing(SqliteJournal(path)) as journal:
-        return restored(journal.load(0), pool)
 
 
 def check_custody(path: Path) -> int:

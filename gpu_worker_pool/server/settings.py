@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 
+from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.core.model.units import parse_span
 from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 

@@ -169,7 +169,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "what is held counts as it runs",
-        "fair_share",
+        "owner_use",
         "left = float(2.0 ** (-(now - self.as_of) / HALF_LIFE_S))",
         "left = 1.0",
     ),

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.ledger.sqlite import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.documents.blocks import ROOT, Block, Chain
 from tests.documents.names import PORT, hosts_in, port_for
 from tests.documents.network import Network

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.events import Configured, DurableEvent
-from gpu_worker_pool.ledger.failpoints import FAILPOINTS
+from gpu_worker_pool.host.failpoints import FAILPOINTS
+from gpu_worker_pool.ledger.outbox import SHORTEST_TO_COMPACT
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.writer import SHORTEST_TO_COMPACT
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e.remembering_client import TIMEOUT_S, Client, Died
 
@@ -89,7 +89,7 @@ def begin_with(past: tuple[Path, Client], folder: Path) -> Client:
 
 def test_every_failpoint_is_tried_here() -> None:
     # No server restores: tests/cli/commands/test_backup.py.
-    assert {*APPENDING, *COMPACTING, *CREATING, "in_backup", "in_restore"} == set(FAILPOINTS)
+    assert {*APPENDING, *COMPACTING, *CREATING, "in_backup", "in_replacement"} == set(FAILPOINTS)
 
 
 @pytest.mark.parametrize("failpoint", APPENDING)

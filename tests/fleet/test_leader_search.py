@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.fleet.leader_search import (
+from gpu_worker_pool.server.agent.leader_search import (
     ASKED_AT_ONCE,
     AVOIDED_S,
     LEARNED_A_ROUND,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.ledger.failpoints import FAILPOINTS
+from gpu_worker_pool.host.failpoints import FAILPOINTS
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import children
@@ -43,7 +43,7 @@ def history(path: Path) -> History:
 
 
 def test_every_failpoint_is_tried_here() -> None:
-    elsewhere = {"in_backup", "in_restore"}  # tests/cli/commands/test_backup.py
+    elsewhere = {"in_backup", "in_replacement"}  # tests/cli/commands/test_backup.py
     tried = {name.split(":")[0] for name, *_ in WRITING} | {"in_creation", "after_creation"}
     assert tried | elsewhere == set(FAILPOINTS)
 
@@ -84,7 +84,7 @@ def test_killed_while_a_new_journal_is_made(tmp_path: Path, failpoint: str) -> N
     assert (status, said) == (-signal.SIGKILL, [])
     assert not path.exists()  # nobody takes half a journal for a whole one
     assert history(path) == History()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock", "journal.mark"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock"]
 
 
 @pytest.mark.parametrize("setting", ["in_appendix", "in_append:x", "in_append:-1", ""])

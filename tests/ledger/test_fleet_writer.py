@@ -14,10 +14,10 @@ from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model.events import Configured, DurableEvent
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase
+from gpu_worker_pool.ledger.fleet_database import FleetDatabase, OutcomeUnknown
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
-from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
-from gpu_worker_pool.ledger.writer import WriteBatch
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.outbox import WriteBatch
 
 
 def ignored(at: float, name: str) -> Configured:

@@ -8,8 +8,8 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import InlineWriter
+
+from .memory import InlineWriter, MemoryJournal
 
 
 async def test_the_time_in_which_it_followed_is_not_a_standstill(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,10 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.live_time import LiveTime
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import InlineWriter
+from gpu_worker_pool.ledger.driver import Driver, restored
+from gpu_worker_pool.ledger.loop import LATE_S, TICK_S, LiveTime
 
+from .memory import InlineWriter, MemoryJournal
 from .virtual_loop import VirtualLoop, run
 
 WALL = 1.7e9
@@ -44,7 +43,8 @@ class Scene:
         self.events: list[ev.Event] = []
         self.driver = Driver(settings, clock=loop.time)
         self.driver.listeners.append(self.events.extend)
-        self.driver.open(journal.load(100), InlineWriter(journal), boot_id=boot_id, wall_clock=wall, node="box")
+        state, writer = restored(journal.load(100), settings), InlineWriter(journal)
+        self.driver.lead(state, writer, boot_id=boot_id, wall_clock=wall, node="box")
 
     def look(self, utilization_percent: float = 0.0) -> None:
         reading = Reading(GPU, self.driver.now(), 80_000.0, 0.0, utilization_percent, processes=())
@@ -116,6 +116,25 @@ def test_a_heartbeat_that_waits_in_its_socket_saves_a_lease_that_had_little_time
             await asyncio.sleep(9.5)
             assert made.ends() == []
             assert (made.driver.state.expires_at("held") or 0.0) - made.driver.now() == pytest.approx(0.5, abs=0.01)
+
+    run(main())
+
+
+@pytest.mark.parametrize("away_s", [0.3, TICK_S + LATE_S, 0.6, 1.2])
+@pytest.mark.parametrize("phase_s", [0.0, 0.1, 0.24])
+def test_a_standstill_of_any_length_costs_no_lease_of_a_second(away_s: float, phase_s: float) -> None:
+    """Its heartbeats come every third of its TTL, and a standstill of up to half a second goes unnoticed."""
+
+    async def main() -> None:
+        async with scene() as made:
+            made.look()
+            await asyncio.sleep(phase_s)  # since the ticker rang
+            await made.driver.do(cmd.RequestLease("held", remote(1.0)))
+            await asyncio.sleep(1.0 / 3)
+            made.loop.stand_still(away_s)
+            await asyncio.sleep(0.1)  # until the heartbeat is read
+            (renewed,) = await made.driver.do(cmd.Renew(("held",)))
+            assert isinstance(renewed, ev.LeasesRenewed)
 
     run(main())
 

@@ -1,12 +1,11 @@
-"""The journal in memory."""
+"""The journal in memory, with which the driver is tested, keeps the promises of a real one."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from tests.ledger.examples import ended, note
 from tests.ledger.journal_contract import Opens, ReplacementContract
+from tests.ledger.memory import MemoryJournal
 
 
 class TestMemoryJournalContract(ReplacementContract):
@@ -19,11 +18,3 @@ class TestMemoryJournalContract(ReplacementContract):
             return journal
 
         return again
-
-
-def test_ended_leases_are_bounded_and_the_oldest_go() -> None:
-    journal = MemoryJournal(most_ended=2)
-
-    journal.append([note(1)], [ended(lease_id) for lease_id in "abc"])
-
-    assert [lease.id for lease in journal.load(100).ended] == ["b", "c"]

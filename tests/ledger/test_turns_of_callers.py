@@ -9,10 +9,9 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.loop_budget import MOST_COMMANDS, MOST_OF_ONE_CALLER, TURN_S, TooManyCalls
+from gpu_worker_pool.ledger.driver import MOST_OF_ONE_CALLER, TURN_S, Driver, TooManyCalls
 
-from .test_driver import ask, opened, turns
+from .test_driver import Work, ask, opened, turns
 
 
 def send(
@@ -22,21 +21,21 @@ def send(
 
 
 async def test_calls_are_carried_out_in_the_order_in_which_they_came() -> None:
-    driver = await opened()
+    driver = await opened(work_clock=Work(TURN_S / 5))
     began: list[str] = []
     driver.early_listeners.append(
         lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
     )
-    ids = [f"ada{number}" for number in range(3 * MOST_COMMANDS)] + [f"bob{number}" for number in range(3)]
+    ids = [f"ada{number}" for number in range(36)] + [f"bob{number}" for number in range(3)]
     await asyncio.gather(*(call for id_ in ids for call in send(driver, [ask(id_)], id_[:3])))
     assert began == ids
     driver.close()
 
 
 async def test_a_caller_with_too_many_calls_is_refused_and_others_are_not() -> None:
-    driver = await opened()
+    driver = await opened(work_clock=Work(TURN_S / 5))
     await driver.do(ask("held"), "ada")
-    calls = send(driver, [cmd.Renew(("held",))] * (MOST_OF_ONE_CALLER + MOST_COMMANDS + 10), "ada")
+    calls = send(driver, [cmd.Renew(("held",))] * (MOST_OF_ONE_CALLER + 20), "ada")
     (others,) = send(driver, [ask("bobs")], "bob")
     await turns()
     refused = [call for call in calls if call.done() and isinstance(call.exception(), TooManyCalls)]
@@ -49,17 +48,6 @@ async def test_a_caller_with_too_many_calls_is_refused_and_others_are_not() -> N
     driver.close()
 
 
-class Work:
-    """The processor time of a thread that works hard: whenever it is asked for, more has gone by."""
-
-    def __init__(self, each_s: float) -> None:
-        self.each_s, self.worked_s = each_s, 0.0
-
-    def __call__(self) -> float:
-        self.worked_s += self.each_s
-        return self.worked_s
-
-
 async def test_a_turn_ends_when_its_processor_time_is_over() -> None:
     driver = await opened(work_clock=Work(TURN_S / 5))
     held, began, turns_of = "held", list[str](), list[int]()
@@ -67,7 +55,7 @@ async def test_a_turn_ends_when_its_processor_time_is_over() -> None:
     driver.early_listeners.append(
         lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
     )
-    ids = [f"ada{number}" for number in range(3 * MOST_COMMANDS)]
+    ids = [f"ada{number}" for number in range(36)]
     asked = send(driver, [ask(lease_id) for lease_id in ids], "ada")
     await asyncio.sleep(0)
     (heartbeat,) = send(driver, [cmd.Renew((held,))], "bob")

@@ -12,9 +12,9 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.driver import Driver, restored
 from gpu_worker_pool.ledger.journal import Journal, NotWritten
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import InlineWriter, Writer, WriterThread
+from gpu_worker_pool.ledger.outbox import Writer, WriterThread
 
+from .memory import InlineWriter, MemoryJournal
 from .test_driver import SOON_S, Clock, ask, look
 
 MakeWriter = Callable[[Journal], Writer]
@@ -49,7 +49,7 @@ class FaultyJournal(MemoryJournal):
 
 async def opened(journal: FaultyJournal, make: MakeWriter) -> Driver:
     driver = Driver(PoolSettings(), clock=Clock())
-    driver.open(journal.load(1), make(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
+    driver.lead(driver.state, make(journal), boot_id="boot", wall_clock=lambda: 0.0, node="box")
     await driver.do(look(2))
     return driver
 
@@ -68,7 +68,7 @@ async def test_a_fault_is_the_journals_trouble_until_it_is_gone(make: MakeWriter
         with pytest.raises(NotWritten):
             await driver.do(ask("b"))
         is_written = asyncio.Event()
-        driver.write_listeners.append(lambda _: is_written.set())
+        driver.outbox.write_listeners.append(lambda _: is_written.set())
         journal.fault = None
         await is_written.wait()  # the driver tries again by itself
         assert driver.trouble is None
@@ -86,10 +86,10 @@ async def test_a_lease_that_is_granted_at_once_is_answered_after_one_commit(make
     journal = FaultyJournal()
     driver = await opened(journal, make)
     written_s: list[float] = []
-    driver.write_listeners.append(written_s.append)
+    driver.outbox.write_listeners.append(written_s.append)
     await driver.do(ask("a"))
     assert isinstance(driver.state.leases["a"], ActiveLease)
-    assert driver.is_written("a")
+    assert driver.outbox.is_written("a")
     await asyncio.sleep(0)
     assert len(written_s) == 1
     driver.close()

@@ -26,7 +26,7 @@ from benchmarks.steps import before, wrap
 FILE = "COUNTS_FILE"
 # The functions of the package that are counted, each where it is looked up.
 COUNTED = {
-    "commits": "ledger.sqlite.file:SqliteFile.transact",
+    "commits": "ledger.sqlite.file:SqliteFile.transaction",
     "steps of the core": "ledger.driver:step",
     "answers in one write": "server.http.exchange:Exchange.answer",
     "bodies that had to be waited for": "server.http.bodies:_collect",

@@ -32,8 +32,8 @@ BOTH = {
     "tasks": 1,
     "futures": 1,
     "messages by uvicorn": 0,
-    # The end of the turn, the flush, the start and the end of the task, its wait, and the late listeners.
-    "callbacks": 6,
+    # The end of the turn, the start and the end of the task, its wait, and the late listeners.
+    "callbacks": 5,
     # The one that closes a connection which is not used finds out by itself whether it is.
     "timers": 0,
     "answers in one write": 1,
@@ -87,9 +87,9 @@ AT_MOST: dict[str, dict[str, int]] = {
         "tasks": 1,
         "futures": 1,
         "messages by uvicorn": 0,
-        "callbacks": 10,
+        "callbacks": 8,
         # That of the commit, which waits no longer than a little for the reading.
-        "timers": 2,
+        "timers": 1,
         "answers in one write": 2,
         "heads of requests read": 0,
         "files looked at": 4,

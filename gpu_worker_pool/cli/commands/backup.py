@@ -80,7 +80,8 @@ def restore(
     The leases and the queue are those of the backup. What was granted later is not known, so all GPUs are out of service
     until you have made sure that no program from before uses them: then `gpu-pool undrain --all`.
     """
-    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
+    from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415
     from gpu_worker_pool.ledger.sqlite.backup import restore as put_in_place  # noqa: PLC0415
 
     settings = _settings(journal)
@@ -88,25 +89,23 @@ def restore(
     if journal is None and (others := _others(path)):
         raise Failure(f"there is no journal {path}, but another one beside it{_which([*others, path])}")
     try:
-        done = put_in_place(file, path, settings.pool_settings(), replace=force)
+        facts, aside = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
         raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
-    except JournalError as error:
+    except (JournalError, StateDirError) as error:
         raise Failure(str(error)) from None
-    replaced = None if done.replaced is None else str(done.replaced)
+    replaced = None if aside is None else str(aside)
     if json:
-        tokens = list(done.token_names)
-        print_json(
-            "restore", {"journal": str(path), "replaced": replaced, **_as_json(done.facts), "token_names": tokens}
-        )
+        tokens = list(facts.token_names)
+        print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(facts), "token_names": tokens})
         return
     console = out()
-    console.print(f"{path} is as the backup has it: {_in_words(done.facts)}", markup=False)
+    console.print(f"{path} is as the backup has it: {_in_words(facts)}", markup=False)
     if replaced is not None:
         console.print(f"The journal that was there is {replaced}", markup=False)
-    if done.token_names:
+    if facts.token_names:
         console.print(
-            f"It accepts tokens of {', '.join(done.token_names)}, also those that were revoked since: gpu-pool token list",
+            f"It accepts tokens of {', '.join(facts.token_names)}, also those that were revoked since: gpu-pool token list",
             markup=False,
         )
     console.print(
@@ -136,7 +135,7 @@ def _settings(journal: Path | None) -> ServerSettings:
 
 
 def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
-    from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
+    from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
     from gpu_worker_pool.server.fleet import fleet_url  # noqa: PLC0415
 
@@ -147,7 +146,7 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         )
     try:
         return journal_path(settings).absolute()
-    except JournalError as error:
+    except StateDirError as error:
         raise Failure(str(error)) from None
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.units import count
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.run_history import Line, RunHistory
 from gpu_worker_pool.testing import Answer, ServerDidNotStartError, ServerProcess
 

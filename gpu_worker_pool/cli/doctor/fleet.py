@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from gpu_worker_pool import __version__
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.agent.signature import HEADER, sign
 from gpu_worker_pool.server.app import journal_path
@@ -61,7 +61,7 @@ def check_settings(settings: ServerSettings) -> list[Finding]:
         fleet_database(settings)
         key = fleet_key(settings)
         address = own_address(settings, settings.port)
-        with suppress(JournalError, sqlite3.Error, OSError):  # the server says what is wrong with it
+        with suppress(JournalError, StateDirError, OSError):  # the server says what is wrong with it
             check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
     except FleetUnusable as error:
         return [Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")]

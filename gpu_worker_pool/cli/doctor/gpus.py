@@ -16,10 +16,10 @@ from pathlib import Path
 import gpu_worker_pool
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
 from gpu_worker_pool.gpus.nvml import NvmlProbe
 from gpu_worker_pool.gpus.probe import Probe, ProbeUnavailable
+from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 
 from .finding import Check, Finding, TookTooLong, within
 

@@ -14,8 +14,7 @@ from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
-from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe
-from gpu_worker_pool.ledger.state_dir import check_is_private
+from gpu_worker_pool.host.state_dir import StateDirError, check_is_private
 from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.authority.deaths import open_pidfd
@@ -242,10 +241,8 @@ def check_state_dir(settings: ServerSettings) -> list[Finding]:
         if state.exists and state.holder_pid is None:  # the server that has it may be another user's
             check_is_private(state.journal.parent)
         return judge_state_dir(state)
-    except StateDirUnsafe as error:
+    except StateDirError as error:
         return [Finding("state-dir", "problem", *str(error).split("; ", 1))]
-    except JournalError as error:
-        return [Finding("state-dir", "problem", str(error), "set GPU_POOL_STATE_DIR")]
 
 
 def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Finding]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gpu_worker_pool.core.model.units import parse_span
+from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.jobs.life import JobLife
 
 KEEP_VARIABLE: Final = "GPU_POOL_JOBS_KEEP"

@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import sync_folder
 from gpu_worker_pool.jobs.life import (
     CancelAsked,
     JobClosed,
@@ -25,7 +27,6 @@ from gpu_worker_pool.jobs.life import (
     RunStarted,
     UsageMeasured,
 )
-from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.wire.reader import read
 
 _KINDS: Final[dict[str, type[Any]]] = {
@@ -125,14 +126,5 @@ def sync_all(path: Path) -> None:
         if libc.syncfs(descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from gpu_worker_pool.cli.run.sources import Sources, find_sources
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
-from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.host.backoff import Backoff
 
 from .job_spec import JobSpec
 

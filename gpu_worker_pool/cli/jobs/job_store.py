@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.host.state_dir import StateDirError, check_is_private, state_dir, sync_folder
 from gpu_worker_pool.jobs.job_key import JobKey
 from gpu_worker_pool.jobs.life import ImpossibleEvent, JobEvent, JobLife, JobState, evolve, replay
-from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.state_dir import check_is_private, state_dir
 
-from .job_journal import JournalUnreadable, append, read_events, sync_folder
+from .job_journal import JournalUnreadable, append, read_events
 from .job_spec import JobSpec
 
 JOBS_DIR_VARIABLE: Final = "GPU_POOL_JOBS_DIR"
@@ -93,7 +92,7 @@ def jobs_folder(environ: Mapping[str, str]) -> Path:
         return Path(given).expanduser().absolute()
     try:
         own = state_dir(None, {**environ, "STATE_DIRECTORY": ""}, platform=sys.platform, uid=os.getuid() or _NOT_ROOT)
-    except JournalError:
+    except StateDirError:
         raise Failure(
             f"there is no home directory to keep jobs in; set {JOBS_DIR_VARIABLE} to a folder of yours"
         ) from None
@@ -113,7 +112,7 @@ class JobStore:
             check_is_private(self.root)
             if self.root.stat().st_mode & 0o077:
                 self.root.chmod(_PRIVATE)
-        except JournalError:
+        except StateDirError:
             found = self.root.stat()
             raise Failure(
                 f"other users could change the folder {self.root} of your jobs (mode {stat.S_IMODE(found.st_mode):04o}, uid "

@@ -28,10 +28,10 @@ from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
 from gpu_worker_pool.config import Scope
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import machine_fingerprint
 from gpu_worker_pool.host.processes import ProcessTable
+from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.wire.leases import LeaseList
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read

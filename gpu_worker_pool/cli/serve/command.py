@@ -227,21 +227,18 @@ def usable_journal(settings: ServerSettings) -> Path:
 
     A server that runs as a service starts all the same and serves statistics. Here a person is present who can fix it.
     """
-    from gpu_worker_pool.ledger.journal import JournalError, StateDirUnsafe  # noqa: PLC0415 - slow
-    from gpu_worker_pool.ledger.state_dir import make_state_dir  # noqa: PLC0415
+    from gpu_worker_pool.host.state_dir import StateDirError, make_state_dir  # noqa: PLC0415 - slow
     from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
 
     try:
         path = journal_path(settings).absolute()
-    except JournalError as error:
+        try:
+            make_state_dir(path.parent)
+            reason = None if os.access(path.parent, os.W_OK | os.X_OK) else "this user may not write there"
+        except OSError as error:
+            reason = error.strerror or str(error)
+    except StateDirError as error:
         raise Failure(f"{error} (--state-dir)") from None
-    try:
-        make_state_dir(path.parent)
-        reason = None if os.access(path.parent, os.W_OK | os.X_OK) else "this user may not write there"
-    except StateDirUnsafe as error:
-        raise Failure(f"{error} (--state-dir)") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
     if reason is not None:
         raise Failure(f"the leases cannot be kept in {path.parent}: {reason}; set --state-dir to a folder of your own")
     return path

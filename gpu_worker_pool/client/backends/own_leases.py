@@ -25,21 +25,32 @@ from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.memory import MemoryJournal
-from gpu_worker_pool.ledger.writer import InlineWriter
+from gpu_worker_pool.ledger.outbox import Done, WriteBatch
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 
 from .claims import OF_THIS_PROCESS, Claim
 from .lease_book import Granted, LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
-SHORTEST_HISTORY = 200
 # The boot id of a pool that ends with this process.
 THIS_PROCESS = "this process"
 # How often leases are renewed. They end with this process, so they cannot be lost before.
 RENEW_S = 3600.0
 # Ends that the pool decides; all others are the holder's own.
 ENDED_BY_POOL: Final = frozenset({EndReason.TIME_LIMIT, EndReason.PREEMPTED, EndReason.IDLE})
+
+
+class _NoJournal:
+    """Writes nothing: this pool ends with its process."""
+
+    def write(self, batch: WriteBatch, done: Done) -> None:
+        done(batch, None)
+
+    def is_compaction_due(self, live: int) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
+    def close(self) -> None:
+        pass
 
 
 class OwnLeases:
@@ -62,10 +73,7 @@ class OwnLeases:
         self._loop = asyncio.get_running_loop()
         # Readings come too seldom here to wait for one before a GPU is granted again.
         self._driver = Driver(replace(settings, awaits_reading_after_release=False), clock=boot_time)
-        # This history is never read; it is there because a driver needs one.
-        journal = MemoryJournal(most_ended=1)
-        writer = InlineWriter(journal, SHORTEST_HISTORY)
-        self._driver.open(journal.load(0), writer, boot_id=THIS_PROCESS, wall_clock=time)
+        self._driver.lead(self._driver.state, _NoJournal(), boot_id=THIS_PROCESS, wall_clock=time)
         # No driver was there before this one, so readings from before count as well.
         self._began = self._driver.now()
         self._renewing = asyncio.ensure_future(self._keep_alive())

@@ -5,7 +5,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Any, NewType
 
-from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.host.backoff import Backoff
 
 # The phase of the breaker in which a call was allowed. If it has moved on, the outcome only counts in the statistics.
 Permit = NewType("Permit", int)

@@ -103,14 +103,6 @@ def _revoke(state: PoolState, command: cmd.Revoke, now: float) -> list[ev.Event]
     return _end(state, command.lease_id, EndReason.REVOKED, now, by=command.by, why=command.why)
 
 
-def _report_death(state: PoolState, command: cmd.ReportDeath, now: float) -> list[ev.Event]:
-    return _end(state, command.lease_id, EndReason.HOLDER_DIED, now)
-
-
-def _expire_lease(state: PoolState, command: cmd.ExpireLease, now: float) -> list[ev.Event]:
-    return _end(state, command.lease_id, EndReason.EXPIRED, now)
-
-
 def _end(
     state: PoolState, lease_id: str, reason: EndReason, now: float, *, by: str | None = None, why: str | None = None
 ) -> list[ev.Event]:
@@ -203,14 +195,6 @@ def _at_limit(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned | e
     if lease.ending is not None:
         return ended_lease(state, lease, lease.ending.reason, now)
     return ev.LeaseWarned(now, lease_id, EndReason.TIME_LIMIT, lease.end_if_warned(now))
-
-
-def _lose_time(_: PoolState, command: cmd.LoseTime, now: float) -> list[ev.Event]:
-    return [ev.TimeLost(now, command.lost_s)]
-
-
-def _set_wall_time(_: PoolState, command: cmd.SetWallTime, now: float) -> list[ev.Event]:
-    return [ev.WallTimeSet(now, command.offset_s)]
 
 
 def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Event]:
@@ -316,13 +300,13 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.Renew: _renew,
     cmd.Release: _release,
     cmd.Revoke: _revoke,
-    cmd.ReportDeath: _report_death,
-    cmd.ExpireLease: _expire_lease,
+    cmd.ReportDeath: lambda state, command, now: _end(state, command.lease_id, EndReason.HOLDER_DIED, now),
+    cmd.ExpireLease: lambda state, command, now: _end(state, command.lease_id, EndReason.EXPIRED, now),
     cmd.RecoverLease: recover_lease,
     cmd.Observe: _observe,
     cmd.Tick: _tick,
-    cmd.LoseTime: _lose_time,
-    cmd.SetWallTime: _set_wall_time,
+    cmd.LoseTime: lambda _, command, now: [ev.TimeLost(now, command.lost_s)],
+    cmd.SetWallTime: lambda _, command, now: [ev.WallTimeSet(now, command.offset_s)],
     cmd.ServeQueue: _serve_queue,
     cmd.Configure: _configure,
     cmd.BookGpus: _book_gpus,

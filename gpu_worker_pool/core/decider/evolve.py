@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker_pool.core.accounting.fair_share import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
+from gpu_worker_pool.core.model.owner_use import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import PoolState
 
 from .evolve_nodes import NODE_HANDLERS
 
+# The owners whose use is remembered.
+MOST_OWNERS = 1000
 # After these, whether the queue must be served again is told by the facts of the GPUs.
 _QUIET = (
     ev.GpusObserved,
@@ -110,10 +112,19 @@ def _occupy(state: PoolState, lease: ActiveLease, gpus: tuple[GpuKey, ...], weig
         slot.occupants[lease.id] = Occupant(request.wishes.memory_mb, process, since=at)
         slot.busy = at
     state.touch(gpus)
-    use = state.usage.get(request.holder.owner)
+    _use_of(state, request.holder.owner, at).hold(weight, at, is_firm=not request.preemptible)
+
+
+def _use_of(state: PoolState, owner: str | None, at: float) -> OwnerUse:
+    """What an owner uses. Of more owners than are remembered, the one that used least and holds nothing is forgotten."""
+    use = state.usage.get(owner)
     if use is None:
-        use = state.usage[request.holder.owner] = OwnerUse(as_of=at)
-    use.hold(weight, at, is_firm=not request.preemptible)
+        if len(state.usage) >= MOST_OWNERS:
+            idle = [(each.used_at(at), name or "", name) for name, each in state.usage.items() if not each.held]
+            if idle:
+                del state.usage[min(idle)[-1]]
+        use = state.usage[owner] = OwnerUse(as_of=at)
+    return use
 
 
 def _lease_warned(state: PoolState, event: ev.LeaseWarned) -> None:

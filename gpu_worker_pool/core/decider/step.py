@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -14,11 +13,7 @@ from .evolve import replay
 
 
 def step(
-    state: PoolState,
-    command: cmd.Command,
-    now: float,
-    most_passes: float = inf,
-    has_time: Callable[[], bool] = lambda: True,
+    state: PoolState, command: cmd.Command, now: float, has_time: Callable[[], bool] = lambda: True
 ) -> list[ev.Event]:
     """Decide and evolve until nothing more follows; return all events in order.
 
@@ -26,8 +21,8 @@ def step(
     journal. A client must not be told before the durable events are written. If they cannot be written, the state must
     be discarded and replayed from the journal.
 
-    After `most_passes` over the queue, or once it has no time left, it stops, with the queue as it is then. The next step, at
-    any time, goes on: every pass begins with the first waiter. The pool is settled (`settled_until`) only when all is done.
+    Once it has no time left, it stops, with the queue as it is then. The next step, at any time, goes on: every pass begins
+    with the first waiter. The pool is settled (`settled_until`) only when all is done.
     """
     happened: list[ev.Event] = []
 
@@ -41,6 +36,6 @@ def step(
     if not isinstance(command, (cmd.TakeOver, cmd.Tick, cmd.LoseTime)) and state.has_due(now):
         carry_out(cmd.Tick())
     carry_out(command)
-    while most_passes > 0 and not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
-        most_passes -= 1
+    while not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
+        pass
     return happened

@@ -237,6 +237,6 @@ class PoolFacts:
             facts.total_mb
             for node in self.nodes.values()
             for facts in node.gpus.values()
-            if facts.total_mb is not None and facts.is_ours and facts.name and matches_model(model, facts.name)
+            if facts.total_mb is not None and facts.name and matches_model(model, facts.name)
         ]
         return max(sizes, default=None)

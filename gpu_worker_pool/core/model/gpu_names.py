@@ -9,7 +9,7 @@ from itertools import islice
 
 MAX_NAMES = 128
 MAX_NAME = 64
-# The same characters as in CUDA_VISIBLE_DEVICES (see visible_devices.py).
+# The same characters as in CUDA_VISIBLE_DEVICES (see host/visible_devices.py).
 GPU_NAME = r"[0-9]+|[Gg][Pp][Uu]-[A-Za-z0-9_./:-]+|[Mm][Ii][Gg]-[A-Za-z0-9_./:-]+"
 _NAME = re.compile(GPU_NAME)
 _SHOWN = 8

@@ -87,11 +87,9 @@ class GpuSlot:
             return True
         return shared and self.is_shared and not self.is_draining and len(self.occupants) < max_sharers
 
-    def with_occupants(self, occupants: dict[str, Occupant]) -> GpuSlot:
-        return GpuSlot(self.key, self.reading, occupants, self.members)
-
     def without_draining(self) -> GpuSlot:
-        return self.with_occupants({id_: each for id_, each in self.occupants.items() if not each.is_draining})
+        active = {lease_id: occupant for lease_id, occupant in self.occupants.items() if not occupant.is_draining}
+        return GpuSlot(self.key, self.reading, active, self.members)
 
     def attribute(self, processes: Sequence[GpuProcess]) -> dict[str, tuple[ProcessId, ...]]:
         """The processes of each occupant: its holder, descendants of the holder, and processes that were the lease's

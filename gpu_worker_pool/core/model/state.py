@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
-from gpu_worker_pool.core.accounting.fair_share import OwnerUse
+from gpu_worker_pool.core.model.owner_use import OwnerUse
 
 from .configured import ALL, AccessToken, Booking, Quota
 from .deadlines import Deadlines

@@ -1,40 +1,13 @@
-"""Amounts of memory and spans of time, as people write and read them. A GB is 1024 MB, as in NVIDIA's tools."""
+"""Amounts of memory and spans of time, as people read them. A GB is 1024 MB, as in NVIDIA's tools."""
 
 from __future__ import annotations
 
-import re
-from math import inf, isfinite
 from typing import Final
 
 MB_PER_GB: Final = 1024.0
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]I?B?|B)\s*", re.IGNORECASE)
-_TO_MB = {"": 1.0, "B": 1 / 2**20, "K": 1 / 1024, "M": 1.0, "G": MB_PER_GB, "T": MB_PER_GB**2}
+UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 # Below it, and where it is not a whole number of GB, an amount is shown in MB.
 _SHOWN_IN_GB_FROM_MB: Final = 10 * MB_PER_GB
-
-
-def parse_memory_mb(value: str | float) -> float:
-    """Read `12GB`, `12GiB`, `12g`, `800M`; a number alone is in MB. ValueError for anything else, and below 1 MB."""
-    found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-    if found is not None:
-        amount_mb = float(found[1]) * _TO_MB[found[2][:1].upper()]
-    else:
-        amount_mb = 0.0 if isinstance(value, str | bool) else float(value)
-    if not isfinite(amount_mb) or amount_mb < 1:
-        raise ValueError(f"{value!r} is not an amount of memory of 1 MB or more; write 12GB, 800MB or 12000 (in MB)")
-    return amount_mb
-
-
-def asked_mb(memory_mb: float | None, memory: str | float | None) -> float | None:
-    """The amount that a request names in one of the two ways; ValueError where it uses both."""
-    if memory is None:
-        return memory_mb
-    if memory_mb is not None:
-        raise ValueError(f"memory is {memory!r} and memory_mb is {memory_mb!r}; give one of the two")
-    try:
-        return parse_memory_mb(memory)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"memory: {error}") from None
 
 
 def show_mb(amount_mb: float) -> str:
@@ -44,43 +17,9 @@ def show_mb(amount_mb: float) -> str:
     return f"{amount_mb:.0f} MB" if amount_mb < _SHOWN_IN_GB_FROM_MB else f"{amount_mb / MB_PER_GB:.1f} GB"
 
 
-# Spans of time: `90m`, `2h`, `1.5d`. A plain number is in seconds.
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_ALSO = {"sec": "s", "min": "m", "hour": "h", "hours": "h", "day": "d", "days": "d"}
-_PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
-
-
-def parse_span(value: float | str, name: str = "time_limit") -> float:
-    """Seconds, from a number or from `2h`, `90m`, `1h30m`, `45s`, `2d`."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{name} is {value!r}; {_SPAN_ADVICE}")  # noqa: TRY004 - one kind of error for a bad value
-    if not isinstance(value, str):
-        return float(value)
-    total_s, rest, last_s = 0.0, value.strip(), inf
-    while rest:
-        found = _PART.match(rest)
-        unit = found[2].lower() if found else ""
-        unit = _ALSO.get(unit, unit)
-        # A bare number is in seconds only where it stands alone: `1h30` could mean anything.
-        if found is None or (unit not in _UNITS_S and (unit or found[0] != value.strip())):
-            raise ValueError(f"{name} is {value!r}; {_SPAN_ADVICE}")
-        unit_s = _UNITS_S.get(unit, 1.0)
-        if unit_s >= last_s:
-            raise ValueError(f"{name} is {value!r}; {_SPAN_ADVICE}")
-        last_s = unit_s
-        total_s += float(found[1]) * unit_s
-        rest = rest[found.end() :]
-    if not value.strip():
-        raise ValueError(f"{name} is empty; {_SPAN_ADVICE}")
-    return total_s
-
-
 def show_span(seconds: float) -> str:
     """`2h`, `90m`, `45s`: as `parse_span` reads it."""
     for unit in ("d", "h", "m"):
-        if seconds >= _UNITS_S[unit] and seconds % _UNITS_S[unit] == 0:
-            return f"{seconds / _UNITS_S[unit]:g}{unit}"
+        if seconds >= UNITS_S[unit] and seconds % UNITS_S[unit] == 0:
+            return f"{seconds / UNITS_S[unit]:g}{unit}"
     return f"{seconds:g}s"
-
-
-_SPAN_ADVICE = "give seconds, or a text such as 2h, 90m or 1h30m"

@@ -64,6 +64,11 @@ class Placer:
     def is_eligible(self, key: GpuKey, wishes: Wishes) -> bool:
         return self.judge(self.state.slots[key], wishes).is_eligible
 
+    def rank(self, key: GpuKey, wishes: Wishes) -> float:
+        """Sorts usable GPUs: shares go where the least room is left, exclusive leases where the least is used."""
+        facts = self.state.facts.of(key)
+        return facts.room_mb if wishes.is_shared else (facts.percent or 0.0) + facts.load_percent
+
     def place(self, wishes: Wishes, avoiding: AbstractSet[GpuKey] = NOTHING) -> tuple[GpuKey, ...] | None:
         """The GPUs to grant, by node and index; None if there are not enough now."""
         found = self._single_gpus(wishes, avoiding) if wishes.gpus == 1 else self._several_gpus(wishes, avoiding)
@@ -139,15 +144,13 @@ class Placer:
             if len(usable) >= wishes.gpus:
                 yield self._choose_several(usable, wishes)
 
-    def _usable_on(self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> list[tuple[GpuKey, float]]:
-        """The GPUs of a node that will do, each with its score."""
+    def _usable_on(self, node: str, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> list[GpuKey]:
+        """The GPUs of a node that will do."""
         usable = []
         for key, facts in self.state.facts.nodes[node].gpus.items():
             is_open = facts.is_open_to_shared if wishes.is_shared else facts.is_open_to_exclusive
-            if is_open and key not in avoiding:
-                found = self.judge(self.state.slots[key], wishes)
-                if found.is_eligible:
-                    usable.append((key, found.facts["score"]))
+            if is_open and key not in avoiding and self.is_eligible(key, wishes):
+                usable.append(key)
         return usable
 
     def _is_lax(self, wishes: Wishes) -> bool:
@@ -160,13 +163,11 @@ class Placer:
             return True
         return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
-    def _choose_several(self, usable: list[tuple[GpuKey, float]], wishes: Wishes) -> tuple[GpuKey, ...]:
+    def _choose_several(self, usable: list[GpuKey], wishes: Wishes) -> tuple[GpuKey, ...]:
         by_model: dict[str, list[tuple[float, float, GpuKey]]] = defaultdict(list)
-        for key, score in sorted(usable, key=lambda each: (self.state.facts.of(each[0]).gpu_index, each[0])):
+        for key in sorted(usable, key=lambda each: (self.state.facts.of(each).gpu_index, each)):
             facts = self.state.facts.of(key)
-            # Shares go where the least room is left, exclusive leases where the least is used.
-            rank = facts.room_mb if wishes.is_shared else score
-            by_model[facts.name or ""].append((rank, facts.gpu_index, key))
+            by_model[facts.name or ""].append((self.rank(key, wishes), facts.gpu_index, key))
         enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]
         if enough:
             ranked = min(enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus])))

@@ -171,10 +171,11 @@ def _left_gpu(
     """A GPU that only the waiter's own process uses, if no waiter ahead needs such a GPU: it must not be overtaken for ever by a
     process that keeps it warm.
     """
-    state, process = placer.state, lease.request.holder.process
-    for key in sorted(state.facts.left_to.get(process, ())) if process is not None else ():
+    state, process, wishes = placer.state, lease.request.holder.process, lease.request.wishes
+    left = state.facts.left_to.get(process, ()) if process is not None else ()
+    for key in sorted(left, key=lambda key: (placer.rank(key, wishes), key)):
         slot = as_left_to(state, state.slots[key], lease.request)
-        if slot is None or key in avoiding or not placer.judge(slot, lease.request.wishes).is_eligible:
+        if slot is None or key in avoiding or not placer.judge(slot, wishes).is_eligible:
             continue
         if not any(is_suitable(state, slot, request_class.wishes) for request_class in ahead):
             return key

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpu_worker_pool.ledger.accounts import USAGE_TOTALS, Accounts, Ask, LiveUse
-from gpu_worker_pool.ledger.sql_rows import load_queries
+from gpu_worker_pool.ledger.accounts import Accounts, Ask, LiveUse, accounting_queries
 
 from .connection import CLOSE_TIMEOUT_S
 from .faults import ASYNCPG_ERRORS, as_journal_error
@@ -19,20 +18,16 @@ from .url import DatabaseUrl
 
 QUERY_TIMEOUT_S = 60.0
 
-_QUERIES = load_queries(__package__)
-QUERIES = {**_QUERIES, "usage": f"{_QUERIES['usage']}\n{USAGE_TOTALS}"}
+QUERIES = accounting_queries(__package__)
 
 
 class PostgresAccounts(Accounts):
     """Each call has an event loop and a connection of its own."""
 
     def __init__(self, url: DatabaseUrl, pool: str) -> None:
+        super().__init__(f"in the database {url}")
         self._url = url
         self._pool = pool
-
-    @property
-    def where(self) -> str:
-        return f"in the database {self._url}"
 
     def _as_json(self, live: Sequence[LiveUse]) -> str:
         return json.dumps([[storable(part) for part in lease] for lease in live])

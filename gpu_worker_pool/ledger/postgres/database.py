@@ -10,18 +10,18 @@ from typing import Any
 from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.accounts import Accounts
-from gpu_worker_pool.ledger.codec import decode_ended
-from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.ledger.codec import NotUnderstood, checked_crc, decode_ended
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries
+from gpu_worker_pool.ledger.sql import load_queries
 
 from . import schema
 from .accounts import PostgresAccounts
 from .connection import DatabaseConnection
 from .hosts import RawConnection
 from .parameters import ended_json, event_lines
-from .snapshots import NotUnderstood, pack, unpack
+from .snapshots import pack, unpack
 from .tail import Tail
 from .url import parse_url
 

@@ -8,7 +8,7 @@ from math import isfinite
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.sql_rows import ended_row, event_rows
+from gpu_worker_pool.ledger.codec import ended_row, event_rows
 
 
 def epoch_prefix(epoch: int) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
-from gpu_worker_pool.ledger.failpoints import reach
+from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.journal import JournalError, JournalTooNew
-from gpu_worker_pool.ledger.sql_rows import VERSION, load_queries, load_schema
+from gpu_worker_pool.ledger.sql import VERSION, load_queries, load_schema
 
 from .hosts import RawConnection
 from .url import DatabaseUrl

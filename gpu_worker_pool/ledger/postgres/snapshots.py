@@ -23,12 +23,8 @@ def pack(events: Sequence[DurableEvent]) -> tuple[bytes, int]:
     return body, zlib.crc32(body)
 
 
-class NotUnderstood(ValueError):  # noqa: N818 - a state of affairs, not a mistake
-    """The bytes are whole, and a newer version of this program wrote them."""
-
-
 def unpack(body: bytes, crc: int) -> tuple[DurableEvent, ...]:
-    """The events again; a ValueError says what is wrong with the bytes."""
+    """The events again; a ValueError says what is wrong with the bytes. NotUnderstood if a newer version wrote them."""
     if zlib.crc32(body) != crc:
         raise ValueError("its checksum is wrong")
     try:
@@ -37,9 +33,6 @@ def unpack(body: bytes, crc: int) -> tuple[DurableEvent, ...]:
         raise ValueError(str(error)) from error
     pauses, events = Pauses(), []
     for line in filter(None, lines):
-        try:
-            events.append(decode_event(line))
-        except ValueError as error:
-            raise NotUnderstood(str(error)) from error
+        events.append(decode_event(line))
         pauses.yield_if_due()
     return tuple(events)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_worker_pool.core.fleet.leadership import StoredEvent
-from gpu_worker_pool.ledger.codec import decode_event
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalTooNew
-from gpu_worker_pool.ledger.sql_rows import checked_crc
+from gpu_worker_pool.ledger.codec import checked_crc, decode_event
+from gpu_worker_pool.ledger.fleet_database import HistoryChanged
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalTooNew
 
 from .parameters import epoch_prefix
 from .url import DatabaseUrl

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import stat
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkstemp
 
 from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.ledger.codec import decode_ended, decode_event
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import create_private, sync_folder
 from gpu_worker_pool.ledger.driver import restored
-from gpu_worker_pool.ledger.failpoints import reach
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sql_rows import checked_crc, load_queries, load_schema
 
-from .faults import as_journal_error, journal_errors
-from .file import SqliteFile, check_version, connect, create_private, sync_folder
-from .high_water_mark import HighWaterMark
-from .journal import SqliteJournal, read_events, understood
+from .faults import journal_errors
+from .file import SqliteFile, check_version, connect
+from .journal import SCHEMA, SQL, begin, read_ended, read_events
+from .lock import read_mark
 
 # A server that starts, or compacts, may lock the file for a moment.
 BUSY_TIMEOUT_S = 10.0
@@ -38,22 +35,16 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What a journal has in it. `changed_at` and `complete_since` are seconds since 1970; None if there is nothing to say."""
+    """What a journal has in it. `changed_at` and `complete_since` are seconds since 1970; None if there is nothing to say.
+    It accepts the tokens of `token_names`.
+    """
 
     active: int
     waiting: int
     ended: int
     changed_at: float | None
     complete_since: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What was put in place, whose tokens it accepts, and where the journal is now that was there before."""
-
-    facts: JournalFacts
-    token_names: tuple[str, ...]
-    replaced: Path | None
+    token_names: tuple[str, ...] = ()
 
 
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
@@ -66,29 +57,31 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
     _must_be_regular(journal, f"there is no journal {journal}: no server has run with these settings")
     if os.path.lexists(copy):
         raise _is_there(copy)
-    try:
-        descriptor, name = tempfile.mkstemp(".part", f".{copy.name}.", copy.parent)
+    with journal_errors(copy, "backup"):
+        descriptor, name = mkstemp(".part", f".{copy.name}.", copy.parent)
         os.close(descriptor)
-    except OSError as error:
-        raise JournalError(f"{copy} cannot be made: {error.strerror or error}; name a file in another folder") from None
-    part = Path(name)
-    try:
-        with journal_errors(copy, "backup"):
+        part = Path(name)
+        try:
             # Read before the copy is made: a server may go on writing.
-            written = HighWaterMark(journal, is_durable=False).missing_after(0)
-            _copy_pages(journal, part, "journal")
-            facts = check(part, settings, journal, "journal", written)
+            written = read_mark(journal)
+            _copy_pages(journal, part)
+            with closing(connect(part, "ro")) as connection:
+                _, facts = _check(connection, settings, journal, "journal", written)
             reach("in_backup")
             give_name(part, copy)
             sync_folder(copy.parent)
-    finally:
-        part.unlink(missing_ok=True)
+        finally:
+            part.unlink(missing_ok=True)
     return facts
 
 
-def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False) -> Restored:
-    """Put a checked copy in the place of the journal. JournalError, and nothing is changed, if the copy is damaged, a server
-    has the journal (JournalInUse), or a journal is there and `replace` was not asked for; then it is kept under another name.
+def restore(
+    copy: Path, journal: Path, settings: PoolSettings, *, replace: bool = False
+) -> tuple[JournalFacts, Path | None]:
+    """Put what a copy has in the place of the journal; return that, and where the journal is now that was there before.
+
+    JournalError, and nothing is changed, if the copy is damaged, a server has the journal (JournalInUse), or a journal is there
+    and `replace` was not asked for; then it is kept under another name.
 
     The leases and the queue are those of the copy. All GPUs are out of service, also those that the copy does not know; fences
     go on far ahead, and the pool has a new identity: holders of leases that the copy does not know take it for another pool,
@@ -96,68 +89,75 @@ def restore(copy: Path, journal: Path, settings: PoolSettings, *, replace: bool 
     """
     copy, journal = copy.absolute(), journal.absolute()
     _must_be_regular(copy, f"there is no file {copy}")
-    with journal_errors(journal), closing(_held(journal)) as held, _folder(journal) as folder:
-        new = folder / journal.name
-        create_private(new)
-        _copy_pages(copy, new, "backup")
-        facts = check(new, settings, copy)
-        is_there = any(os.path.lexists(f"{journal}{end}") for end in ("", "-wal"))
-        if is_there and not replace:
+    with (
+        journal_errors(copy, "backup"),
+        closing(connect(copy, "ro", BUSY_TIMEOUT_S)) as source,
+        journal_errors(journal),
+        closing(_place_of(journal)) as place,
+    ):
+        if not replace and any(os.path.lexists(f"{journal}{end}") for end in ("", "-wal")):
             raise JournalError(
                 f"there is a journal {journal}, which may know of later leases; --force keeps it under another name, "
                 "and puts the backup in its place"
             )
-        token_names = _put_out_of_service(new, settings)
-        # While a file is set aside under this name, a server makes no new journal: a restore that is killed here leaves no
-        # way to grant anything.
-        aside = held.set_aside()
-        reach("in_restore")
-        held.put_in_place(new)
-        return Restored(facts, token_names, None if aside is None else _kept(aside))
+        source.execute("BEGIN")
+        state, facts = _check(source, settings, copy, "backup")
+
+        def fill(connection: sqlite3.Connection) -> None:
+            begin(connection, put_back(state, REASON), None, facts.complete_since)
+            connection.executemany(SQL["keep_ended"], source.execute(SQL["read_all_ended"]))
+
+        aside = place.replace(fill)
+        return facts, None if aside is None else _kept(aside)
 
 
-def check(
-    path: Path, settings: PoolSettings, shown: Path | None = None, what: str = "backup", least_position: int = 0
-) -> JournalFacts:
-    """Read all of a copy: its tables, its pages, the checksum of each row, and what the events add up to. JournalError if
-    anything is wrong, or if it ends before `least_position`. `shown` is its name in messages, and `what` it is there.
+def _place_of(journal: Path) -> SqliteFile:
+    """The place of the journal, kept from every server. JournalInUse if one has it."""
+    if journal.parent.exists() and (owner := journal.parent.stat().st_uid) != os.geteuid():
+        raise JournalError(
+            f"{journal.parent} belongs to the user with uid {owner}, whose server could not write a journal of another "
+            f"user; restore it as that user: sudo -u '#{owner}' gpu-pool restore"
+        )
+    return SqliteFile(journal, SCHEMA)
+
+
+def _check(
+    connection: sqlite3.Connection, settings: PoolSettings, path: Path, what: str, least_position: int = 0
+) -> tuple[PoolState, JournalFacts]:
+    """Read all of a journal: its tables, its pages, the checksum of each row, and what the events add up to. JournalError if
+    anything is wrong, or if it ends before `least_position`. `path` and `what` are its name in messages.
     """
-    name, sql = shown or path, load_queries(__package__)
-    with journal_errors(name, what), closing(connect(path, "ro")) as connection:
-        try:
-            check_version(connection, name, what)
+    try:
+        with journal_errors(path, what, is_read=True):
+            check_version(connection, path, what)
             _check_tables(connection)
-            ended = 0
-            for body, crc in connection.execute(sql["read_whole_ended"]):
-                checked_crc(body, crc)
-                understood(decode_ended, body, name, what)
-                ended += 1
-            events = tuple(understood(decode_event, body, name, what) for body in read_events(connection))
-            (position,) = connection.execute(sql["last_position"]).fetchone()
-            _check_end(position, least_position)
+            ended = sum(1 for _ in read_ended(connection.execute(SQL["read_all_ended"])))
+            events = read_events(connection)
+            (position,) = connection.execute(SQL["last_position"]).fetchone()
+            if (missing := least_position - position) > 0:
+                raise ValueError(f"its last {missing} events, which were written, are missing")
             state = restored(History(events), settings)
-        except (JournalDamaged, ValueError) as error:
-            raise JournalDamaged(f"the {what} {name} is damaged ({error}); {_ADVICE[what]}") from None
-        (complete_since,) = connection.execute(sql["complete_since"]).fetchone()
+            (complete_since,) = connection.execute(SQL["complete_since"]).fetchone()
+    except JournalDamaged as error:
+        raise JournalDamaged(f"{error}; {_ADVICE[what]}") from None
     active = sum(isinstance(lease, ActiveLease) for lease in state.leases.values())
     waiting = sum(isinstance(lease, QueuedLease) for lease in state.leases.values())
     changed_at = None if state.boot_id is None else state.clock + state.wall_offset_s
-    return JournalFacts(active, waiting, ended, changed_at, complete_since)
+    token_names = tuple(sorted({token.name for token in state.tokens.values()}))
+    return state, JournalFacts(active, waiting, ended, changed_at, complete_since, token_names)
 
 
 def give_name(part: Path, copy: Path) -> None:
     """Give a whole file its name. JournalError, and nothing is changed, if there is a file with that name."""
     try:
+        os.link(part, copy)
+    except OSError:
+        # The name is taken, or the file system has no links, as that of a memory stick.
         try:
-            os.link(part, copy)
-        except FileExistsError:
-            raise
-        except OSError:
-            # Some file systems have no links, as those of memory sticks.
             create_private(copy)
-            part.rename(copy)
-    except FileExistsError:
-        raise _is_there(copy) from None
+        except FileExistsError:
+            raise _is_there(copy) from None
+        part.rename(copy)
 
 
 def _is_there(copy: Path) -> JournalError:
@@ -166,35 +166,31 @@ def _is_there(copy: Path) -> JournalError:
 
 def _must_be_regular(path: Path, missing: str) -> None:
     """Opening a pipe would wait for a writer, and a device may have no end."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise JournalError(missing) from None
-    except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}") from None
-    if not stat.S_ISREG(mode):
-        raise JournalError(f"{path} is not a regular file, so it is not what gpu-pool backup wrote; name another file")
+    with journal_errors(path, "file"):
+        if not path.exists():
+            raise JournalError(missing)
+        if not path.is_file():
+            raise JournalError(
+                f"{path} is not a regular file, so it is not what gpu-pool backup wrote; name another file"
+            )
 
 
-def _copy_pages(source: Path, target: Path, what: str) -> None:
+def _copy_pages(journal: Path, part: Path) -> None:
     """Copy all of a database as of one moment into an empty file, which needs no log beside it."""
     with (
-        journal_errors(source, what),
-        closing(connect(source, "ro", BUSY_TIMEOUT_S)) as own,
-        closing(connect(target)) as other,
+        closing(connect(part)) as other,
+        journal_errors(journal),
+        closing(connect(journal, "ro", BUSY_TIMEOUT_S)) as own,
     ):
-        # Nothing is there yet that a crash could damage. The file is synced once, when it is whole.
-        other.execute("PRAGMA journal_mode = OFF")
-        other.execute("PRAGMA synchronous = OFF")
+        other.execute("PRAGMA journal_mode = OFF")  # nothing is there yet that a crash could damage
         try:
             own.backup(other)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise as_journal_error(error, target, "copy") from error
+                with journal_errors(part, "copy"):
+                    raise
             raise
         other.execute("PRAGMA journal_mode = DELETE")
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
@@ -202,7 +198,7 @@ def _check_tables(connection: sqlite3.Connection) -> None:
     another hand.
     """
     with closing(sqlite3.connect(":memory:")) as own:
-        own.executescript(load_schema(__package__))
+        own.executescript(SCHEMA)
         expected = set(own.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     found = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
     if found != expected:
@@ -213,22 +209,6 @@ def _check_tables(connection: sqlite3.Connection) -> None:
         raise ValueError("; ".join(findings))
 
 
-def _check_end(position: int, least_position: int) -> None:
-    if position < least_position:
-        raise ValueError(f"its last {least_position - position} events, which were written, are missing")
-
-
-def _put_out_of_service(journal: Path, settings: PoolSettings) -> tuple[str, ...]:
-    """Make the copy the journal of a pool of its own, without a GPU in service. Return whose tokens it accepts."""
-    with closing(SqliteJournal(journal)) as opened:
-        state = restored(opened.load(0), settings)
-        opened.compact(put_back(state, REASON))
-    with closing(connect(journal)) as connection:
-        connection.execute(load_queries(__package__)["renew_pool_id"])
-        connection.execute("PRAGMA journal_mode = DELETE")
-    return tuple(sorted({token.name for token in state.tokens.values()}))
-
-
 def _kept(aside: Path) -> Path:
     """Rename what was set aside, log and all: it is not damaged."""
     kept = aside.with_name(aside.name.replace(".damaged-", ".replaced-"))
@@ -236,31 +216,3 @@ def _kept(aside: Path) -> Path:
         if (file := Path(f"{aside}{end}")).exists():
             file.rename(f"{kept}{end}")
     return kept
-
-
-def _held(journal: Path) -> SqliteFile:
-    """The place of the journal, kept from every server. JournalInUse if one has it."""
-    if journal.parent.exists() and (owner := journal.parent.stat().st_uid) != os.geteuid():
-        raise JournalError(
-            f"{journal.parent} belongs to the user with uid {owner}, whose server could not write a journal of another "
-            f"user; restore it as that user: sudo -u '#{owner}' gpu-pool restore"
-        )
-    held = SqliteFile(journal, load_schema(__package__))
-    try:
-        held.hold()
-    except BaseException:
-        held.close()
-        raise
-    return held
-
-
-@contextmanager
-def _folder(journal: Path) -> Iterator[Path]:
-    """A folder of its own beside the journal, until it is done."""
-    folder = Path(f"{journal}.restoring")
-    shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
-    folder.mkdir(mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

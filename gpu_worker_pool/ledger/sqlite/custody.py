@@ -15,7 +15,7 @@ from zlib import crc32
 
 from gpu_worker_pool.ledger.journal import JournalDamaged
 
-from .file import SqliteFile, isolate
+from .file import SqliteFile
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ class CustodyFile:
         try:
             with self._file.errors():
                 if not self._file.path.exists():
-                    # A log without its database would be taken for the log of the new one.
-                    isolate(self._file.path)
-                    self._file.create(lambda _: None)
+                    self._file.replace(lambda _: None)
                 try:
                     self._open()
                 except JournalDamaged as error:
@@ -51,7 +49,8 @@ class CustodyFile:
         """Put these texts, or delete those that are None: all or none. JournalError if that cannot be done."""
         rows = {key: body for key, body in {**self.rows, **changes}.items() if body is not None}
         try:
-            self._file.transact(lambda connection: _write(connection, changes))
+            with self._file.transaction() as connection:
+                _write(connection, changes)
         except JournalDamaged as error:
             with self._file.errors():
                 self._start_again(error, rows)
@@ -70,7 +69,7 @@ class CustodyFile:
 
     def _open(self) -> None:
         connection = self._file.open()
-        with self._file.reading():
+        with self._file.errors(is_read=True):
             rows: Rows = {}
             for kind, id_, body, crc in connection.execute("SELECT kind, id, body, crc FROM kept"):
                 if crc != _crc(kind, id_, body):

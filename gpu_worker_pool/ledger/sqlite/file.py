@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.sql_rows import VERSION
-from gpu_worker_pool.ledger.state_dir import check_files, make_state_dir
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, sync_folder
+from gpu_worker_pool.ledger.codec import NotUnderstood
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.sql import VERSION
 
-from .faults import as_journal_error, is_environmental, journal_errors
-from .high_water_mark import HighWaterMark
-from .lock import FileLock
+from .faults import journal_errors
+from .lock import FileLock, LockFile, read_mark
 
 Durability = Literal["full", "normal"]
 Change = Callable[[sqlite3.Connection], None]
 
 # The files of a database, by what follows its name.
-FILES = ("", ".lock", ".mark", "-wal", "-shm")
+FILES = ("", ".lock", "-wal", "-shm")
 # In the header of each file. Unreleased versions of this program wrote none.
 APPLICATION_ID = int.from_bytes(b"gpup")
 # The first with generated columns.
@@ -36,8 +36,8 @@ BUSY_TIMEOUT_S = 1.0
 class SqliteFile:
     """At "full" durability, changes survive a power cut; at "normal", a crash of the process. All calls block.
 
-    With `position_query`, which tells the last position in the file, the high-water mark notices that the end of the log is
-    missing. Making one of these takes the lock: JournalInUse if another process has it. `what` is said of the file.
+    `position_query` tells the last position in the file: by this and the high-water mark a missing end is noticed. Making one
+    of these takes the locks: JournalInUse if another process has the file, under any name. `what` is said of the file.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SqliteFile:
         schema: str,
         *,
         durability: Durability = "full",
-        position_query: str | None = None,
+        position_query: str = "SELECT 0",
         what: str = "journal",
     ) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -61,136 +61,91 @@ class SqliteFile:
         self._durability = durability
         self._position_query = position_query
         self._what = what
-        self._name, self._log_name = str(self.path), f"{self.path}-wal"
+        self._log_path = f"{self.path}-wal"
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         # The log's inode and size after the last change; None before the first.
         self._log: tuple[int, int] | None = None
-        self._mark = HighWaterMark(self.path, is_durable=durability == "full")
-        self._file_lock: FileLock | None = None
+        self._own_lock: FileLock | None = None
         with self.errors():
             make_state_dir(self.path.parent)
             check_files(*(Path(f"{self.path}{end}") for end in FILES))
-            self._lock: FileLock | None = FileLock(Path(f"{self.path}.lock"), is_signed=True)
+            self._lock: LockFile | None = LockFile(self.path, is_durable=durability == "full")
+            try:
+                self._lock_itself()
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def is_closed(self) -> bool:
         return self._lock is None
 
-    def errors(self) -> AbstractContextManager[None]:
+    def errors(self, *, is_read: bool = False) -> AbstractContextManager[None]:
         """Turn errors of SQLite and the system into those that a journal promises."""
-        return journal_errors(self.path, self._what)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """While the file is opened or read: what is wrong with it, and not with its environment, is damage."""
-        try:
-            yield
-        except (sqlite3.Error, ValueError, TypeError) as error:  # TypeError: a row that must be there is not
-            if isinstance(error, sqlite3.Error) and is_environmental(error):
-                raise as_journal_error(error, self.path, self._what) from error
-            raise JournalDamaged(f"the {self._what} {self.path} is damaged ({error})") from error
-
-    def hold(self) -> None:
-        """Lock the database itself, if it is there. JournalInUse if another process has it under another name."""
-        if self._file_lock is None and self.path.exists():
-            self._file_lock = FileLock(self.path)
+        return journal_errors(self.path, self._what, is_read=is_read)
 
     def open(self) -> sqlite3.Connection:
         """Connect to the file that is in place. JournalDamaged, or JournalError if it is of another version."""
-        self.hold()
-        with self.reading():
+        with self.errors(is_read=True):
+            self._lock_itself()
             connection = self._connection = connect(self.path)
-            self._inode = self.path.stat().st_ino
+            self._inode, self._log = self.path.stat().st_ino, None
             check_version(connection, self.path, self._what)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {self._durability}")
             # On macOS a plain fsync does not reach the disk.
             connection.execute(f"PRAGMA fullfsync = {int(self._durability == 'full')}")
-            self._log = None
-            if self._position_query is not None:
-                self.position = int(connection.execute(self._position_query).fetchone()[0])
-                if missing := self._mark.missing_after(self.position):
-                    raise ValueError(f"its last {missing} events, which were written, are missing")
-                self._write_mark()
+            self.position = int(connection.execute(self._position_query).fetchone()[0])
+            if (missing := read_mark(self.path) - self.position) > 0:
+                raise ValueError(f"its last {missing} events, which were written, are missing")
+            self._mark(self.position)
         return connection
 
     def connection(self) -> sqlite3.Connection:
         """The connection, if its file is still in place: SQLite would go on writing to a deleted file."""
         if self._lock is None:
             raise JournalError(f"the {self._what} {self.path} is closed; open it again to go on")
-        found = _identity(self._name)
+        found = _identity(self.path)
         if found is None or found[0] != self._inode or self._connection is None:
             raise JournalDamaged(f"the {self._what} {self.path} was deleted, moved or replaced while it was in use")
         if self._log is not None:
-            log = _identity(self._log_name)
-            is_whole = log is not None and log[0] == self._log[0] and log[1] >= self._log[1]
-            if not is_whole and (log != (self._log[0], 0) or self._position_in_file() != self.position):
+            log, (inode, size) = _identity(self._log_path), self._log
+            is_whole = log is not None and log[0] == inode and log[1] >= size
+            if not is_whole and (log != (inode, 0) or not self._has_folded_log()):
                 raise JournalDamaged(
-                    f"the log of the {self._what}, {self._log_name}, was deleted or cut while it was in use"
+                    f"the log of the {self._what}, {self._log_path}, was deleted or cut while it was in use"
                 )
             self._log = log
         return self._connection
 
-    def transact(self, change: Change, position: int | None = None) -> None:
-        """Make a change, all of it or nothing, and note the last position. No context managers: this runs for every lease."""
-        try:
+    @contextmanager
+    def transaction(self, added: int = 0) -> Iterator[sqlite3.Connection]:
+        """Make changes, all of them or none, which add this many events."""
+        with self.errors():
             connection = self.connection()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                change(connection)
+                yield connection
                 connection.execute("COMMIT")
             finally:
                 # After a failure SQLite may have rolled back by itself.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except (sqlite3.Error, OSError) as error:
-            raise as_journal_error(error, self.path, self._what) from error
-        if self._position_query is not None:
-            self._log = _identity(self._log_name)
-            if position is not None:
-                self.position = position
-                self._write_mark()
-
-    def fold_log(self) -> None:
-        """Fold the log into the file, unless a reader or a fault prevents it now; then a later call does."""
-        with suppress(sqlite3.Error, OSError, JournalError):
-            connection = self.connection()
-            connection.execute("PRAGMA busy_timeout = 0")
-            try:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
-            if self._log is not None:
-                self._log = _identity(self._log_name)
-
-    def create(self, fill: Change) -> None:
-        """Make the file with its tables, and with what `fill` writes."""
-        self._mark.remove()  # of a file that was moved away
-        self.put_in_place(self._build(fill))
+        self._log = _identity(self._log_path)
+        self.position += added
+        self._mark(self.position)
 
     def replace(self, fill: Change) -> Path | None:
-        """Set the file aside, and put a new one in its place; return where the old one is."""
+        """Make the file with its tables, and with what `fill` writes. If there is one, set it aside; return where it is."""
         new = self._build(fill)
         aside = self.set_aside()
-        self.put_in_place(new)
+        # While a file is set aside, a server makes no new journal: a process that is killed here leaves no way to grant
+        # anything.
+        reach("in_replacement")
+        new.rename(self.path)
+        sync_folder(self.path.parent)
         return aside
-
-    def set_aside(self) -> Path | None:
-        """Disconnect, and rename the file, so that it is kept. Return its new name."""
-        # Renamed before it is closed: on closing, SQLite folds the log into the file, unless the file was moved. Closed
-        # before there is a new one: closing also deletes the log, by its name.
-        aside = isolate(self.path)
-        self._disconnect()
-        self._mark.remove()
-        Path(f"{self.path}-shm").unlink(missing_ok=True)
-        return aside
-
-    def close(self) -> None:
-        self._disconnect()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def _build(self, fill: Change) -> Path:
         """Build the file under another name: a file at the final path is complete."""
@@ -210,35 +165,46 @@ class SqliteFile:
         reach("after_creation")
         return new
 
-    def put_in_place(self, new: Path) -> None:
-        """Give a complete file its name."""
-        new.rename(self.path)
-        sync_folder(self.path.parent)
+    def set_aside(self) -> Path | None:
+        """Disconnect, and rename the file, so that it is kept. Return its new name."""
+        # Renamed before it is closed: on closing, SQLite folds the log into the file, unless the file was moved. Closed
+        # before there is a new one: closing also deletes the log, by its name.
+        aside = isolate(self.path)
+        self._disconnect()
+        self._mark(0)
+        Path(f"{self.path}-shm").unlink(missing_ok=True)
+        return aside
 
-    def _position_in_file(self) -> int | None:
-        """The last position in the file itself, without its log. Another program may have folded the log into the file."""
-        if self._position_query is None:
-            return None
+    def close(self) -> None:
+        self._disconnect()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _lock_itself(self) -> None:
+        if self._own_lock is None and self.path.exists():
+            self._own_lock = FileLock(self.path, f"{self.path}, under this or another name,")
+
+    def _has_folded_log(self) -> bool:
+        """Whether another program has folded the log into the file: the last position is in the file itself."""
         with suppress(sqlite3.Error), closing(connect(self.path, "ro&immutable=1")) as connection:
-            (position,) = connection.execute(self._position_query).fetchone()
-            return int(position)
-        return None
+            return bool(connection.execute(self._position_query).fetchone()[0] == self.position)
+        return False
 
-    def _write_mark(self) -> None:
-        with suppress(OSError):
-            # If the disk is full the mark stays behind, which is harmless.
-            self._mark.write(self.position)
+    def _mark(self, position: int) -> None:
+        if self._lock is not None:
+            with suppress(OSError):  # if the disk is full the mark stays behind, which is harmless
+                self._lock.mark(position)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-        self._mark.close()
         # After SQLite has closed the file: see FileLock.
-        if self._file_lock is not None:
-            self._file_lock.release()
-            self._file_lock = None
+        if self._own_lock is not None:
+            self._own_lock.close()
+            self._own_lock = None
 
 
 def connect(path: Path, mode: str = "rw", timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
@@ -254,14 +220,11 @@ def connect(path: Path, mode: str = "rw", timeout_s: float = BUSY_TIMEOUT_S) -> 
 
 
 def check_version(connection: sqlite3.Connection, path: Path, what: str) -> None:
-    """JournalTooNew or JournalError if another version of this program made the file; a ValueError if it has no tables."""
+    """NotUnderstood or JournalError if another version of this program made the file; a ValueError if it has no tables."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application == APPLICATION_ID and version > VERSION:
-        raise JournalTooNew(
-            f"the {what} {path} was made by a newer version of this program (its tables are of version {version}, this one "
-            f"knows {VERSION}): install the newer one again, or give this server another GPU_POOL_STATE_DIR"
-        )
+        raise NotUnderstood(f"its tables are of version {version}, this one knows {VERSION}")
     if application != APPLICATION_ID and (application or version):
         raise JournalError(
             f"the {what} {path} was made by an unreleased version of this program (its tables are of version {version}), and "
@@ -270,20 +233,6 @@ def check_version(connection: sqlite3.Connection, path: Path, what: str) -> None
         )
     if version != VERSION:
         raise ValueError("it has no tables")
-
-
-def create_private(path: Path) -> None:
-    """Create an empty file that only its owner may read; SQLite gives its logs the same rights."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of its files survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def isolate(path: Path) -> Path | None:
@@ -298,18 +247,14 @@ def isolate(path: Path) -> Path | None:
         number += 1
         aside = f"{first}-{number}"
     log = Path(f"{path}-wal")
-    is_there = path.exists()
-    if is_there:
-        path.rename(aside)
-    if log.exists():
-        # Opening the file leaves an empty one, which need not be kept.
-        if log.stat().st_size:
-            log.rename(f"{aside}-wal")
-            is_there = True
-        else:
-            log.unlink()
+    # Opening the file leaves an empty log, which need not be kept.
+    if log.exists() and not log.stat().st_size:
+        log.unlink()
+    found = [(file, name) for file, name in ((path, aside), (log, f"{aside}-wal")) if file.exists()]
+    for file, name in found:
+        file.rename(name)
     sync_folder(path.parent)
-    return Path(aside) if is_there else None
+    return Path(aside) if found else None
 
 
 def isolated(path: Path) -> list[Path]:
@@ -317,10 +262,9 @@ def isolated(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{glob.escape(path.name)}.damaged-*"))
 
 
-def _identity(name: str) -> tuple[int, int] | None:
-    # Not by Path, which takes as long again: this runs three times for every lease.
+def _identity(path: str | Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(name)  # noqa: PTH116
+        found = os.stat(path)  # noqa: PTH116 - a Path takes twice as long, and this runs for every lease
     except OSError:
         return None
     return found.st_ino, found.st_size

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from time import time
-from typing import TypeVar
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.codec import Readers, decode_ended, decode_event
-from gpu_worker_pool.ledger.failpoints import reach
-from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError, JournalTooNew
-from gpu_worker_pool.ledger.sql_rows import Row, checked_crc, ended_row, event_rows, load_queries, load_schema
+from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.ledger.codec import Row, checked_crc, decode_ended, decode_event, ended_row, event_rows
+from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
+from gpu_worker_pool.ledger.sql import load_queries, load_schema
 
 from .file import Durability, SqliteFile, isolate, isolated
 
@@ -27,7 +25,7 @@ MOST_BYTES = 1024 * 1024 * 1024
 PRUNED_AT_ONCE = 500
 APPENDS_PER_STEP = 8
 
-T = TypeVar("T")
+SCHEMA, SQL = load_schema(__package__), load_queries(__package__)
 
 
 class SqliteJournal:
@@ -47,20 +45,15 @@ class SqliteJournal:
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._durability = durability
-        self._readers = Readers(is_tolerant=False, node=node)
+        self._node = node
         self._most_ended = most_ended
         self._most_bytes = most_bytes
-        self._sql = load_queries(__package__)
         self.pool_id = ""
+        self.bytes_since_compaction = 0
         self._crc = 0
         self._compacted_to = 0
-        self._bytes_since_compaction = 0
-        # Ended leases up to this position are to be forgotten.
-        self._prune_to = 0
         self._appends = 0
-        self._file = SqliteFile(
-            path, load_schema(__package__), durability=durability, position_query=self._sql["last_position"]
-        )
+        self._file = SqliteFile(path, SCHEMA, durability=durability, position_query=SQL["last_position"])
         try:
             with self._file.errors():
                 if not self._file.path.exists():
@@ -74,34 +67,23 @@ class SqliteJournal:
         """Return all events and at most this many ended leases. A damaged file is set aside; one with events that this
         version does not know is left as it is (JournalTooNew).
         """
-        with self._file.errors():
-            connection = self._file.connection()
-            with self._quarantine():
-                events = read_events(connection)
-                ended = connection.execute(self._sql["read_last_ended"], (most_ended,)).fetchall()
-                for body, crc in ended:
-                    checked_crc(body, crc)
-        path = self._file.path
-        return History(
-            tuple(understood(partial(decode_event, readers=self._readers), body, path) for body in events),
-            tuple(understood(decode_ended, body, path) for body, _ in ended),
-        )
+        connection = self._file.connection()
+        with self._quarantine():
+            last_ended = connection.execute(SQL["read_last_ended"], (most_ended,))
+            return History(read_events(connection, self._node), tuple(read_ended(last_ended)))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, ended_rows = event_rows(events, self._crc), [ended_row(lease) for lease in ended]
         if not rows and not ended_rows:
             return
         reach("before_append")
-
-        def change(connection: sqlite3.Connection) -> None:
-            self._insert(connection, rows)
-            connection.executemany(self._sql["keep_ended"], ended_rows)
+        with self._file.transaction(len(rows)) as connection:
+            insert_events(connection, rows, self._file.position)
+            connection.executemany(SQL["keep_ended"], ended_rows)
             reach("in_append")
-
-        self._file.transact(change, self._file.position + len(rows))
         if rows:
             self._crc = rows[-1][1]
-        self._bytes_since_compaction += sum(len(body) for body, _ in rows)
+        self.bytes_since_compaction += sum(len(body) for body, _ in rows)
         self._appends += 1
         if self._appends % APPENDS_PER_STEP == 0:
             self._prune()
@@ -109,47 +91,27 @@ class SqliteJournal:
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
         rows = event_rows(events, 0)
-        position = self._file.position + len(rows)
-        most = 0
-
-        def change(connection: sqlite3.Connection) -> None:
-            nonlocal most
-            half = len(rows) // 2
-            connection.execute(self._sql["delete_events"])
-            self._insert(connection, rows[:half])
+        with self._file.transaction(len(rows)) as connection:
+            connection.execute(SQL["delete_events"])
+            insert_events(connection, rows, self._file.position)
             reach("in_compaction")
-            self._insert(connection, rows[half:], half)
-            connection.execute(self._sql["note_compaction"], (position,))
-            most = self._last_to_prune(connection)
-
-        self._file.transact(change, position)
+            connection.execute(SQL["note_compaction"], (self._file.position + len(rows),))
         self._crc = rows[-1][1] if rows else 0
-        self._compacted_to, self._bytes_since_compaction, self._prune_to = position, 0, most
+        self._compacted_to, self.bytes_since_compaction = self._file.position, 0
         reach("after_compaction")
         self._prune()
-        self._file.fold_log()
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
         """Set the damaged file aside and start a new one with these events; the ended leases stay in the damaged file."""
         if self._file.is_closed:
             self._file.connection()  # raises
-        rows = event_rows(events, 0)
-
-        def fill(connection: sqlite3.Connection) -> None:
-            self._insert(connection, rows, -self._file.position)
-            connection.execute(self._sql["begin_again"], (self.pool_id, len(rows), time()))
-
         with self._file.errors():
-            self._file.replace(fill)
+            self._file.replace(lambda connection: begin(connection, events, self.pool_id, time()))
             self._open()
 
     @property
     def events_since_compaction(self) -> int:
         return self._file.position - self._compacted_to
-
-    @property
-    def bytes_since_compaction(self) -> int:
-        return self._bytes_since_compaction
 
     def close(self) -> None:
         self._file.close()
@@ -157,10 +119,6 @@ class SqliteJournal:
     def __repr__(self) -> str:
         state = "closed" if self._file.is_closed else f"{self.events_since_compaction} events since the last compaction"
         return f"<SqliteJournal {self._file.path}: {self._durability}, {state}>"
-
-    def _insert(self, connection: sqlite3.Connection, rows: Sequence[Row], after: int = 0) -> None:
-        first = self._file.position + after + 1
-        connection.executemany(self._sql["append_event"], [(first + number, *row) for number, row in enumerate(rows)])
 
     def _create(self) -> None:
         """Create the journal at the first start; refuse after damage that no operator has dealt with yet."""
@@ -170,25 +128,23 @@ class SqliteJournal:
             isolate(path)
         if isolated(path):
             raise JournalDamaged(self._advice())
-        self._file.create(lambda _: None)
+        self._file.replace(lambda _: None)
 
     def _open(self) -> None:
         with self._quarantine():
             connection = self._file.open()
-            last = connection.execute(self._sql["last_crc"]).fetchone()
-            self._crc = last[0] if last else 0
-            self.pool_id, self._compacted_to, self._bytes_since_compaction = connection.execute(
-                self._sql["read_pool"]
-            ).fetchone()
+            found = connection.execute(SQL["read_pool"]).fetchone()
+            self.pool_id, self._compacted_to, self.bytes_since_compaction, self._crc = found
 
     @contextmanager
     def _quarantine(self) -> Iterator[None]:
         """While the file is opened or read: set it aside if it is damaged, so that the next start notices."""
         try:
-            with self._file.reading():
+            with self._file.errors(is_read=True):
                 yield
         except JournalDamaged as error:
-            self._file.set_aside()
+            with self._file.errors():
+                self._file.set_aside()
             self.close()
             raise JournalDamaged(f"{error}. {self._advice()}") from error
 
@@ -199,46 +155,46 @@ class SqliteJournal:
             f"sure that no process still uses the GPUs, then move that file out of {path.parent} and restart."
         )
 
-    def _last_to_prune(self, connection: sqlite3.Connection) -> int:
-        """The position of the last ended lease to forget. In a file that is too large, a quarter of them go."""
-        used, first, last = connection.execute(self._sql["size_of_ended"]).fetchone()
-        most = self._most_ended if used <= self._most_bytes else min(self._most_ended, (last - first + 1) * 3 // 4)
-        return int(last - most)
-
     def _prune(self) -> None:
-        """Forget some of the oldest ended leases, if there are too many. What fails here is tried again later."""
-        if self._prune_to <= 0:
-            return
-        first = 0
-
-        def change(connection: sqlite3.Connection) -> None:
-            nonlocal first
-            _, first, _ = connection.execute(self._sql["size_of_ended"]).fetchone()
-            last = min(self._prune_to, first + PRUNED_AT_ONCE - 1)
-            connection.execute(self._sql["note_pruned"], (last,))
-            connection.execute(self._sql["prune_ended"], (last,))
-
-        with suppress(JournalError):
-            self._file.transact(change)
-            if first + PRUNED_AT_ONCE > self._prune_to:
-                self._prune_to = 0
+        """Forget some of the oldest ended leases, if there are too many, or a quarter of them if the file is too large. What
+        fails here is tried again later.
+        """
+        with suppress(JournalError), self._file.errors():
+            used, first, last = self._file.connection().execute(SQL["size_of_ended"]).fetchone()
+            count = last - first + 1
+            surplus = count - self._most_ended if used <= self._most_bytes else count // 4
+            if surplus > 0:
+                up_to = (first + min(surplus, PRUNED_AT_ONCE) - 1,)
+                with self._file.transaction() as connection:
+                    connection.execute(SQL["note_pruned"], up_to)
+                    connection.execute(SQL["prune_ended"], up_to)
 
 
-def read_events(connection: sqlite3.Connection) -> list[str]:
-    """The bodies of all events; a ValueError if one was altered, lost or moved."""
-    bodies, crc = [], 0
-    for body, noted_crc in connection.execute(load_queries(__package__)["read_events"]):
+def begin(
+    connection: sqlite3.Connection, events: Sequence[DurableEvent], pool_id: str | None, complete_since: float | None
+) -> None:
+    """Fill a new journal with these events. Without a `pool_id` it is that of a new pool."""
+    rows = event_rows(events, 0)
+    insert_events(connection, rows, 0)
+    connection.execute(SQL["begin_again"], (pool_id, len(rows), complete_since))
+
+
+def insert_events(connection: sqlite3.Connection, rows: Sequence[Row], after: int) -> None:
+    numbered = ((position, *row) for position, row in enumerate(rows, after + 1))
+    connection.executemany(SQL["append_event"], numbered)
+
+
+def read_events(connection: sqlite3.Connection, node: str | None = None) -> tuple[DurableEvent, ...]:
+    """All events; a ValueError if one was altered, lost or moved, and NotUnderstood if one is not known here."""
+    events, crc = [], 0
+    for body, noted_crc in connection.execute(SQL["read_events"]):
         crc = checked_crc(body, noted_crc, crc)
-        bodies.append(body)
-    return bodies
+        events.append(decode_event(body, node))
+    return tuple(events)
 
 
-def understood(decode: Callable[[str], T], body: str, path: Path, what: str = "journal") -> T:
-    """What this text says, which is as it was written."""
-    try:
-        return decode(body)
-    except ValueError as error:
-        raise JournalTooNew(
-            f"the {what} {path} was written by a newer version of this program ({error}): install the newer one again, or "
-            "give this server another GPU_POOL_STATE_DIR"
-        ) from error
+def read_ended(rows: Iterable[Row]) -> Iterator[EndedLease]:
+    """The ended leases in these rows; the errors are those of `read_events`."""
+    for body, crc in rows:
+        checked_crc(body, crc)
+        yield decode_ended(body)

@@ -26,14 +26,13 @@ from gpu_worker_pool.core.fleet.custody_actions import (
     TellHolder,
     WatchProcess,
 )
-from gpu_worker_pool.core.fleet.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.core.fleet.messages import GrantKept, LeaderMessage, Orders, Welcome
 from gpu_worker_pool.core.model.gpu import InventoryGpu
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.live_time import LiveTime
-from gpu_worker_pool.ledger.waiters import Waiters
+from gpu_worker_pool.ledger.loop import LiveTime, Waiters
+from gpu_worker_pool.server.agent.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
@@ -360,9 +359,7 @@ class Agent:
                 case LookNow():
                     self._sampler.sample_soon()
                 case TellHolder(lease_id=lease_id):
-                    for waiter in self._waiters.pop(lease_id):
-                        if not waiter.done():
-                            waiter.set_result(None)
+                    self._waiters.tell(lease_id)
                 case Send(message=GrantKept(lease_id=lease_id)) if lease_id in dead:
                     pass  # the end is told instead
                 case Send(message=message) if link is not None and link is self._link:

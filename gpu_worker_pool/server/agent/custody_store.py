@@ -14,10 +14,9 @@ from typing import Self
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, NoteOver, NoteSeen
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
+from gpu_worker_pool.host.state_dir import check_files, create_private, sync_folder
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile, Rows
 from gpu_worker_pool.ledger.sqlite.faults import journal_errors
-from gpu_worker_pool.ledger.sqlite.file import create_private, sync_folder
-from gpu_worker_pool.ledger.state_dir import check_files
 
 from .message_codec import decode_kept, encode_kept
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from gpu_worker_pool.core.fleet.leader_search import LeaderSearch
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.server.agent.leader_search import LeaderSearch
 
 ASK_S = 2.0
 _MOST_BYTES = 64 * 1024

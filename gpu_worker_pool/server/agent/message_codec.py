@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast, get_args
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, KeptLease, LeaderMessage, LeaseOver
-from gpu_worker_pool.ledger.codec import TOLERANT, as_object, encode, parse_object, shortened
+from gpu_worker_pool.ledger.codec import as_object, encode, parse_object, reader, shortened
 
 from .handshake import Challenge, Hello, Proof
 
@@ -40,7 +40,7 @@ def decode_message(text: str, expected: Any) -> Any:
         return None
     if kind not in (get_args(expected) or (expected,)):
         raise ValueError(f"a message of the kind {name} is not expected here: {shortened(text)}")
-    return TOLERANT.of(kind)(parts)
+    return reader(kind, is_tolerant=True)(parts)
 
 
 def encode_kept(thing: KeptLease | LeaseOver) -> str:
@@ -48,4 +48,5 @@ def encode_kept(thing: KeptLease | LeaseOver) -> str:
 
 
 def decode_kept(kind: type[_MessageT], text: str) -> _MessageT:
-    return cast("_MessageT", TOLERANT.of(kind)(parse_object(text)))
+    any_kind: Any = kind
+    return cast("_MessageT", reader(any_kind, is_tolerant=True)(parse_object(text)))

@@ -9,7 +9,7 @@ from math import inf
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import KeptRenewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.ledger.waiters import Waiters
+from gpu_worker_pool.ledger.loop import Waiters
 from gpu_worker_pool.server.authority.pool import RENEWALS_PER_TTL
 from gpu_worker_pool.wire.leases import EndWarning, NotRenewed, Renewed
 

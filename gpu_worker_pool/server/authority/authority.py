@@ -22,7 +22,7 @@ from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.writer import Writer
+from gpu_worker_pool.ledger.outbox import Writer
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 
 from .own_box import OwnBox
@@ -45,7 +45,7 @@ class JournalSource(Protocol):
     """Where the history of the pool is. It lets the authority lead once that is known, if this server is to lead."""
 
     async def start(self, authority: Authority) -> None:
-        """Begin. JournalInUse or StateDirUnsafe if the server must not run at all."""
+        """Begin. JournalInUse or StateDirError if the server must not run at all."""
 
     async def stop(self) -> None:
         """Stop. The driver is closed already."""
@@ -82,7 +82,7 @@ class Authority:
         self._driver.listeners.append(self._follow)
 
     async def start(self, source: JournalSource) -> None:
-        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirUnsafe if another
+        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirError if another
         user could change it; any other trouble is reported by the calls.
         """
         self._loop = asyncio.get_running_loop()
@@ -135,7 +135,11 @@ class Authority:
     def follow(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, pool_id: str) -> None:
         """Show a pool that another server leads, in which these events have happened."""
         self.pool.pool_id = pool_id
-        self._driver.follow(state, row, events, boot_id=boot_id())
+        if row.expires_in_s > 0:
+            self._driver.say_trouble(f"{row.holder} leads the fleet; ask {row.url}", row.url)
+        else:
+            self._driver.say_trouble("nobody leads the fleet; ask again in a few seconds")
+        self._driver.follow(state, events, boot_id=boot_id(), wall_now=row.wall_now)
 
     def step_down(self, why: str) -> None:
         """Stop leading, and refuse all callers."""

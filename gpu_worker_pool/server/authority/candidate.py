@@ -32,10 +32,10 @@ from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model.events import Event, TakenOver
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.driver import restore
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase
+from gpu_worker_pool.ledger.fleet_database import FleetDatabase, HistoryChanged
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
-from gpu_worker_pool.ledger.writer import history_of
+from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.outbox import history_of
 from gpu_worker_pool.wire.service import FleetView
 
 from .authority import Authority

@@ -95,10 +95,10 @@ class OwnBox:
             readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
         if readings and self._deaths is not None:
             self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
-        self._driver.let_writes_go()
+        self._driver.outbox.let_go()
 
     def _on_pool_clock(self, reading: Reading) -> Reading:
-        at = self._driver.pool_time(reading.at)
+        at = reading.at + self._driver.clock_base
         return reading if at == reading.at else replace(reading, at=at)
 
     def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
@@ -139,7 +139,7 @@ class OwnBox:
                 self._late_sample.cancel()
                 self._late_sample = None
             if self._sampler.last_sample_s <= QUICK_SAMPLE_S:
-                self._driver.hold_writes(HOLD_S)
+                self._driver.outbox.hold(HOLD_S)
             self._sampler.sample_soon()
         elif self._late_sample is None:
             self._late_sample = asyncio.get_running_loop().call_later(LATE_SAMPLE_S, self._sample_late)

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from time import time
 
+from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.driver import restored
-from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse, StateDirUnsafe
-from gpu_worker_pool.ledger.writer import WriterThread
+from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse
+from gpu_worker_pool.ledger.outbox import WriterThread
 
 from .authority import Authority
 
@@ -27,7 +28,7 @@ class OwnJournal:
     async def start(self, authority: Authority) -> None:
         try:
             await self._open(authority)
-        except (JournalInUse, StateDirUnsafe):
+        except JournalInUse:
             raise
         except JournalError as error:
             logger.error("no GPU can be granted: %s", error)  # noqa: TRY400 - a traceback would not help
@@ -55,7 +56,7 @@ class OwnJournal:
             await asyncio.sleep(TRY_AGAIN_S)
             try:
                 await self._open(authority)
-            except JournalError as error:
+            except (JournalError, StateDirError) as error:
                 authority.say_trouble(str(error))
             else:
                 logger.warning("the journal is open; leases are granted from now on")

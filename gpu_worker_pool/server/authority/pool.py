@@ -66,13 +66,13 @@ class Pool:
         # The driver's own calls, which need nothing more here.
         self.now = driver.now
         self.find = driver.find
-        self.is_written = driver.is_written
+        self.is_written = driver.outbox.is_written
         self.caught_up = driver.caught_up
         self.release_waiters = driver.release_waiters
         # `follow` calls a listener with events once they are written and their callers answered, `follow_writes` with the
         # duration of each commit.
         self.follow = driver.late_listeners.append
-        self.follow_writes = driver.write_listeners.append
+        self.follow_writes = driver.outbox.write_listeners.append
         self._starts: Mapping[str, FreeAt] = {}
         self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
@@ -189,7 +189,7 @@ class Pool:
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
         except NotWritten:
-            if not self._driver.is_written(lease_id):
+            if not self.is_written(lease_id):
                 self._presence.note_unclaimed(lease_id)
             raise
         self._presence.note_heartbeat(lease_id)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from gpu_worker_pool.core.backoff import Backoff
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, select_visible
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
+from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.holder_mark import HolderMark, MarkReader
 from gpu_worker_pool.host.holder_record import RecordReader
+from gpu_worker_pool.host.visible_devices import InstalledGpu, VisibleDevices, select_visible
 
 from .snapshot import Snapshot
 

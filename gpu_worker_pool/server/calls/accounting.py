@@ -19,7 +19,7 @@ from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usa
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
+from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire import accounting as wire
@@ -50,13 +50,13 @@ class PastLeases:
         self._asking = 0
 
     async def read(self, work: Callable[[Sequence[WaitingOrActive], Accounts], bytes]) -> bytes:
-        """Run `work` in a thread, on the live leases and the accounts; Refused if they cannot be read.
+        """Run `work` in a thread, on the live leases and the accounts; Refusal if they cannot be read.
 
         Each lease is found once: leases that are live now are passed as live, those that have ended are written before
         the read, and those that end in between are recognized by their id and the time of their request.
         """
         if self._asking >= MOST_ASKING:
-            raise Refused(
+            raise Refusal(
                 503, f"{MOST_ASKING} such calls wait already, which is the limit; ask again in a moment.", RETRY_AFTER
             )
         self._asking += 1
@@ -78,8 +78,8 @@ class PastLeases:
             raise _not_readable(trouble)
 
 
-def _not_readable(why: str) -> Refused:
-    return Refused(503, f"The past leases cannot be read now: {why.rstrip('.')}. Fix that, or ask later.", RETRY_AFTER)
+def _not_readable(why: str) -> Refusal:
+    return Refusal(503, f"The past leases cannot be read now: {why.rstrip('.')}. Fix that, or ask later.", RETRY_AFTER)
 
 
 class UsageCalls(PastLeases):
@@ -144,7 +144,7 @@ class UsageCalls(PastLeases):
         end = now if until is None else min(until, now)
         since = max(end - DEFAULT_SPAN_S, 0.0) if since is None else since
         if since >= end:
-            raise Refused(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
+            raise Refusal(422, f"since: {iso_time(since)} is not before {iso_time(end)}, the end of the span.")
 
         def count(leases: Sequence[WaitingOrActive], accounts: Accounts) -> bytes:
             live = _live(leases, scope)

@@ -11,7 +11,7 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME, is_printable
 from gpu_worker_pool.wire.forms import DrainForm
@@ -48,7 +48,7 @@ class AdminCalls:
         is_known = await self._pool.revoke(lease_id, by=name_of(call.caller()), why=call.query(REASON)["reason"])
         lease = await self._pool.find(lease_id)
         if not is_known or lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; /leases lists all live leases.")
+            raise Refusal(404, f"There is no lease {lease_id}; /leases lists all live leases.")
         return Response(200, encode(outcome_view(self._pool, lease)))
 
     async def drain(self, call: Call) -> Response:
@@ -57,14 +57,14 @@ class AdminCalls:
         reason = form.reason.strip() or "drained by the operator"
         starts_at, now = read_time("at", form.at), self._pool.wall_now()
         if starts_at is not None and starts_at < now - CLOCKS_DIFFER_S:
-            raise Refused(422, f"at: {iso_time(starts_at)} is in the past; leave it out to drain now.")
+            raise Refusal(422, f"at: {iso_time(starts_at)} is in the past; leave it out to drain now.")
         if starts_at is None or starts_at <= now:
             await self._pool.command(cmd.Configure("excluded", key, reason))
             return self._gpu(key)
         booking = Booking(_drain_id(key), (key,), starts_at, None, None, reason, name_of(call.caller()))
         for event in await self._pool.command(cmd.BookGpus(booking, Wishes())):
             if isinstance(event, ev.Refused):
-                raise Refused(422, f"This cannot be planned: {event.why}.")
+                raise Refusal(422, f"This cannot be planned: {event.why}.")
         return self._gpu(key)
 
     async def undrain(self, call: Call) -> Response:
@@ -94,7 +94,7 @@ class AdminCalls:
         if call.view_scope.is_fleet:
             node, colon, gpu = gpu.rpartition(":")
             if not colon:
-                raise Refused(404, f"{gpu[:80]!r} does not name a node; write node:GPU, as in gpu-01:0.")
+                raise Refusal(404, f"{gpu[:80]!r} does not name a node; write node:GPU, as in gpu-01:0.")
         for slot in state.slots_on(node):
             # A box that is away has no readings; its inventory has the index.
             if gpu == slot.key.uuid or (slot.gpu is not None and gpu == str(slot.gpu.index)):
@@ -102,7 +102,7 @@ class AdminCalls:
         if (key := GpuKey(node or self._pool.node, gpu)) in state.excluded:
             return key  # drained, then removed from the box
         where = f"on {node[:80]!r}" if call.view_scope.is_fleet and node else "here"
-        raise Refused(404, f"There is no GPU {gpu[:80]!r} {where}; name it by its index or UUID as /pool shows it.")
+        raise Refusal(404, f"There is no GPU {gpu[:80]!r} {where}; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> Response:
         slot = self._pool.state.slots.get(key)
@@ -147,7 +147,7 @@ def _process_name(call: Call) -> str:
     # A server decodes bytes of the path that are not UTF-8 to a character that no process has in its name.
     is_text = "\N{REPLACEMENT CHARACTER}" not in name
     if len(name) > MAX_PROCESS_NAME or not is_text or not is_printable(name) or not name.strip():
-        raise Refused(
+        raise Refusal(
             422, f"The process name must be 1 to {MAX_PROCESS_NAME} printable characters, as `ps -o comm` shows them."
         )
     return name

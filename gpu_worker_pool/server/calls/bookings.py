@@ -14,7 +14,7 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.tokens import Tokens
@@ -48,7 +48,7 @@ class BookingCalls:
     async def book(self, call: Call) -> Response:
         booking_id = check_lease_id(call.parameters["booking_id"])
         if booking_id.startswith(DRAIN_PREFIX):
-            raise Refused(422, f"Ids that begin with {DRAIN_PREFIX} are those of planned drains; use another id.")
+            raise Refusal(422, f"Ids that begin with {DRAIN_PREFIX} are those of planned drains; use another id.")
         caller = call.caller()
         call.query()
         form = await call.form(BookingForm)
@@ -66,7 +66,7 @@ class BookingCalls:
         events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_operator))
         for event in events:
             if isinstance(event, ev.Refused):
-                raise Refused(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
+                raise Refusal(409 if known is not None else 422, f"This cannot be booked: {event.why}.")
         return Response(200, encode(booking_view(self._pool.state, self._pool.state.bookings[booking_id])))
 
     async def cancel(self, call: Call) -> Response:
@@ -76,7 +76,7 @@ class BookingCalls:
         self._pool.check_leads()
         known = self._pool.state.bookings.get(booking_id)
         if known is None:
-            raise Refused(404, f"There is no booking {booking_id}; it may be over. GET /bookings lists all.")
+            raise Refusal(404, f"There is no booking {booking_id}; it may be over. GET /bookings lists all.")
         if not _may_cancel(caller, known, self._tokens):
             raise Denied(
                 403,

@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
 
@@ -30,7 +30,7 @@ class FleetCalls:
         for event in await self._pool.command(cmd.ForgetNode(call.parameters["node"], name_of(call.caller()))):
             if isinstance(event, ev.Refused):
                 status = 404 if call.parameters["node"] not in self._pool.state.nodes else 409
-                raise Refused(status, f"It is not forgotten: {event.why}.")
+                raise Refusal(status, f"It is not forgotten: {event.why}.")
         return await self._show()
 
     async def show(self, call: Call) -> Response:

@@ -12,7 +12,7 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
+from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
@@ -62,7 +62,7 @@ class LeaseCalls:
         body = await call.body()
         form = _lease_form(body)
         if form.nodes > 1 and not call.view_scope.is_fleet:
-            raise Refused(
+            raise Refusal(
                 422,
                 f"nodes is {form.nodes}, and this call means one box; ask a fleet for several nodes at /fleet/leases, or "
                 "leave nodes out.",
@@ -71,7 +71,7 @@ class LeaseCalls:
         try:
             request = _request_of(body, form, owner, call.scope_node)
         except ValueError as error:
-            raise Refused(422, f"{error}.") from None
+            raise Refusal(422, f"{error}.") from None
         known = await pool.find(lease_id)
         if known is not None:
             self._check_may_manage(caller, known)
@@ -222,7 +222,7 @@ class LeaseCalls:
             if is_its_client:
                 self._pool.note_not_told(lease.id)
             nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
-            raise Refused(
+            raise Refusal(
                 503,
                 f"The lease {lease.id} is granted on {nodes}, and the box there has not confirmed it yet; ask again with the "
                 "same id.",
@@ -235,7 +235,7 @@ class LeaseCalls:
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)
         if lease is None:
-            raise Refused(404, f"There is no lease {lease_id}; it may have ended long ago. Request a new one with PUT.")
+            raise Refusal(404, f"There is no lease {lease_id}; it may have ended long ago. Request a new one with PUT.")
         return lease
 
     def _encode(self, lease: Lease, query: dict[str, Any], call: Call) -> bytes:
@@ -309,13 +309,13 @@ def _refuse(lease_id: str, events: list[ev.Event]) -> None:
         if isinstance(event, ev.Refused) and event.subject == lease_id:
             match event.code:
                 case ev.RefusalCode.UNSERVABLE:
-                    raise Refused(422, f"This can never be granted here: {event.why}.")
+                    raise Refusal(422, f"This can never be granted here: {event.why}.")
                 case ev.RefusalCode.CONFLICT:
-                    raise Refused(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
+                    raise Refusal(409, f"The lease {lease_id} was requested with other wishes; use a new id.")
                 case ev.RefusalCode.OWNERS_QUEUE_FULL | ev.RefusalCode.TOO_MANY_LEASES:
-                    raise Refused(429, f"{event.why}.", RETRY_AFTER)
+                    raise Refusal(429, f"{event.why}.", RETRY_AFTER)
                 case ev.RefusalCode.QUEUE_FULL:
-                    raise Refused(503, f"{event.why}.", RETRY_AFTER)
+                    raise Refusal(503, f"{event.why}.", RETRY_AFTER)
 
 
 def _rounded_down(seconds: float) -> float:

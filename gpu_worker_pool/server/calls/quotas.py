@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from gpu_worker_pool.core.accounting.fair_share import OwnerUse, factor
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, Quota
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT
+from gpu_worker_pool.core.model.owner_use import OwnerUse
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
 from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
@@ -43,7 +43,7 @@ class QuotaCalls:
         form = parse_form(QuotaForm, await check_admin(call))
         owner = _owner(call)
         if form.max_queued == 0:
-            raise Refused(
+            raise Refusal(
                 422,
                 "max_queued is 0, but every request waits for a moment at least; give 1 or more. To keep an owner out, set "
                 "gpus to 0.",
@@ -51,9 +51,9 @@ class QuotaCalls:
         try:
             quota = Quota(**asdict(form))
         except ValueError as error:
-            raise Refused(422, f"{error}.") from None
+            raise Refusal(422, f"{error}.") from None
         if owner not in self._pool.state.quotas and len(self._pool.state.quotas) >= MAX_QUOTAS:
-            raise Refused(422, f"There are {MAX_QUOTAS} quotas already, which is the limit; remove one of them first.")
+            raise Refusal(422, f"There are {MAX_QUOTAS} quotas already, which is the limit; remove one of them first.")
         await self._pool.command(cmd.Configure("quotas", (owner,), quota))
         return Response(200, encode(_Uses(self._pool).view(owner, quota)))
 
@@ -62,7 +62,7 @@ class QuotaCalls:
         owner = _owner(call)
         self._pool.check_leads()
         if owner not in self._pool.state.quotas:
-            raise Refused(404, f"{owner} has no quota; GET /quotas lists all.")
+            raise Refusal(404, f"{owner} has no quota; GET /quotas lists all.")
         await self._pool.command(cmd.Configure("quotas", (owner,)))
         return await self._listed(call)
 
@@ -116,15 +116,22 @@ class _Uses:
             held_gpus=round(use.held / FULL_WEIGHT, 3),
             queued=self._state.queue.length_of(owner),
             used_gpu_hours=round(used / FULL_WEIGHT / 3600, 3),
-            share_factor=round(factor(used, self._all_used, quota.weight, all_weights), 4),
+            share_factor=round(share_factor(used, self._all_used, quota.weight, all_weights), 4),
         )
 
 
 def _owner(call: Call) -> str:
     owner = call.parameters["owner"]
     if not owner or len(owner) > MAX_TEXT or not is_printable(owner) or _BLANK.search(owner):
-        raise Refused(
+        raise Refusal(
             422,
             f"The owner must be a name of at most {MAX_TEXT} printable characters without blanks, or * for all others.",
         )
     return owner
+
+
+def share_factor(used: float, all_used: float, weight: float, all_weights: float) -> float:
+    """1 for an owner that used nothing, 1/2 for one that used exactly its share, less for one that used more."""
+    if all_used <= 0:
+        return 1.0
+    return float(2.0 ** (-(used / all_used) / (weight / all_weights)))

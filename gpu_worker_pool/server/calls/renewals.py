@@ -24,7 +24,7 @@ from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import Call, Handlers, until_gone
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.forwarding import Forwarding
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refused
+from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxRenewForm
@@ -79,7 +79,7 @@ class FleetRenewals:
         parts = self._parts(call, caller, form, membership, kept, renew_here)
         answers = await self._run(parts, form, call)
         if not any(answers):
-            raise Refused(
+            raise Refusal(
                 503,
                 f"These leases cannot be renewed now: {membership.trouble or 'the box that keeps them does not answer'}. "
                 "Ask again.",
@@ -95,9 +95,9 @@ class FleetRenewals:
         # A fleet without a key has only boxes of one user on one machine.
         is_box = bool(secret) or (call.is_loopback and Connection.of_scope(call.scope).is_own)
         if secret is None or not is_box or not is_signed(said_by, secret, "POST", RENEW_AT_BOX, body):
-            raise Refused(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
+            raise Refusal(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
         if membership is None:
-            raise Refused(404, "This server belongs to no fleet.")
+            raise Refusal(404, "This server belongs to no fleet.")
         said = read(BoxRenewForm, json.loads(body)) or BoxRenewForm(ids=())
         caller = Caller(said.caller, said.is_local, Role.OPERATOR if said.is_admin else Role.USER)
         kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
@@ -197,7 +197,7 @@ class FleetRenewals:
             answer = await self._forwarding.renew(
                 call, encode({key: said for key, said in asdict(form).items() if said})
             )
-        except Refused as why:
+        except Refusal as why:
             if why.status in {502, 503}:
                 return None
             raise

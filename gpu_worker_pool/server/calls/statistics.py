@@ -16,7 +16,7 @@ from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
@@ -168,7 +168,7 @@ class Statistics:
 
     async def readyz(self, _: Call) -> Response:
         if not self.sampler.has_sampled:
-            raise Refused(503, "The GPUs have not been read yet; ask again in a moment.")
+            raise Refusal(503, "The GPUs have not been read yet; ask again in a moment.")
         if (why_stale := self.why_stale()) is not None:
-            raise Refused(503, why_stale)
+            raise Refusal(503, why_stale)
         return Response(200, encode(service.Alive(status="ready", source=self.sampler.snapshot.source)))

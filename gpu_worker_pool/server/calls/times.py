@@ -6,18 +6,18 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 
 LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 
 
 def read_time(name: str, text: str | None) -> float | None:
-    """Read a time, in seconds since 1970; None if it is not given. Refused if it is none."""
+    """Read a time, in seconds since 1970; None if it is not given. Refusal if it is none."""
     if text is None:
         return None
     found = _seconds(text.strip())
     if found is None or not 0 <= found <= LATEST_S:
-        raise Refused(
+        raise Refusal(
             422,
             f"{name}: {text[:40]!r} is not a time; write it as 2026-11-01, 2026-11-01T12:00:00Z (UTC unless it says "
             "otherwise) or in seconds since 1970. A number of four digits is a year.",

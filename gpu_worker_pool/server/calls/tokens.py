@@ -8,7 +8,7 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.strict import parse_form
@@ -38,17 +38,17 @@ class TokenCalls:
         self._pool.check_leads()
         known = self._pool.state.tokens.get(digest)
         if known is not None and known.name != form.name:
-            raise Refused(409, f"This token is {known.name}'s; make another one for {form.name[:80]!r}.")
+            raise Refusal(409, f"This token is {known.name}'s; make another one for {form.name[:80]!r}.")
         if known is None and len(self._pool.state.tokens) >= MAX_TOKENS:
-            raise Refused(422, f"There are {MAX_TOKENS} tokens already, which is the limit; revoke one of them first.")
+            raise Refusal(422, f"There are {MAX_TOKENS} tokens already, which is the limit; revoke one of them first.")
         try:
             role = Role(form.role)
         except ValueError:
-            raise Refused(422, f"role is {form.role[:80]!r}; it must be {', '.join(Role)}.") from None
+            raise Refusal(422, f"role is {form.role[:80]!r}; it must be {', '.join(Role)}.") from None
         try:
             token = AccessToken(digest, form.name, role, self._pool.wall_now(), name_of(call.caller()), form.note)
         except ValueError as error:
-            raise Refused(422, f"{error}.") from None
+            raise Refusal(422, f"{error}.") from None
         await self._pool.command(cmd.Configure("tokens", (digest,), token))
         return Response(200, encode(_view(self._pool.state.tokens.get(digest, token))))
 
@@ -57,7 +57,7 @@ class TokenCalls:
         digest = call.parameters["digest"]
         self._pool.check_leads()
         if digest not in self._pool.state.tokens:
-            raise Refused(404, "There is no token of this digest; GET /admin/tokens lists all.")
+            raise Refusal(404, "There is no token of this digest; GET /admin/tokens lists all.")
         await self._pool.command(cmd.Configure("tokens", (digest,)))
         return await self._listed()
 

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User
 
-from .problems import Refused
+from .problems import Refusal
 from .tokens import Tokens
 
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
@@ -30,7 +30,7 @@ HOW_TO_PROVE_IT = (
 )
 
 
-class Denied(Refused):
+class Denied(Refusal):
     """The caller may not do this. The detail says what would help."""
 
     def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.types import Receive
 
 from .exchange import Exchange
-from .problems import Refused
+from .problems import Refusal
 from .time_limits import TimeLimits
 
 MAX_BODY_BYTES = 65_536
@@ -30,14 +30,14 @@ async def read_body(
     limits: TimeLimits | None = None,
     exchange: Exchange | None = None,
 ) -> bytes:
-    """Read the whole body; Refused if it is too large, too slow, compressed or incomplete.
+    """Read the whole body; Refusal if it is too large, too slow, compressed or incomplete.
 
     The time is for the whole body: a client that sends a byte now and then is too slow. A body that has arrived needs none.
     """
     encoding = headers.get("content-encoding")
     if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
         detail = "The body must not be compressed; send it without Content-Encoding."
-        raise Refused(415, detail, {"Accept-Encoding": "identity"})
+        raise Refusal(415, detail, {"Accept-Encoding": "identity"})
     arrived = None if exchange is None else exchange.take_body()
     if arrived is not None:
         if len(arrived) > limit:
@@ -50,7 +50,7 @@ async def read_body(
             return await _collect(receive, limit)
     except TimeoutError:
         detail = f"The body did not arrive within {timeout_s:g} seconds; send it at once."
-        raise Refused(408, detail, CLOSE) from None
+        raise Refusal(408, detail, CLOSE) from None
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
@@ -78,5 +78,5 @@ def _says_more_than(limit: int, length: str) -> bool:
     return len(digits) > 18 or int(digits) > limit
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"The body is too large; it must be at most {limit} bytes.", CLOSE)
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"The body is too large; it must be at most {limit} bytes.", CLOSE)

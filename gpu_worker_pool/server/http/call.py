@@ -35,7 +35,7 @@ from .connection import Connection
 from .exchange import EXCHANGE, Exchange
 from .forwarded import Forwarded
 from .known_heads import KNOWN_CALL, KnownCall, KnownHead
-from .problems import Refused
+from .problems import Refusal
 from .response import Response
 from .scope import EVERYTHING
 from .time_limits import TimeLimits
@@ -199,13 +199,13 @@ class Call:
         """Refuse a call with a body. What a caller says must not be dropped in silence."""
         if await self.body():
             method = self.scope["method"]
-            raise Refused(422, f"{method} takes no body; put what you have to say into the query, or leave it out.")
+            raise Refusal(422, f"{method} takes no body; put what you have to say into the query, or leave it out.")
 
     async def form(self, kind: type[FormT]) -> FormT:
         return parse_form(kind, await self.body())
 
     def query(self, *known: Parameter) -> dict[str, Any]:
-        """The values of these parameters by name; Refused if one is invalid, unknown or given twice."""
+        """The values of these parameters by name; Refusal if one is invalid, unknown or given twice."""
         if self._known is None:
             return self._read_query(known)
         head = self._known.head
@@ -220,13 +220,13 @@ class Call:
         try:
             pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
-            raise Refused(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
+            raise Refusal(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
         for name, text in pairs:
             if name not in found:
                 allowed = f"it must be {_one_of(tuple(found))}" if found else "this call takes none"
-                raise Refused(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
+                raise Refusal(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
             if found[name] is not None:
-                raise Refused(422, f"The query's parameter {name} is given twice; send it once.")
+                raise Refusal(422, f"The query's parameter {name} is given twice; send it once.")
             found[name] = text
         return {parameter.name: _value(parameter, found[parameter.name]) for parameter in known}
 
@@ -269,7 +269,7 @@ def _value(parameter: Parameter, text: str | None) -> Any:
         wanted = f"a text of at most {parameter.longest} printable characters"
     else:
         return text
-    raise Refused(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")
+    raise Refusal(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")
 
 
 def _one_of(choices: tuple[str, ...]) -> str:

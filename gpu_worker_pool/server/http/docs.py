@@ -18,7 +18,7 @@ from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import Resource, Route
 
 from .call import Call, Handlers
-from .problems import Refused
+from .problems import Refusal
 from .response import Headers, Response, encode, secure_headers
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Docs:
             found = await static.get_response(call.parameters["file"], {**call.scope, "method": "GET"})
         except HTTPException:
             path, prefix = call.scope["path"][:200], self._settings.api_prefix
-            raise Refused(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
+            raise Refusal(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
         body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
         headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
         return Response(found.status_code, body, headers)

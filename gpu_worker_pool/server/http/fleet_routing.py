@@ -9,7 +9,7 @@ from gpu_worker_pool.wire.routes import FLEET_PREFIX, Resource
 
 from .call import Call, Handler
 from .forwarded import HEADER, check_forwarded
-from .problems import Refused
+from .problems import Refusal
 from .response import Response
 from .scope import FLEET, Scope
 
@@ -34,7 +34,7 @@ class FleetRouting:
                 node_of_key=None if membership is None else membership.node_of_key,
             )
         if membership is None and resource.is_fleet:
-            raise Refused(
+            raise Refusal(
                 404,
                 f"This server belongs to no fleet, so there is nothing below {FLEET_PREFIX}; leave that out to mean this box.",
             )

@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.gpu import ProcessId
 
 from .access import Caller, Denied
-from .problems import RETRY_AFTER, Refused
+from .problems import RETRY_AFTER, Refusal
 
 HEADER = "gpu-pool-forwarded"
 
@@ -89,17 +89,17 @@ class Forwarded:
         return self.caller
 
     def holder_process(self, *, is_admin: bool) -> ProcessId | None:
-        """The process of the holder; Refused if the call names one that it may not."""
+        """The process of the holder; Refusal if the call names one that it may not."""
         if self.no_process is not None and not (is_admin and self.process is not None):
-            raise Refused(*self.no_process)
+            raise Refusal(*self.no_process)
         return self.process
 
 
 def check_forwarded(text: str, *, is_leader: bool, node_of_key: Callable[[str], str | None] | None) -> Forwarded:
-    """What a header says, if it is from a box of the fleet that this server leads; Refused otherwise. No call is passed on
+    """What a header says, if it is from a box of the fleet that this server leads; Refusal otherwise. No call is passed on
     twice, so there are no loops.
     """
-    unproven = Refused(
+    unproven = Refusal(
         403,
         f"The header {HEADER} is for boxes that pass calls on to the leader of their fleet, with a key of that leader; "
         "leave it out.",
@@ -108,7 +108,7 @@ def check_forwarded(text: str, *, is_leader: bool, node_of_key: Callable[[str], 
     if node_of_key is None:
         raise unproven
     if not is_leader:
-        raise Refused(
+        raise Refusal(
             503,
             "This box does not lead its fleet, so it takes no call that another box passes on; ask again. A client leaves the "
             f"header {HEADER} out.",

@@ -23,7 +23,7 @@ from gpu_worker_pool.wire.strict import FormError, parse_form
 from .bodies import ClientGone
 from .call import Call
 from .forwarded import HEADER
-from .problems import RETRY_AFTER, Refused
+from .problems import RETRY_AFTER, Refusal
 from .response import JSON, Headers, Response
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Forwarding:
         self._learned: OrderedDict[str, str] = OrderedDict()
 
     async def pass_on(self, call: Call) -> Response:
-        """Pass a call on; Refused if the leader cannot be reached, ClientGone if the caller goes away meanwhile."""
+        """Pass a call on; Refusal if the leader cannot be reached, ClientGone if the caller goes away meanwhile."""
         method = call.scope["method"]
         body = b"" if method in {"GET", "HEAD"} else await call.body()
         process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
@@ -124,7 +124,7 @@ class Forwarding:
         url, key = (None, None) if membership is None else (membership.leader_url, membership.key)
         if membership is None or url is None or key is None:
             why = (membership and membership.trouble) or "no box is known to lead the fleet"
-            raise Refused(
+            raise Refusal(
                 503, f"This call cannot be passed on to the leader of the fleet: {why}. Ask again.", RETRY_AFTER
             )
         headers = {name: call.headers[name] for name in SENT if name in call.headers}
@@ -141,7 +141,7 @@ class Forwarding:
                 if is_last:
                     raise _broken(url) from None
             except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
-                raise Refused(
+                raise Refusal(
                     503,
                     f"The leader of the fleet cannot be reached at {url}: {error}.",
                     RETRY_AFTER,
@@ -152,7 +152,7 @@ class Forwarding:
                 if HEADER not in answer.headers:
                     return answer, whole, url
                 answer.release()
-                raise Refused(
+                raise Refusal(
                     503,
                     f"The leader of the fleet ({url}) has ended its connection with this box, which makes another one; ask again.",
                     RETRY_AFTER,
@@ -191,7 +191,7 @@ class Forwarding:
         self, answer: aiohttp.ClientResponse, gone: asyncio.Future[None], url: str
     ) -> AsyncGenerator[bytes, None]:
         try:
-            with suppress(ClientGone, Refused):
+            with suppress(ClientGone, Refusal):
                 while piece := await self._race(asyncio.ensure_future(answer.content.readany()), gone, url):
                     yield piece
         finally:
@@ -265,8 +265,8 @@ async def _begun(sent: Awaitable[aiohttp.ClientResponse]) -> tuple[aiohttp.Clien
         answer.close()
 
 
-def _broken(url: str) -> Refused:
-    return Refused(
+def _broken(url: str) -> Refusal:
+    return Refusal(
         502,
         f"The connection to the leader of the fleet ({url}) broke, or another box leads now. Whether the call was carried out "
         "is not known: make the same call again, which is harmless.",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
-from gpu_worker_pool.ledger.journal import LedElsewhere, NotWritten
-from gpu_worker_pool.ledger.loop_budget import TooManyCalls
+from gpu_worker_pool.ledger.driver import TooManyCalls
+from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
 from gpu_worker_pool.wire.service import FollowersProblem, Problem
 from gpu_worker_pool.wire.strict import FormError
@@ -21,7 +21,7 @@ PROBLEM = (b"content-type", b"application/problem+json")
 RETRY_AFTER = {"Retry-After": "1"}
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a mistake
+class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
     """A call that is answered with a problem. The detail says what to do."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -31,7 +31,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a mistake
         self.headers = headers or {}
 
 
-class RefusedByFollower(Refused):
+class RefusedByFollower(Refusal):
     """A call that only the leader of the fleet can answer; `leader` is its URL."""
 
     def __init__(self, detail: str, leader: str) -> None:
@@ -49,22 +49,22 @@ def problem_of(error: Exception) -> Response:
     return Response(refused.status, body, (*as_headers(refused.headers), PROBLEM))
 
 
-def _refusal(error: Exception) -> Refused:
+def _refusal(error: Exception) -> Refusal:
     match error:
-        case Refused():
+        case Refusal():
             return error
         case FormError():
-            return Refused(error.status, error.detail)
+            return Refusal(error.status, error.detail)
         case NoSuchProcess():
-            return Refused(422, f"{error}.")
+            return Refusal(422, f"{error}.")
         case TooManyCalls():
-            return Refused(429, str(error), RETRY_AFTER)
+            return Refusal(429, str(error), RETRY_AFTER)
         case ForeignProcess():
-            return Refused(403, f"{error}.")
+            return Refusal(403, f"{error}.")
         case TooManyWaiting():
-            return Refused(503, str(error), RETRY_AFTER)
-        case LedElsewhere():
-            return RefusedByFollower(f"Nothing can be granted or ended here: {str(error).rstrip('.')}.", error.url)
+            return Refusal(503, str(error), RETRY_AFTER)
+        case NotWritten(leader_url=str(url)):
+            return RefusedByFollower(f"Nothing can be granted or ended here: {str(error).rstrip('.')}.", url)
         case NotWritten():
             detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
             if error.is_temporary:
@@ -72,6 +72,6 @@ def _refusal(error: Exception) -> Refused:
                     " What this call asked for may still be written: ask again with the same id, which is harmless and tells. "
                     "A lease that is not asked for again ends."
                 )
-            return Refused(503, detail, RETRY_AFTER)
+            return Refusal(503, detail, RETRY_AFTER)
     logger.error("a call failed", exc_info=error)
-    return Refused(500, "The server failed on this request; its log says why.")
+    return Refusal(500, "The server failed on this request; its log says why.")

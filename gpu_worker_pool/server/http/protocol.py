@@ -21,7 +21,7 @@ from .head import CLOSE, size_of
 from .known_heads import KnownCall, KnownHeads
 from .loop_share import TurnQueue
 from .polls import PolledAnswer, PolledRequests
-from .problems import Refused, problem_of
+from .problems import Refusal, problem_of
 
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
@@ -131,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours
         """Answer with a problem, and close the connection."""
-        status, body, headers = problem_of(Refused(400, self._why_invalid, CLOSE))
+        status, body, headers = problem_of(Refusal(400, self._why_invalid, CLOSE))
         assert isinstance(body, bytes)  # noqa: S101 - a problem is not a stream
         own = [*self.server_state.default_headers, *headers, (b"content-length", b"%d" % len(body))]
         lines = [b"HTTP/1.1 %d Bad Request" % status, *(name + b": " + value for name, value in own)]

@@ -22,7 +22,7 @@ from .fleet_routing import FleetRouting
 from .head import check_head
 from .loop_share import LoopShare
 from .polls import PolledRequests
-from .problems import Refused, problem_of
+from .problems import Refusal, problem_of
 from .response import JSON, Headers, Response
 from .route_index import RouteIndex, RouteMatch
 from .time_limits import TimeLimits
@@ -93,7 +93,7 @@ class Router:
             return
         try:
             check_head(scope)
-        except Refused as refused:
+        except Refusal as refused:
             await _write(problem_of(refused), (), send, is_head=method == "HEAD")
             return
         matches = self._index.find(path)
@@ -153,11 +153,11 @@ class Router:
                 query = call.scope.get("query_string", b"").decode("latin-1")
                 # Relative: the Host header is the caller's, and a proxy may use other addresses.
                 return redirect(f"../{quote(shorter.rpartition('/')[2])}{'?' if query else ''}{query}")
-            raise Refused(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
+            raise Refusal(404, f"There is nothing at {path[:200]}; {self._prefix}/ lists all calls.")
         allowed = ", ".join(dict.fromkeys(known for match in reversed(matches) for known in match.handlers))
         is_page = matches[0].resource.tag == "page"
         detail = f"{method} is not allowed at {path[:200]}; use {allowed}."
-        raise Refused(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
+        raise Refusal(405, detail, {"Allow": "GET, HEAD" if is_page else allowed})
 
     def _redirect_to_prefix(self, path: str, call: Call) -> Response | None:
         """Redirect from above the prefix to below it. The target is relative, because a proxy may use other addresses."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .loop_share import in_turns
-from .problems import Refused
+from .problems import Refusal
 
 # A body up to this size is compressed in the event loop: a thread would take longer.
 SMALL_BYTES = 4096
@@ -109,9 +109,9 @@ class SharedAnswer:
         self._is_closed = False
 
     async def get(self) -> Body:
-        """Return the answer, or raise the error of its making; Refused after `close`."""
+        """Return the answer, or raise the error of its making; Refusal after `close`."""
         if self._is_closed:
-            raise Refused(503, STOPPING)
+            raise Refusal(503, STOPPING)
         if self._may_be_old:
             if self._current is not None:
                 return await self._current.wait()
@@ -143,7 +143,7 @@ class SharedAnswer:
 
     def _stop_waiting(self) -> None:
         for run in filter(None, (self._current, self._next)):
-            run.end(Refused(503, STOPPING))
+            run.end(Refusal(503, STOPPING))
 
     async def _make_while_wanted(self) -> None:
         try:
@@ -206,7 +206,7 @@ class SharedAnswers:
         answer = self._by_query.get(query)
         if answer is None:
             if self._is_stopped:
-                raise Refused(503, STOPPING)
+                raise Refusal(503, STOPPING)
             if len(self._by_query) >= self._most:
                 self._drop_an_idle_one()
             if len(self._by_query) >= self._most:

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.ledger.waiters import Waiters
+from gpu_worker_pool.ledger.loop import Waiters
 from gpu_worker_pool.server.agent.message_codec import encode_message
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class FleetLeader:
             self._carry_out(self._boxes.written(events, self._driver.state, self._driver.now()))
             for event in events:
                 if isinstance(event, ev.LeaseEnded):
-                    self._wake(event.lease_id)
+                    self._waiters.tell(event.lease_id)
 
     def _carry_out(self, actions: Sequence[BoxAction]) -> None:
         for action in actions:
@@ -131,7 +131,7 @@ class FleetLeader:
                         logger.info("the connection of an agent is closed: %s", why)
                         session.close(why)
                 case Confirmed(lease_id=lease_id):
-                    self._wake(lease_id)
+                    self._waiters.tell(lease_id)
                 case Outdated(epoch_seen=epoch_seen):
                     self.lead_later_epoch(epoch_seen)
                     return  # it leads no more
@@ -147,11 +147,6 @@ class FleetLeader:
                 return text
             self._last = message, text
         return self._last[1]
-
-    def _wake(self, lease_id: str) -> None:
-        for waiter in self._waiters.pop(lease_id):
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _set_timer(self) -> None:
         """Set it if something else is due: a thousand agents say every second that nothing has changed."""

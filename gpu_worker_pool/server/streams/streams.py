@@ -11,7 +11,7 @@ from starlette.types import Receive
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.http.call import Call, Handlers, until_gone
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response
 from gpu_worker_pool.wire.routes import EVENTS, PACE_S
 
@@ -58,7 +58,7 @@ class Streams:
             ):
                 if number >= most:
                     detail = f"{most} streams{whose} are open already, which is the limit; poll /pool instead."
-                    raise Refused(503, detail, {"Retry-After": "5"})
+                    raise Refusal(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (
             self._events.messages(listener, call.view_scope)

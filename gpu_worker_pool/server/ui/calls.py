@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 
 from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
 from gpu_worker_pool.server.http.router import redirect
 from gpu_worker_pool.wire.page import MeView
@@ -75,7 +75,7 @@ class PageCalls:
         node, uuid = query.get("node") or "", query.get("uuid") or ""
         found = self._data.gpu(node, uuid)
         if found is None:
-            raise Refused(404, f"There is no GPU {uuid[:100]!r} on the node {node[:100]!r}; /pool lists the GPUs.")
+            raise Refusal(404, f"There is no GPU {uuid[:100]!r} on the node {node[:100]!r}; /pool lists the GPUs.")
         return Response(200, encode(found), _DATA)
 
     async def timeline(self, call: Call) -> Response:
@@ -87,7 +87,7 @@ class PageCalls:
     def _file(self, name: str, call: Call) -> Response:
         file = self._files.find(name)
         if file is None:
-            raise Refused(404, f"There is nothing at {call.scope['path'][:200]}; the page is at {self._path}.")
+            raise Refusal(404, f"There is nothing at {call.scope['path'][:200]}; the page is at {self._path}.")
         headers: Headers = ((b"etag", file.etag), (b"cache-control", b"no-cache"))
         if _is_known(file.etag.decode(), call.headers.get("if-none-match")):
             return Response(304, b"", headers)

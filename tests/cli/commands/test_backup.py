@@ -71,7 +71,7 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         refused = gpu_pool("restore", str(copy), env=env)
         assert (refused.code, "--force" in refused.err) == (125, True)
         # Killed half-way: no server grants anything then.
-        assert killed_at("in_restore", "restore", "--force", str(copy), env=env) == -signal.SIGKILL
+        assert killed_at("in_replacement", "restore", "--force", str(copy), env=env) == -signal.SIGKILL
         server.start()
         assert not server.json("/health")["can_grant"]
         server.kill()

@@ -25,9 +25,9 @@ from gpu_worker_pool.cli.demo.folder import demo_folder, remove_dead_folders
 from gpu_worker_pool.cli.demo.scene import Scene, WorkerRow
 from gpu_worker_pool.cli.demo.summary import Record, handovers, ordered_pairs, render, summarize, survival
 from gpu_worker_pool.cli.demo.view import picture
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu
 from gpu_worker_pool.history_check import check
 from gpu_worker_pool.host.guard import descendants
+from gpu_worker_pool.host.visible_devices import InstalledGpu
 from gpu_worker_pool.run_history import Line, RunHistory
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import inherited_environment

@@ -1,7 +1,7 @@
 """A breaker that opens after three failures, and calls that succeed or fail."""
 
 from gpu_worker_pool.client.endpoints.breaker import CircuitBreaker, Permit
-from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.host.backoff import Backoff
 
 THRESHOLD = 3
 OPEN_FOR = Backoff(first_s=4.0, max_s=16.0)

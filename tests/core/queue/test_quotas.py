@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker_pool.core.accounting.fair_share import HALF_LIFE_S, OwnerUse, factor
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
+from gpu_worker_pool.core.model.owner_use import HALF_LIFE_S, OwnerUse
 from gpu_worker_pool.core.queue.owners import Order
+from gpu_worker_pool.server.calls.quotas import share_factor
 from tests.core.build import Box, key, reading, refusals
 from tests.core.queue.boxes import free_at_once
 
@@ -127,10 +128,10 @@ def test_what_is_held_counts_as_it_runs() -> None:
 
 
 def test_the_factor_is_a_half_for_exactly_its_share() -> None:
-    assert factor(0.0, 10.0, 1.0, 2.0) == 1.0
-    assert factor(5.0, 10.0, 1.0, 2.0) == 0.5
-    assert factor(0.0, 0.0, 1.0, 2.0) == 1.0
-    assert factor(5.0, 10.0, 1.0, 4.0) < factor(5.0, 10.0, 1.0, 2.0) < factor(4.0, 10.0, 1.0, 2.0)
+    assert share_factor(0.0, 10.0, 1.0, 2.0) == 1.0
+    assert share_factor(5.0, 10.0, 1.0, 2.0) == 0.5
+    assert share_factor(0.0, 0.0, 1.0, 2.0) == 1.0
+    assert share_factor(5.0, 10.0, 1.0, 4.0) < share_factor(5.0, 10.0, 1.0, 2.0) < share_factor(4.0, 10.0, 1.0, 2.0)
 
 
 def test_of_equal_priority_the_owner_that_used_less_comes_first() -> None:
@@ -231,3 +232,16 @@ def test_a_share_that_is_too_much_of_a_small_gpu_waits_for_a_large_one() -> None
     assert "of at most 1" in str(box.explain("more"))
     box.release("all")
     assert box.gpus_of("more") == (key(0),)
+
+
+def test_an_owner_that_used_little_is_forgotten_when_there_are_very_many() -> None:
+    box = Box(reading())
+    for number in range(1_500):
+        box.ask(f"lease{number}", owner=f"owner{number}")
+        box.pass_time(1.0 if number else 3600.0)
+        box.release(f"lease{number}")
+        box.observe_now(reading())
+
+    assert len(box.state.usage) == 1_000
+    assert "owner0" in box.state.usage, "it used most"
+    assert "owner1" not in box.state.usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import chain, repeat
 
 import pytest
 
@@ -73,9 +74,9 @@ def test_a_step_that_must_stop_early_goes_on_in_the_order_of_the_queue() -> None
     for number in range(10):
         box.ask(f"share{number}", memory_mb=10)
     whole = deepcopy(box.state)
-    parts = step(box.state, cmd.Observe((reading(0),)), box.now, 3)
+    parts = step(box.state, cmd.Observe((reading(0),)), box.now, chain(repeat(True, 3), repeat(False)).__next__)
     while box.state.settled_until < box.now:
-        events = step(box.state, cmd.Tick(), box.now, 3)
+        events = step(box.state, cmd.Tick(), box.now, chain(repeat(True, 3), repeat(False)).__next__)
         assert sum(isinstance(event, ev.LeaseGranted) for event in events) <= 3
         parts += events
     assert parts == step(whole, cmd.Observe((reading(0),)), box.now)

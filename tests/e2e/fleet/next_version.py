@@ -52,8 +52,8 @@ def encode_event(event):
     text = _encode_event(event)
     return text[:-1] + ',"colour":"red"}' if isinstance(event, ev.TakenOver) else text
 
-def decode_event(text, readers=None):
-    return _decode_event(text.replace(',"colour":"red"}', "}"), readers)
+def decode_event(text, node=None):
+    return _decode_event(text.replace(',"colour":"red"}', "}"), node)
 """,
 }
 

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.accounts import Accounts
+from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.postgres import database as postgres_database
 from gpu_worker_pool.ledger.postgres.accounts import PostgresAccounts
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from gpu_worker_pool.ledger.postgres.url import parse_url
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import examples, plain_usage
 from tests.ledger.plain_usage import NODE, NOW, Past, many, spans

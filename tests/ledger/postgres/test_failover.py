@@ -10,7 +10,8 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
+from gpu_worker_pool.ledger.fleet_database import HistoryChanged
+from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from tests.ledger.examples import note
 from tests.ledger.postgres.conftest import execute

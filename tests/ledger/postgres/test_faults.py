@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, OutcomeUnknown
+from gpu_worker_pool.ledger.fleet_database import OutcomeUnknown
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT

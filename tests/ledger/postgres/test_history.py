@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpu_worker_pool.core.fleet.leadership import JournalSnapshot
-from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError, JournalTooNew
+from gpu_worker_pool.ledger.fleet_database import HistoryChanged
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from gpu_worker_pool.ledger.postgres.parameters import epoch_prefix

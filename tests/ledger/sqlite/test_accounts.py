@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from gpu_worker_pool.ledger.accounts import UsageTotals
+from gpu_worker_pool.ledger.accounts import SqliteAccounts, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sqlite import journal as sqlite_journal
-from gpu_worker_pool.ledger.sqlite.accounts import QUERIES, SqliteAccounts
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import plain_usage
 from tests.ledger.examples import note
@@ -85,7 +84,7 @@ def test_the_parts_of_a_span_add_up_to_the_whole(path: Path) -> None:
 def test_reading_a_span_goes_by_the_index(path: Path, query: str) -> None:
     SqliteJournal(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        sql = QUERIES[query]
+        sql = SqliteAccounts.queries[query]
         count = max(number for number in range(1, 7) if f"?{number}" in sql)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * count).fetchall()
     steps = [step for *_, step in plan]

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalInUse, JournalTooNew
-from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, check, give_name, restore
+from gpu_worker_pool.ledger.sqlite.backup import JournalFacts, back_up, give_name, restore
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger.examples import ended, note
 
@@ -30,7 +30,7 @@ def copy(path: Path) -> Path:
 
 def test_a_backup_is_one_private_file_with_all_that_was_written(path: Path, copy: Path) -> None:
     assert (copy.stat().st_mode & 0o777, sorted(copy.parent.glob("*backup*"))) == (0o600, [copy])
-    assert check(copy, SETTINGS) == JournalFacts(0, 0, 100, None, None)
+    assert back_up(copy, path.with_name("second"), SETTINGS) == JournalFacts(0, 0, 100, None, None)
     with closing(SqliteJournal(copy)) as made, closing(SqliteJournal(path)) as journal:
         assert made.load(1000) == journal.load(1000)
 
@@ -46,13 +46,13 @@ def test_no_file_is_overwritten(path: Path, copy: Path) -> None:
 
 
 def test_a_file_that_appears_while_a_backup_is_made_is_not_overwritten(copy: Path) -> None:
-    part = copy.with_name(".backup.part")
+    part, before = copy.with_name(".backup.part"), copy.read_bytes()
     part.write_bytes(b"another")
 
     with pytest.raises(JournalError, match="is there already"):
         give_name(part, copy)
 
-    assert (part.read_bytes(), check(copy, SETTINGS).ended) == (b"another", 100)
+    assert (part.read_bytes(), copy.read_bytes()) == (b"another", before)
 
 
 def test_a_journal_whose_end_is_missing_is_not_backed_up(path: Path, copy: Path) -> None:
@@ -149,10 +149,10 @@ def test_a_journal_that_is_there_is_replaced_only_on_request_and_never_in_use(pa
             restore(copy, path, SETTINGS, replace=True)
         journal.append([note(number) for number in range(500)], ())  # the mark is far ahead of the backup
 
-    done = restore(copy, path, SETTINGS, replace=True)
+    _, replaced = restore(copy, path, SETTINGS, replace=True)
 
-    assert done.replaced is not None
-    with closing(SqliteJournal(done.replaced)) as kept, closing(SqliteJournal(path)) as journal:
+    assert replaced is not None
+    with closing(SqliteJournal(replaced)) as kept, closing(SqliteJournal(path)) as journal:
         assert (kept.pool_id, journal.pool_id != old_id) == (old_id, True)
         assert len(journal.load(1000).ended) == 100
 
@@ -184,4 +184,4 @@ def test_only_a_regular_file_is_restored_and_the_refusal_does_not_wait(path: Pat
 def test_a_link_to_a_backup_is_the_backup(path: Path, copy: Path) -> None:
     path.unlink()
     path.with_name("link").symlink_to(copy)
-    assert restore(path.with_name("link"), path, SETTINGS).facts.ended == 100
+    assert restore(path.with_name("link"), path, SETTINGS)[0].ended == 100

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.ledger.outbox import BYTES_PER_LEASE, SMALLEST_TO_COMPACT, is_long
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.ledger.writer import BYTES_PER_LEASE, SMALLEST_TO_COMPACT, is_long
 from tests.ledger.examples import ENDED
 
 LARGE = "x" * 1_000_000

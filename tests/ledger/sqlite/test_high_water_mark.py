@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalInUse
-from gpu_worker_pool.ledger.sqlite.high_water_mark import HighWaterMark
+from gpu_worker_pool.ledger.sqlite import lock
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.lock import LockFile, read_mark
 from tests.ledger import children
 from tests.ledger.examples import note
 
@@ -82,19 +83,26 @@ def test_a_log_that_another_program_folded_into_the_file_is_no_damage(path: Path
     assert not list(path.parent.glob("*.damaged-*"))
 
 
-def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(path: Path) -> None:
-    for is_durable, missing in ((True, 5), (False, 0)):
-        mark = HighWaterMark(path, is_durable=is_durable)
-        mark._boot = b"another boot".ljust(40, b"\0")
-        mark.write(15)
-        mark.close()
-        assert HighWaterMark(path, is_durable=True).missing_after(10) == missing
+def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_durable, counts in ((True, 15), (False, 0)):
+        with monkeypatch.context() as before:
+            before.setattr(lock, "boot_id", lambda: "another boot")
+            with closing(LockFile(path, is_durable=is_durable)) as file:
+                file.mark(15)
+            assert read_mark(path) == 15
+        assert read_mark(path) == counts
 
 
 def test_a_mark_that_cannot_be_read_tells_nothing(path: Path) -> None:
-    assert HighWaterMark(path, is_durable=True).missing_after(3) == 0
-    Path(f"{path}.mark").write_bytes(b"nonsense" * 20)
-    assert HighWaterMark(path, is_durable=True).missing_after(3) == 0
+    assert read_mark(path) == 0
+    Path(f"{path}.lock").write_bytes(b"nonsense" * 20)
+    assert read_mark(path) == 0
+    with closing(LockFile(path, is_durable=True)) as file:
+        assert read_mark(path) == 0
+        file.mark(7)
+        assert read_mark(path) == 7
 
 
 def test_compaction_moves_the_mark_on(path: Path) -> None:

@@ -14,12 +14,11 @@ from starlette.types import Message
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.ledger.accounts import Moment, Usage, UsageTotals
-from gpu_worker_pool.ledger.sqlite.accounts import SqliteAccounts
+from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.scope import EVERYTHING
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
@@ -181,7 +180,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         (usage,) = owners(json.loads(response.body)).values()
         return {key: value for key, value in usage.items() if not key.endswith("hours")}
 
-    with pytest.raises(Refused, match="not been opened yet") as caught:
+    with pytest.raises(Refusal, match="not been opened yet") as caught:
         await ask(lambda: SqliteAccounts(journal_path(settings)))
     assert caught.value.status == 503
     async with app.running():

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from gpu_worker_pool.server.http.bodies import ClientGone, read_body
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 
 
 class Wire:
@@ -46,7 +46,7 @@ async def test_nothing_is_asked_for_after_the_end() -> None:
 @pytest.mark.parametrize("headers", [{}, {"content-length": "3"}, {"content-length": "nonsense"}])
 async def test_bytes_are_counted_as_they_come(headers: dict[str, str]) -> None:
     wire = Wire(b"x" * 6, b"x" * 5, b"x" * 6)
-    with pytest.raises(Refused, match="at most 10 bytes") as caught:
+    with pytest.raises(Refusal, match="at most 10 bytes") as caught:
         await read_body(wire.receive, headers, limit=10)
     assert (caught.value.status, caught.value.headers) == (413, {"Connection": "close"})
     assert wire.taken == 2
@@ -55,7 +55,7 @@ async def test_bytes_are_counted_as_they_come(headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("length", ["11", " 11 ", "9" * 5000])
 async def test_a_length_over_the_limit_is_refused_unread(length: str) -> None:
     wire = Wire(b"x")
-    with pytest.raises(Refused, match="too large"):
+    with pytest.raises(Refusal, match="too large"):
         await read_body(wire.receive, {"content-length": length}, limit=10)
     assert wire.taken == 0
 
@@ -67,7 +67,7 @@ async def test_any_other_length_leaves_it_to_the_counting(length: str) -> None:
 
 @pytest.mark.parametrize("chunks", [(), (b"{",), (b"{", b'"', b"g")])
 async def test_silence_before_the_end_is_too_slow(chunks: tuple[bytes, ...]) -> None:
-    with pytest.raises(Refused, match="within 0 seconds") as caught:
+    with pytest.raises(Refusal, match="within 0 seconds") as caught:
         async with asyncio.timeout(2):  # and not at some later time
             await read_body(Wire(*chunks, ends=False).receive, {}, timeout_s=0)
     assert (caught.value.status, caught.value.headers) == (408, {"Connection": "close"})
@@ -78,7 +78,7 @@ async def test_the_time_is_for_the_whole_body_and_not_for_each_byte() -> None:
         await asyncio.sleep(0)  # another turn of the loop, and then a byte, forever
         return {"type": "http.request", "body": b"", "more_body": True}
 
-    with pytest.raises(Refused, match="did not arrive"):
+    with pytest.raises(Refusal, match="did not arrive"):
         await read_body(drip, {}, timeout_s=0.001)
 
 
@@ -101,7 +101,7 @@ async def test_only_plain_bodies_are_taken(encoding: str, is_taken: bool) -> Non
     if is_taken:
         assert await read_body(wire.receive, {"content-encoding": encoding}) == b"{}"
         return
-    with pytest.raises(Refused, match="compressed") as caught:
+    with pytest.raises(Refusal, match="compressed") as caught:
         await read_body(wire.receive, {"content-encoding": encoding})
     assert (caught.value.status, wire.taken) == (415, 0)
 

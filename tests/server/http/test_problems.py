@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from gpu_worker_pool.ledger.loop_budget import TooManyCalls
+from gpu_worker_pool.ledger.driver import TooManyCalls
 from gpu_worker_pool.server.http.problems import problem_of
 
 
 def test_a_caller_with_too_many_calls_is_told_to_come_again() -> None:
-    answer = problem_of(TooManyCalls(1000))
+    answer = problem_of(TooManyCalls("1000 calls of this caller wait"))
     assert isinstance(answer.body, bytes)
     assert answer.status == 429
     assert "1000 calls of this caller" in json.loads(answer.body)["detail"]

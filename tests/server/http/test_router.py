@@ -17,7 +17,7 @@ from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.openapi import make_document
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
 from gpu_worker_pool.server.http.router import PIECE_BYTES, Router
 from gpu_worker_pool.server.settings import ServerSettings
@@ -167,7 +167,7 @@ async def test_a_fault_of_ours_is_a_problem_and_stands_in_the_log(caplog: pytest
 
 async def test_what_a_handler_refuses_is_answered_with_its_headers_and_those_of_the_page() -> None:
     async def refuse(_: Call) -> Response:
-        raise Refused(503, "Later.", {"Retry-After": "5"})
+        raise Refusal(503, "Later.", {"Retry-After": "5"})
 
     answer = await ask(one(refuse, tag="page", cors="never"), "GET", "/one", origin="http://a")
     assert (answer.status, answer.detail, answer.headers["retry-after"]) == (503, "Later.", "5")

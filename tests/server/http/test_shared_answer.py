@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.http.problems import Refused
+from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.shared_answer import MOST_ANSWERED, REST_FACTOR, SMALL_BYTES, Body, SharedAnswer
 from tests.server.settling import settled
 
@@ -198,9 +198,9 @@ async def test_what_goes_wrong_is_told_to_those_who_wait_for_it_and_not_kept(loo
     alone = asyncio.create_task(bench.answer.get())
     await settled()
     alone.cancel()
-    await bench.end(Refused(503, "no disk"))
+    await bench.end(Refusal(503, "no disk"))
     for task in together:
-        with pytest.raises(Refused, match="no disk"):
+        with pytest.raises(Refusal, match="no disk"):
             task.result()
 
     later = await bench.ask()
@@ -236,9 +236,9 @@ async def test_closing_leaves_nobody_waiting_and_nothing_running() -> None:
     await bench.answer.close()
     await settled()
     for task in (making, resting):
-        with pytest.raises(Refused, match="stopping"):
+        with pytest.raises(Refusal, match="stopping"):
             task.result()
-    with pytest.raises(Refused, match="stopping"):
+    with pytest.raises(Refusal, match="stopping"):
         await bench.answer.get()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -7,10 +7,6 @@ INSERT INTO event (position, body, crc) VALUES (?, ?, ?);
 -- name: read_events
 SELECT body, crc FROM event ORDER BY position;
 
--- name: last_crc
--- The crc that the next event continues.
-SELECT crc FROM event ORDER BY position DESC LIMIT 1;
-
 -- name: last_position
 -- The last position ever written, compacted events included; positions are never reused.
 SELECT max((SELECT compacted_to FROM pool), (SELECT coalesce(max(position), 0) FROM event));
@@ -22,16 +18,15 @@ DELETE FROM event;
 UPDATE pool SET compacted_to = ?;
 
 -- name: read_pool
--- Its identity, and what was written since the last compaction.
-SELECT pool_id, compacted_to, (SELECT coalesce(sum(length(body)), 0) FROM event WHERE position > compacted_to) FROM pool;
+-- Its identity, what was written since the last compaction, and the crc that the next event continues.
+SELECT pool_id, compacted_to, (SELECT coalesce(sum(length(body)), 0) FROM event WHERE position > compacted_to),
+    coalesce((SELECT crc FROM event ORDER BY position DESC LIMIT 1), 0)
+FROM pool;
 
 -- name: begin_again
--- For the file that replaces a damaged one: the pool is the same, and leases that ended before are no longer known.
-UPDATE pool SET pool_id = ?, compacted_to = ?, complete_since = ?;
-
--- name: renew_pool_id
--- For a journal that is put back from a copy: holders of leases that it does not know must not believe what it says.
-UPDATE pool SET pool_id = lower(hex(randomblob(8)));
+-- For a file that replaces another one. If the pool is the same its identity is given. If not, as after a restore, it stays
+-- that of a new pool: holders of leases that the file does not know must not believe what it says.
+UPDATE pool SET pool_id = coalesce(?, pool_id), compacted_to = ?, complete_since = ?;
 
 -- name: keep_ended
 -- A lease that is already there is replaced, and counts as the latest again.
@@ -40,6 +35,9 @@ INSERT OR REPLACE INTO ended_lease (body, crc) VALUES (?, ?);
 -- name: read_last_ended
 -- In the order of writing, not of ended_at: wall clocks are sometimes set back.
 SELECT body, crc FROM (SELECT position, body, crc FROM ended_lease ORDER BY position DESC LIMIT ?) ORDER BY position;
+
+-- name: read_all_ended
+SELECT body, crc FROM ended_lease ORDER BY position;
 
 -- name: size_of_ended
 -- The bytes that are used (pages that a deletion freed are used again before the file grows), the first and the last position.
@@ -111,6 +109,3 @@ WHERE (ended_at >= ?1 OR ended_at IS NULL) AND gpu_count > 0
     AND (lease_id, requested_at) NOT IN (
         SELECT json_extract(value, '$[0]'), json_extract(value, '$[4]') FROM json_each(?3)
     );
-
--- name: read_whole_ended
-SELECT body, crc FROM ended_lease;

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from .gpu_names import as_gpu_names
+from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
 _SEPARATORS = re.compile(r"[,\s]+")
 _QUOTES = "\"'"

@@ -41,10 +41,3 @@ class OwnerUse:
 
     def remember(self, lasted_s: float) -> None:
         self.recent = (*self.recent, lasted_s)[-RECENT_LEASES:]
-
-
-def factor(used: float, all_used: float, weight: float, all_weights: float) -> float:
-    """1 for an owner that used nothing, 1/2 for one that used exactly its share, less for one that used more."""
-    if all_used <= 0:
-        return 1.0
-    return float(2.0 ** (-(used / all_used) / (weight / all_weights)))

@@ -14,12 +14,12 @@ FAILPOINTS = (
     "before_append",  # nothing is written yet
     "in_append",  # all is written, nothing is committed
     "after_append",  # committed, no client has been told
-    "in_compaction",  # the old events are deleted, half of the new ones are written, nothing is committed
-    "after_compaction",  # committed, the log is not yet folded into the file
+    "in_compaction",  # the old events are replaced by the new ones, nothing is committed
+    "after_compaction",  # committed, nothing is forgotten yet
     "in_creation",  # the tables are made, nothing is committed
     "after_creation",  # committed, a file is not yet in its place
     "in_backup",  # the copy is whole, and does not have its name yet
-    "in_restore",  # the old journal is set aside, the one of the backup is not yet in its place
+    "in_replacement",  # the old file is set aside, the new one is not yet in its place
 )
 
 

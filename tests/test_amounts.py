@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.units import asked_mb, parse_memory_mb, show_mb
+from gpu_worker_pool.amounts import asked_mb, parse_memory_mb
+from gpu_worker_pool.core.model.units import show_mb
 
 
 @pytest.mark.parametrize(

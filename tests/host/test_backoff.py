@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.backoff import Backoff
+from gpu_worker_pool.host.backoff import Backoff
 
 backoffs = st.builds(
     lambda first_s, factor, span: Backoff(first_s=first_s, factor=factor, max_s=first_s * span),

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.visible_devices import InstalledGpu, VisibleDevices, gpu_names_in, select_visible
+from gpu_worker_pool.host.visible_devices import InstalledGpu, VisibleDevices, gpu_names_in, select_visible
 
 BOX = (
     InstalledGpu(0, "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"),

@@ -1,4 +1,4 @@
-"""The directory of the journal."""
+"""The directory in which a server keeps its leases: where it is, and that no other user can change what is in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from .journal import JournalError, StateDirUnsafe
-
 FOLDER = "gpu-worker-pool"
+
+
+class StateDirError(Exception):
+    """There is no directory for the leases, or another user could change them. The message says why, and what to do."""
 
 
 def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: str, uid: int) -> Path:
@@ -31,24 +33,24 @@ def state_dir(configured: str | None, environ: Mapping[str, str], *, platform: s
 
 
 def make_state_dir(folder: Path) -> None:
-    """Make the directory if it is not there; StateDirUnsafe if another user could change the files in it."""
+    """Make the directory if it is not there; StateDirError if another user could change the files in it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_is_private(folder)
 
 
 def check_is_private(folder: Path) -> None:
-    """StateDirUnsafe if another user could change the files in this directory.
+    """StateDirError if another user could change the files in this directory.
 
     A link counts as the directory that it leads to: systemd makes such links for services with a DynamicUser.
     """
     elsewhere = "set GPU_POOL_STATE_DIR to a folder of the server's own"
     _check(folder.stat(), f"the state directory {folder}", folder, f"or {elsewhere}, such as one inside it")
     if folder.is_symlink() and (owner := folder.lstat().st_uid) not in {0, os.geteuid()}:
-        raise StateDirUnsafe(f"the state directory {folder} is a link of another user (uid {owner}); {elsewhere}")
+        raise StateDirError(f"the state directory {folder} is a link of another user (uid {owner}); {elsewhere}")
 
 
 def check_files(*files: Path) -> None:
-    """StateDirUnsafe if another user could write to one of the journal's files, or if it is a link: that might lead to a
+    """StateDirError if another user could write to one of the journal's files, or if it is a link: that might lead to a
     file of another user.
     """
     for file in files:
@@ -57,22 +59,36 @@ def check_files(*files: Path) -> None:
         except FileNotFoundError:
             continue
         if stat.S_ISLNK(found.st_mode):
-            raise StateDirUnsafe(
+            raise StateDirError(
                 f"{file} is a link, and the files of the leases must not be; put the file itself there, or set "
                 "GPU_POOL_STATE_DIR to the folder that has it"
             )
         _check(found, str(file), file, "after you have made sure that it was not changed")
 
 
+def create_private(path: Path) -> None:
+    """Create an empty file that only its owner may read; SQLite gives its logs the same rights."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of its files survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _check(found: os.stat_result, name: str, path: Path, or_else: str) -> None:
     own = os.geteuid()
     if found.st_uid not in {0, own}:
-        raise StateDirUnsafe(
+        raise StateDirError(
             f"{name} belongs to another user (uid {found.st_uid}), who could change the leases; give it to the user of the "
             f"server (chown {own} {path}), {or_else}"
         )
     if found.st_mode & 0o022:
-        raise StateDirUnsafe(
+        raise StateDirError(
             f"other users may write to {name} (mode {stat.S_IMODE(found.st_mode):04o}), and could change the leases; "
             f"chmod go-w {path}, {or_else}"
         )
@@ -93,7 +109,7 @@ def _home(environ: Mapping[str, str], uid: int) -> Path:
 
         return Path(pwd.getpwuid(uid).pw_dir)
     except (ImportError, KeyError):
-        raise JournalError(
+        raise StateDirError(
             f"the user with uid {uid} has no home directory to keep the leases in; set GPU_POOL_STATE_DIR to a folder "
             "that outlives the server"
         ) from None

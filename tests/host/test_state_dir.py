@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.state_dir import state_dir
+from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 
 HOME = {"HOME": "/home/ann"}
 SYSTEMD = {"STATE_DIRECTORY": "/var/lib/one:/var/lib/two"}
@@ -47,5 +46,5 @@ def test_without_home_the_users_entry_is_taken() -> None:
 
 
 def test_a_user_without_a_home_is_told_what_to_set() -> None:
-    with pytest.raises(JournalError, match="GPU_POOL_STATE_DIR"):
+    with pytest.raises(StateDirError, match="GPU_POOL_STATE_DIR"):
         state_dir(None, {}, platform="linux", uid=2**31 - 7)

@@ -1,1 +1,0 @@
-"""Fair share: what owners used lately."""
