@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import groupby
 
 from gpu_worker_pool.core.model.facts import SlotFacts, facts_of
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -70,20 +71,37 @@ class PlainPlacer:
         self, usable: list[GpuKey], scores: dict[GpuKey, float], wishes: Wishes
     ) -> tuple[tuple[object, ...], Gpus]:
         ranks = {key: self._facts[key].room_mb if wishes.is_shared else scores[key] for key in usable}
-        in_order = sorted(usable, key=lambda key: (ranks[key], self._facts[key].gpu_index, key))
         by_model: dict[str | None, list[GpuKey]] = {}
-        for key in sorted(usable, key=lambda key: (self._facts[key].gpu_index, key)):
-            model = self._facts[key].name
-            by_model.setdefault(model, [each for each in in_order if self._facts[each].name == model])
+        for key in usable:
+            by_model.setdefault(self._facts[key].name, []).append(key)
         enough = [alike for alike in by_model.values() if len(alike) >= wishes.gpus]
-
-        def fewest(alike: list[GpuKey]) -> tuple[int, float]:
-            return len(alike), sum(ranks[key] for key in alike[: wishes.gpus])
-
-        in_order = min(enough, key=fewest) if enough else in_order
-        gpus = sorted(in_order[: wishes.gpus], key=lambda key: self._facts[key].gpu_index)
+        fewest = min(map(len, enough), default=0)
+        groups = [alike for alike in enough if len(alike) == fewest] or [usable]
+        choices = [choice for alike in groups for choice in self._choices(alike, ranks, wishes)]
+        _, gpus = min(choices)
         node = usable[0].node
-        return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(gpus)
+        return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(key for _, key in gpus)
+
+    def _choices(
+        self, usable: list[GpuKey], ranks: dict[GpuKey, float], wishes: Wishes
+    ) -> list[tuple[tuple[object, ...], list[tuple[float, GpuKey]]]]:
+        """The GPUs that come into question, with what they are chosen by: for shares those with the least room; else any in a
+        row, of the idle ones if these are enough.
+        """
+        number = wishes.gpus
+        if wishes.is_shared:
+            fullest = sorted(usable, key=lambda key: (ranks[key], self._facts[key].gpu_index, key))[:number]
+            chosen = sorted((self._facts[key].gpu_index, key) for key in fullest)
+            return [((sum(ranks[key] for _, key in chosen),), chosen)]
+        idle = [key for key in usable if ranks[key] < 10]
+        row = sorted((self._facts[key].gpu_index, key) for key in (idle if len(idle) >= number else usable))
+        choices: list[tuple[tuple[object, ...], list[tuple[float, GpuKey]]]] = []
+        for first in range(len(row) - number + 1):
+            chosen, left = row[first : first + number], row[:first] + row[first + number :]
+            runs = [list(run) for _, run in groupby(enumerate(left), key=lambda item: item[1][0] - item[0])]
+            spread, together = chosen[-1][0] - chosen[0][0], sum(len(run) ** 2 for run in runs)
+            choices.append(((spread, -together, sum(ranks[key] for _, key in chosen)), chosen))
+        return choices
 
     def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:
         """Whether a GPU counts as open on its node: to a request with laxer thresholds, also one above the pool's own."""
@@ -108,6 +126,10 @@ class PlainPlacer:
         part = self._state.settings.thresholds_for(wishes).memory_percent / 100
         return part * facts.total_mb - (wishes.memory_mb or 0.0) - use.committed_mb
 
+    def _use(self, key: GpuKey, wishes: Wishes) -> float:
+        facts = self._facts[key]
+        return facts.room_mb if wishes.is_shared else (facts.percent or 0.0) + facts.load_percent
+
     def with_home(self, gpus: Gpus, lease: QueuedLease, avoiding: AbstractSet[GpuKey]) -> Gpus:
         wishes, home = lease.request.wishes, lease.request.holder.node
         if wishes.nodes == 1 or home is None or any(key.node == home for key in gpus):
@@ -120,7 +142,7 @@ class PlainPlacer:
     def left_to(self, lease: QueuedLease, ahead: list[QueuedLease], avoiding: AbstractSet[GpuKey]) -> GpuKey | None:
         """A GPU that only the waiter's own process uses, if no waiter ahead needs such a GPU."""
         state, process = self._state, lease.request.holder.process
-        for key in sorted(self._facts.keys() - avoiding):
+        for key in sorted(self._facts.keys() - avoiding, key=lambda key: (self._use(key, lease.request.wishes), key)):
             if process is None or process not in self._facts[key].left_to:
                 continue
             slot = as_left_to(state, state.slots[key], lease.request)

@@ -15,8 +15,9 @@ from gpu_worker_pool.core.model.state import PoolState
 from .eligibility import is_suitable
 from .refusal import was_or_were, why_unservable
 
-# A pass over the queue looks at all bookings.
+# A pass over the queue looks at all bookings. Drains that are planned do not count: maintenance must not wait.
 MOST_BOOKINGS = 256
+MOST_OF_ONE_OWNER = 32
 
 
 def book(
@@ -27,8 +28,8 @@ def book(
         return "it would be over before it begins; give an end that is later"
     if booking.ends_at is not None and booking.ends_at <= now + state.wall_offset_s:
         return "its end has passed already; give an end that is later than now"
-    if len(state.bookings) >= MOST_BOOKINGS and booking.id not in state.bookings:
-        return f"there are {MOST_BOOKINGS} bookings already, which is the limit; cancel one of them first"
+    if (why := _why_too_many(state, booking)) is not None:
+        return why
     if wishes.nodes > 1 and not booking.gpus:
         return f"{wishes} {was_or_were(wishes)} asked for; a booking has GPUs of one node. Book each node by itself"
     unknown = [key for key in booking.gpus if key not in state.slots]
@@ -55,6 +56,18 @@ def book(
             "or other GPUs; an operator or an administrator may book all the same"
         )
     return booked
+
+
+def _why_too_many(state: PoolState, booking: Booking) -> str | None:
+    if booking.is_drain or booking.id in state.bookings:
+        return None
+    others = [other for other in state.bookings.values() if not other.is_drain]
+    if len(others) >= MOST_BOOKINGS:
+        return f"there are {MOST_BOOKINGS} bookings already, which is the limit; cancel one of them first"
+    if sum(other.owner == booking.owner for other in others) >= MOST_OF_ONE_OWNER:
+        whose = booking.owner or "maintenance"
+        return f"{whose} has {MOST_OF_ONE_OWNER} bookings already, which is the limit of one owner; cancel one of them first"
+    return None
 
 
 def late_leases(state: PoolState, booking: Booking) -> list[str]:

@@ -5,7 +5,8 @@
   fit; of equals, on the node with the fewest open GPUs. So shared GPUs fill up first, and whole GPUs and nodes stay
   whole.
 - Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
-  fewest, so that what remains is as large as possible.
+  fewest, so that what remains is as large as possible. Of these, neighbours: the GPUs that are closest to each other, and of
+  equal choices the one that leaves the longest runs of neighbours.
 - A gang: its number of nodes, by the same rules. The node of its holder's process is one of them if it has room.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
@@ -34,6 +35,8 @@ from .eligibility import judge, stale_at
 from .verdicts import Verdict
 
 NOTHING: frozenset[GpuKey] = frozenset()
+# Below it, by memory and utilization together, nothing computes on a GPU.
+IDLE_PERCENT = 10.0
 # Sums of floats may differ in the last bits from those of `judge`, which decides such close cases.
 ROUNDING_MB = 1e-3
 
@@ -168,9 +171,55 @@ class Placer:
         for key in sorted(usable, key=lambda each: (self.state.facts.of(each).gpu_index, each)):
             facts = self.state.facts.of(key)
             by_model[facts.name or ""].append((self.rank(key, wishes), facts.gpu_index, key))
-        enough = [sorted(group) for group in by_model.values() if len(group) >= wishes.gpus]
+        enough = [group for group in by_model.values() if len(group) >= wishes.gpus]
+        choose = _fullest if wishes.is_shared else _closest
         if enough:
-            ranked = min(enough, key=lambda group: (len(group), sum(rank for rank, _, _ in group[: wishes.gpus])))
+            fewest = min(map(len, enough))
+            chosen = min(choose(group, wishes.gpus) for group in enough if len(group) == fewest)
         else:
-            ranked = sorted(entry for group in by_model.values() for entry in group)
-        return tuple(key for _, _, key in sorted(ranked[: wishes.gpus], key=lambda entry: entry[1]))
+            chosen = choose([entry for group in by_model.values() for entry in group], wishes.gpus)
+        return tuple(key for _, key in chosen.gpus)
+
+
+class _Choice(NamedTuple):
+    """GPUs by index; the best choice sorts first. `spread` is how far they are apart, `rank` what is used of them."""
+
+    spread: int
+    fragments: int
+    rank: float
+    gpus: tuple[tuple[float, GpuKey], ...]
+
+
+# What a GPU is rated by, its index and its key.
+Rated = tuple[float, float, GpuKey]
+
+
+def _fullest(usable: list[Rated], number: int) -> _Choice:
+    """The GPUs for shares: those with the least room."""
+    return _choice(sorted(usable)[:number])
+
+
+def _closest(usable: list[Rated], number: int) -> _Choice:
+    """The GPUs for an exclusive lease: neighbours, of the run that they fit best. Idle GPUs come before others."""
+    idle = [entry for entry in usable if entry[0] < IDLE_PERCENT]
+    known = sorted(idle if len(idle) >= number else usable, key=lambda entry: entry[1:])
+    choices = []
+    for first in range(len(known) - number + 1):
+        left = [index for _, index, _ in (*known[:first], *known[first + number :])]
+        choices.append(_choice(known[first : first + number], left))
+    return min(choices)
+
+
+def _choice(some: list[Rated], left: list[float] | None = None) -> _Choice:
+    gpus = tuple(sorted((index, key) for _, index, key in some))
+    spread = 0 if left is None else int(gpus[-1][0] - gpus[0][0])
+    return _Choice(spread, -_runs(left or []), sum(rank for rank, _, _ in some), gpus)
+
+
+def _runs(indices: list[float]) -> int:
+    """How good these GPUs are for others: the squares of the lengths of their runs of neighbours."""
+    total, length = 0, 0
+    for place, index in enumerate(indices):
+        length = length + 1 if place and index == indices[place - 1] + 1 else 1
+        total += 2 * length - 1
+    return total

@@ -244,3 +244,34 @@ def test_a_preemptible_lease_that_ends_in_time_by_its_limit_is_left_alone() -> N
     (warned,) = of_kind(box.run_to(NOON), ev.LeaseWarned)
     assert isinstance(warned, ev.LeaseWarned)
     assert warned.reason == "time_limit"
+
+
+def later_bookings(box: Box, number: int, owner: str | None, *, first: int = 0) -> list[str]:
+    """Book one GPU after another for an hour each; return why the last one was refused, if it was."""
+    events: list[ev.Event] = []
+    for place in range(first, first + number):
+        starts_at = NOON + WALL_OFFSET_S + 24 * HOUR_S + place * HOUR_S
+        booking = Booking(f"{owner}{place}", (key(),), starts_at, starts_at + HOUR_S, owner, "a course")
+        events = box.do(cmd.BookGpus(booking, Wishes()))
+    return [event.why for event in events if isinstance(event, ev.Refused)]
+
+
+def test_one_owner_does_not_fill_all_bookings() -> None:
+    box = box_of(1)
+
+    assert later_bookings(box, 32, "ada") == []
+    (why,) = later_bookings(box, 1, "ada", first=32)
+    assert "ada has 32 bookings already, which is the limit of one owner" in why
+    assert later_bookings(box, 1, "bob", first=40) == []
+
+
+def test_a_planned_drain_is_taken_however_many_bookings_there_are() -> None:
+    box = box_of(1)
+    for number in range(8):
+        assert later_bookings(box, 32, f"owner{number}", first=100 * number) == []
+    (why,) = later_bookings(box, 1, "late", first=900)
+    assert "there are 256 bookings already" in why
+
+    drain = Booking("drain", (key(),), NOON + WALL_OFFSET_S, None, None, "a new fan", "root")
+    box.do(cmd.BookGpus(drain, Wishes()))
+    assert "drain" in box.state.bookings

@@ -297,3 +297,40 @@ def test_a_node_whose_open_gpus_are_of_another_model_is_passed_over() -> None:
     box.ask("a", gpus=2, model="A100")
 
     assert box.gpus_of("a") == (key(0, "y"), key(1, "y"))
+
+
+def indices(box: Box, lease_id: str) -> list[str]:
+    return [gpu.uuid[-1] for gpu in box.gpus_of(lease_id)]
+
+
+def test_several_gpus_are_neighbours() -> None:
+    box = Box(*(reading(index) for index in range(8)))
+    for name in "abcdefgh":
+        box.ask(name)
+    for name in "bcefgh":  # 1, 2, 4, 5, 6, 7 are free
+        box.release(name)
+    box.pass_time(0.1)
+    box.observe_now(*(reading(index) for index in range(8)))
+
+    box.ask("four", gpus=4)
+
+    assert indices(box, "four") == ["4", "5", "6", "7"]
+
+
+def test_of_equal_choices_the_one_is_taken_that_leaves_the_longest_run() -> None:
+    box = Box(*(reading(index) for index in range(8)))
+    box.ask("in the way", among=("4",))
+
+    box.ask("three", gpus=3)  # 5 to 7 are just enough; 0 to 3 stay together
+    box.ask("four", gpus=4)
+
+    assert indices(box, "three") == ["5", "6", "7"]
+    assert indices(box, "four") == ["0", "1", "2", "3"]
+
+
+def test_a_gpu_in_use_is_no_better_for_being_a_neighbour() -> None:
+    box = Box(reading(0), reading(1, used_mb=40_000, processes=None), reading(2), reading(3))
+
+    box.ask("two", gpus=2)
+
+    assert indices(box, "two") == ["2", "3"]
