@@ -82,6 +82,7 @@ class VerdictView:
     owner: str | None = None
     starts_at: float | None = None
     ends_at: float | None = None
+    within_s: float | None = None
     held: float | None = None
     quota: int | None = None
 

@@ -150,16 +150,24 @@ class Model(PlainGpus):
         limit_s = self.limit_s(lease.request)
         return limit_s is not None and self.now + limit_s <= date
 
+    def expected_s(self, owner: str | None) -> float | None:
+        """How long a lease without a limit lasts, by the last two of its owner, or of all."""
+        lasted = self.lasted.get(owner) or self.all_lasted
+        return max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0) if lasted else None
+
     def booked_from(self, lease: Lease, at: float | None = None, late_s: float = 0.0) -> set[Key]:
         """What bookings keep from a waiter now, or would at a later time if it is so late."""
         found: set[Key] = set()
-        now, limit_s = self.now if at is None else at, self.limit_s(lease.request)
+        now, lasts_s = (
+            self.now if at is None else at,
+            self.limit_s(lease.request) or self.expected_s(lease.owner) or 3600.0,
+        )
         for booking in self.bookings.values():
             starts = booking.starts_at - self.wall - late_s
             is_over = booking.ends_at is not None and booking.ends_at - self.wall <= now
             makes_room = lease.request.preemptible and now < starts - self.settings.preempt_grace_s
             is_own = booking.owner is not None and booking.owner == lease.owner
-            if not (is_own or is_over or makes_room or (limit_s is not None and now + limit_s <= starts)):
+            if not (is_own or is_over or makes_room or now + lasts_s <= starts):
                 found |= set(booking.gpus)
         return found
 
@@ -196,11 +204,10 @@ class Model(PlainGpus):
             return max(lease.ending[1], self.now), SURE
         if lease.limit is not None:
             return max(lease.limit, self.now + warning_s(lease) / 6), SURE
-        lasted = self.lasted.get(lease.owner) or self.all_lasted
         # A limit that came after the grant does not bind it.
-        if not lasted:
+        lasts = self.expected_s(lease.owner)
+        if lasts is None:
             return FOREVER, "unknown"
-        lasts = max(sum(lasted[-2:]) / len(lasted[-2:]), 1.0)
         so_far = max(self.now + self.wall - lease.granted_at, 0.0)
         while lasts <= so_far:
             lasts *= 2

@@ -100,7 +100,9 @@ class PlainPlacer:
             chosen, left = row[first : first + number], row[:first] + row[first + number :]
             runs = [list(run) for _, run in groupby(enumerate(left), key=lambda item: item[1][0] - item[0])]
             spread, together = chosen[-1][0] - chosen[0][0], sum(len(run) ** 2 for run in runs)
-            choices.append(((spread, -together, sum(ranks[key] for _, key in chosen)), chosen))
+            # Where no run is long enough, what is left of each does not count.
+            left_over = -together if spread == number - 1 else 0
+            choices.append(((spread, left_over, sum(ranks[key] for _, key in chosen)), chosen))
         return choices
 
     def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:

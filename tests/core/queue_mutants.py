@@ -177,8 +177,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a booking counts before its date",
         "withheld",
-        "return not self._ends_by(request_class, now + late_s, starts)",
-        "return starts <= now and not self._ends_by(request_class, now + late_s, starts)",
+        "return now + late_s + lasts_s > starts",
+        "return now > starts",
     ),
     Mutant(
         "a booking ends",

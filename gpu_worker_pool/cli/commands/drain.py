@@ -16,6 +16,7 @@ from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.moments import parse_moment, show_moment
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.pools.plans import HELD_BACK
 from gpu_worker_pool.cli.pools.reading import ask_pool, ask_pools, read_gpu
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus, show_holding
@@ -57,7 +58,7 @@ def drain(
     """Take GPUs out of service: no new leases on them; those there run on. For administrators.
 
     Each GPU has its own line; those that cannot be changed are named at the end. With --at it is planned: until then,
-    leases whose time limit ends before are granted.
+    leases that will have ended before are granted.
     """
     now = time.time()
     starts_at = None if at is None else parse_moment(at, now, "--at")
@@ -79,6 +80,8 @@ def drain(
 
     body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
     failure = _tell(_Action("drain", body, show), gpus, Servers(endpoint, is_fleet=fleet), every=every)
+    if starts_at is not None and drained and not json:
+        complain(HELD_BACK)
     if wait and drained:
         if failure is not None:
             complain(str(failure))  # now, and again at the end

@@ -16,7 +16,7 @@ from gpu_worker_pool.cli.moments import parse_moment
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Model
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
-from gpu_worker_pool.cli.pools.plans import BookingReport, show_plan
+from gpu_worker_pool.cli.pools.plans import HELD_BACK, BookingReport, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
 from gpu_worker_pool.cli.pools.report import PoolReport, check_any_is_up
@@ -129,6 +129,8 @@ def _show(before: str, booking: BookingReport, now: float, *, json: bool) -> Non
         print_json("reserve", {**booking.as_json(), "is_cancelled": bool(before)})
     else:
         out().print(f"{before}{show_plan(booking, now)} ({booking.id})", markup=False)
+        if not before:
+            complain(HELD_BACK)
         if booking.view.late_holders and not before:
             complain(
                 f"{', '.join(booking.view.late_holders)} may still hold one of these GPUs then: nothing ends that lease before"

@@ -12,6 +12,12 @@ from gpu_worker_pool.wire.reader import read_time
 
 from .naming import Naming, show_gpus
 
+# What a booking or a planned drain keeps from others before it begins.
+HELD_BACK = (
+    "until then these GPUs are kept from requests that would not end before: by their --time, or without one by how long their "
+    "owner's last leases took (an hour where nothing is known)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BookingReport:

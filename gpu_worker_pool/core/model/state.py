@@ -137,7 +137,7 @@ class PoolState:
 
     @property
     def treats_owners_alike(self) -> bool:
-        return not (self.settings.fair_share or self.quotas or any(b.owner for b in self.bookings.values()))
+        return not (self.settings.fair_share or self.quotas or self.bookings)
 
     def live(self, now: float) -> float:
         """The live time at this time of the clock."""

@@ -103,6 +103,15 @@ def time_limit_of(state: PoolState, owner: str | None, declared_s: float | None)
     return limit_s
 
 
+def predicted_s(state: PoolState, owner: str | None) -> float | None:
+    """How long a lease without a limit will probably last: as the owner's last two leases in the mean, else those of the pool;
+    None if nothing is known.
+    """
+    use = state.usage.get(owner)
+    recent = use.recent if use and use.recent else state.last_durations_s
+    return max(sum(recent) / len(recent), 1.0) if recent else None
+
+
 def over_quota(state: PoolState, request_class: RequestClass) -> Verdict | None:
     """Why an owner may have no more leases of this class now; None if it may."""
     left = _left(state, request_class)

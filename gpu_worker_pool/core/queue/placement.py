@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from heapq import heapify, heappop
+from itertools import chain, groupby
 from math import inf
 from typing import Any, NamedTuple
 
@@ -172,54 +173,36 @@ class Placer:
             facts = self.state.facts.of(key)
             by_model[facts.name or ""].append((self.rank(key, wishes), facts.gpu_index, key))
         enough = [group for group in by_model.values() if len(group) >= wishes.gpus]
-        choose = _fullest if wishes.is_shared else _closest
-        if enough:
-            fewest = min(map(len, enough))
-            chosen = min(choose(group, wishes.gpus) for group in enough if len(group) == fewest)
-        else:
-            chosen = choose([entry for group in by_model.values() for entry in group], wishes.gpus)
-        return tuple(key for _, key in chosen.gpus)
-
-
-class _Choice(NamedTuple):
-    """GPUs by index; the best choice sorts first. `spread` is how far they are apart, `rank` what is used of them."""
-
-    spread: int
-    fragments: int
-    rank: float
-    gpus: tuple[tuple[float, GpuKey], ...]
+        fewest = min(map(len, enough), default=0)
+        groups = [group for group in enough if len(group) == fewest] or [[*chain(*by_model.values())]]
+        choices = [choice for group in groups for choice in _choices(group, wishes)]
+        return tuple(key for _, _, key in min(choices, key=_cost))
 
 
 # What a GPU is rated by, its index and its key.
 Rated = tuple[float, float, GpuKey]
 
 
-def _fullest(usable: list[Rated], number: int) -> _Choice:
-    """The GPUs for shares: those with the least room."""
-    return _choice(sorted(usable)[:number])
-
-
-def _closest(usable: list[Rated], number: int) -> _Choice:
-    """The GPUs for an exclusive lease: neighbours, of the run that they fit best. Idle GPUs come before others."""
+def _choices(usable: list[Rated], wishes: Wishes) -> list[list[Rated]]:
+    """The GPUs that come into question, by index: for shares those with the least room. An exclusive lease gets neighbours, from
+    one end of the shortest run that is long enough; else those that are closest. Idle GPUs come before others.
+    """
+    number = wishes.gpus
+    if wishes.is_shared:
+        return [sorted(sorted(usable)[:number], key=_index)]
     idle = [entry for entry in usable if entry[0] < IDLE_PERCENT]
-    known = sorted(idle if len(idle) >= number else usable, key=lambda entry: entry[1:])
-    choices = []
-    for first in range(len(known) - number + 1):
-        left = [index for _, index, _ in (*known[:first], *known[first + number :])]
-        choices.append(_choice(known[first : first + number], left))
-    return min(choices)
+    row = sorted(idle if len(idle) >= number else usable, key=_index)
+    runs = [[entry for _, entry in run] for _, run in groupby(enumerate(row), lambda item: item[1][1] - item[0])]
+    shortest = min((len(run) for run in runs if len(run) >= number), default=0)
+    if shortest:
+        return [end for run in runs if len(run) == shortest for end in (run[:number], run[-number:])]
+    return [row[first : first + number] for first in range(len(row) - number + 1)]
 
 
-def _choice(some: list[Rated], left: list[float] | None = None) -> _Choice:
-    gpus = tuple(sorted((index, key) for _, index, key in some))
-    spread = 0 if left is None else int(gpus[-1][0] - gpus[0][0])
-    return _Choice(spread, -_runs(left or []), sum(rank for rank, _, _ in some), gpus)
+def _cost(gpus: list[Rated]) -> tuple[object, ...]:
+    """The closest GPUs come first, then the ones that are used least."""
+    return (gpus[-1][1] - gpus[0][1], sum(rank for rank, _, _ in gpus), gpus[0][1:])
 
 
-def _runs(indices: list[float]) -> int:
-    """How good these GPUs are for others: the squares of the lengths of their runs of neighbours."""
-    total, length = 0, 0
-    for place, index in enumerate(indices):
-        length = length + 1 if place and index == indices[place - 1] + 1 else 1
-        total += 2 * length - 1
-    return total
+def _index(entry: Rated) -> tuple[float, GpuKey]:
+    return entry[1:]

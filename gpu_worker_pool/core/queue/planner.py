@@ -23,7 +23,7 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.waiting import RequestClass
 
 from .eligibility import has_opening, is_suitable, judge, stale_at
-from .owners import Order, over_quota, time_limit_of
+from .owners import Order, over_quota, predicted_s, time_limit_of
 from .withheld import Withheld, just_before
 
 # The GPUs whose leases are looked at for one pass over the queue, or for the starts of all waiters, and the waiters for which a
@@ -122,9 +122,8 @@ class Planner:
         return self._predicted(owner) if limit_s is None else FreeAt(limit_s, Basis.DECLARED)
 
     def _predicted(self, owner: str | None) -> FreeAt:
-        use = self._state.usage.get(owner)
-        recent = use.recent if use and use.recent else self._state.last_durations_s
-        return FreeAt(max(sum(recent) / len(recent), 1.0), Basis.PREDICTED) if recent else NEVER
+        lasts_s = predicted_s(self._state, owner)
+        return NEVER if lasts_s is None else FreeAt(lasts_s, Basis.PREDICTED)
 
     def end_of(self, lease_id: str) -> FreeAt:
         if lease_id not in self._ends:

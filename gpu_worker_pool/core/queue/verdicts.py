@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gpu_worker_pool.core.model.units import show_mb
+from gpu_worker_pool.core.model.units import show_mb, show_span
 
 
 class Verdict(NamedTuple):
@@ -71,15 +71,19 @@ def _held(for_lease_id: str, for_holder: str, from_at: float | None) -> str:  # 
     return f"kept for {for_holder}, ahead in the queue"
 
 
-def _booked(
+def _booked(  # noqa: PLR0917 - called by name
     booking_id: str,  # noqa: ARG001 - these are shown elsewhere
     owner: str | None,
     starts_at: float,  # noqa: ARG001
     ends_at: float | None,  # noqa: ARG001
     reason: str,
+    within_s: float,
 ) -> str:
     whom = f"booked for {owner}" if owner else "to be taken out of service"
-    return f"{whom}: {reason}; a request with a time limit that ends before may have it"
+    minutes = int(within_s // 60)
+    if not minutes:
+        return f"{whom}: {reason}"
+    return f"{whom}: {reason}; a request with --time {show_span(60.0 * minutes)} or less could start now"
 
 
 # What each verdict says. The parameters are its facts; None where a fact is unknown.

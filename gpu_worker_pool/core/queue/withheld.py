@@ -1,7 +1,8 @@
 """Which GPUs are kept from a waiter: booked for others, reserved for the first waiter, or about to be another's.
 
 A booked or reserved GPU may be used until its date by a request whose time limit ends before. Before a booking it may
-also be used by preemptible leases, which are ended in time. A later start leaves room before a booking for its GPUs to
+also be used by preemptible leases, which are ended in time, and by requests without a limit that will probably have ended:
+else a booking next week would keep its GPUs from nearly all today. A later start leaves room before a booking for its GPUs to
 drain: otherwise a waiter whose time limit just fits would slip behind the booking.
 """
 
@@ -17,9 +18,11 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.waiting import RequestClass
 
-from .owners import Order, time_limit_of, too_heavy, why_too_heavy
+from .owners import Order, predicted_s, time_limit_of, too_heavy, why_too_heavy
 from .verdicts import Verdict, verdict
 
+# How long a lease without a limit lasts before a booking, where nothing is known of its owner.
+UNKNOWN_LASTS_S = 3600.0
 # An ordinary request, which says nothing about itself.
 ORDINARY = RequestClass(Wishes())
 
@@ -74,7 +77,9 @@ class Withheld:
             return False
         if request_class.preemptible and now + late_s < starts - state.settings.preempt_grace_s:
             return False
-        return not self._ends_by(request_class, now + late_s, starts)
+        limit_s = time_limit_of(state, request_class.owner, request_class.time_limit_s)
+        lasts_s = limit_s or predicted_s(state, request_class.owner) or UNKNOWN_LASTS_S
+        return now + late_s + lasts_s > starts
 
     def _is_booked_by(self, owner: str | None, key: GpuKey) -> bool:
         """Whether a GPU is an owner's now, by a booking: no reservation keeps it from that owner."""
@@ -139,6 +144,7 @@ class Withheld:
                     starts_at=booking.starts_at,
                     ends_at=booking.ends_at,
                     reason=booking.reason,
+                    within_s=max(booking.starts_at - state.wall_offset_s - self._now, 0.0),
                 )
         return why_too_heavy(state, key, request_class)
 

@@ -9,6 +9,7 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
@@ -75,6 +76,8 @@ class LeaseCalls:
         known = await pool.find(lease_id)
         if known is not None:
             self._check_may_manage(caller, known)
+        else:
+            self._check_priority(caller, request)
         events = await pool.request(
             lease_id,
             request,
@@ -211,6 +214,17 @@ class LeaseCalls:
                 403,
                 f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner, an operator or an administrator may change "
                 f"it{_you_are(caller)}.",
+            )
+
+    def _check_priority(self, caller: Caller, request: Request) -> None:
+        """A user may ask for a lower priority than the usual one. A higher one is for an operator to allow."""
+        allowed = quota_of(self._pool.state, request.holder.owner).max_priority
+        if request.priority > 0 and allowed is None and not caller.is_operator:
+            owner = request.holder.owner or "its owner"
+            raise Refusal(
+                422,
+                f"priority is {request.priority}; it must be 0 or less, unless an operator allows {owner} more "
+                f"(gpu-pool quota set {request.holder.owner or 'OWNER'} --max-priority {request.priority}).",
             )
 
     async def _told(self, lease: Lease, *, is_its_client: bool) -> Lease:

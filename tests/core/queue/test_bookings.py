@@ -30,17 +30,42 @@ def book(
     return box.do(cmd.BookGpus(booking, Wishes(gpus=number)))
 
 
-def test_a_request_without_a_limit_does_not_get_a_booked_gpu() -> None:
+def test_a_request_that_lasts_into_a_booking_does_not_get_its_gpu() -> None:
+    box = box_of(1)
+    book(box)
+    box.run_to(NOON - 0.5 * HOUR_S)
+
+    box.ask("without")  # an hour, where nothing is known
+    box.ask("too long", time_limit_s=0.5 * HOUR_S + 1)
+
+    assert (box.stage("without"), box.stage("too long")) == ("queued", "queued")
+    said = str(box.explain("without"))
+    assert "booked for ada: a course; a request with --time 30m or less could start now" in said
+    box.ask("in time", time_limit_s=0.5 * HOUR_S)
+    assert box.stage("in time") == "active"
+
+
+def test_a_booking_far_ahead_keeps_nothing_from_a_request_without_a_limit() -> None:
     box = box_of(1)
     book(box)
 
     box.ask("without")
-    box.ask("too long", time_limit_s=4 * HOUR_S + 1)
 
-    assert (box.stage("without"), box.stage("too long")) == ("queued", "queued")
-    assert "booked for ada: a course" in str(box.explain("without"))
-    box.ask("in time", time_limit_s=4 * HOUR_S)
-    assert box.stage("in time") == "active"
+    assert box.stage("without") == "active"
+
+
+def test_the_last_leases_of_an_owner_tell_how_long_the_next_one_lasts() -> None:
+    box = box_of(1)
+    for number in range(2):
+        box.ask(f"long{number}", owner="bob")
+        box.pass_time(1.5 * HOUR_S)
+        box.release(f"long{number}")
+    book(box)  # an hour from now
+
+    box.ask("as long", owner="bob")
+    assert box.stage("as long") == "queued"
+    box.ask("of another", owner="carol", time_limit_s=0.9 * HOUR_S)
+    assert box.stage("of another") == "active"
 
 
 def test_the_owner_gets_its_gpus_at_the_date() -> None:

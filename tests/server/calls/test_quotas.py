@@ -143,3 +143,15 @@ def test_a_start_after_a_preempted_lease_depends_on_no_holder(server: ServerProc
     waiting = queue(server, owner="bob")
     assert (waiting["expected_start_basis"], waiting["expected_after"]) == ("declared", None)
     assert waiting["expected_start_at"] is not None
+
+
+def test_a_user_may_lower_its_priority_and_raises_it_only_as_an_operator_allows(server: ServerProcess) -> None:
+    def ask(token: str, priority: int) -> Any:
+        return put(server, f"of-{priority}", headers=bearer(token), priority=priority)
+
+    assert_problem(ask(ALICE, 1_000_000), 422, "priority is 1000000", "0 or less", "--max-priority 1000000")
+    assert ask(ALICE, -5).status == 201
+    assert ask(ADMIN, 7).status == 201
+    set_quota(server, "alice", max_priority=10)
+    assert ask(ALICE, 10).status == 202
+    assert_problem(ask(ALICE, 11), 422, "allows at most 10")
