@@ -148,6 +148,25 @@ def make_room_unseen(core: Core) -> None:
     scene.pool.do(core.commands.Configure("quotas", ("ada",), None), 30.0)
 
 
+def be_granted_what_an_earlier_waiter_may_have(core: Core) -> None:
+    """The soak found this one: a pass that grants a preemptible lease must be followed by another."""
+    scene = GangScene(core, 2, 2, awaits_reading_after_release=True)
+    scene.want(1, 2.0, gpus=2, node="a")
+    for number in (2, 3):
+        scene.want(number, 3.0, nodes=2)
+    scene.release(1, 4.0)
+    scene.want(4, 5.0, preemptible=True)
+
+
+def release_beside_a_preemptible_lease(core: Core) -> None:
+    """The soak found this one: a GPU that drains and one of a preemptible lease are enough for a waiter."""
+    scene = GangScene(core, 2, awaits_reading_after_release=True)
+    scene.want(1, 2.0)
+    scene.want(2, 3.0, gpus=2)
+    scene.want(3, 4.0, preemptible=True)
+    scene.release(1, 5.0)
+
+
 def return_a_gpu_on_which_a_lease_makes_room(core: Core) -> None:
     """A lease makes room on a GPU that is then drained, found faulty, and back in service: its warning is withdrawn.
 
@@ -317,6 +336,20 @@ GANG_MUTANTS = (
         "preemption",
         "    if not state.preempt_warned:\n",
         "    if True:\n",
+    ),
+    _mutant(
+        be_granted_what_an_earlier_waiter_may_have,
+        "a preemptible lease makes room for earlier waiters from its grant on",
+        "serve",
+        "is_in_the_way = lease.request.preemptible and bool(self._unserved)",
+        "is_in_the_way = False",
+    ),
+    _mutant(
+        release_beside_a_preemptible_lease,
+        "a preemptible lease makes room as soon as that is enough",
+        "evolve",
+        "if state.quotas or state.preemptible:",
+        "if state.quotas:",
     ),
     _mutant(
         return_a_gpu_on_which_a_lease_makes_room,

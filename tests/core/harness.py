@@ -255,7 +255,12 @@ class CheckedPool(QueueChecks):
         places = [(key.node, model.readings[key].gpu.index) for key in event.gpus]
         assert places == sorted(places)
         assert set(event.gpus) <= set().union(*options), "GPUs that it may not take"
-        if len(event.gpus) == 1 and not model.on(event.gpus[0]):
+        # Of GPUs that it may have only because its own process uses them, it gets any.
+        if (
+            len(event.gpus) == 1
+            and not model.on(event.gpus[0])
+            and model.is_usable(event.gpus[0], lease.request.wishes)
+        ):
             cost = model.cost(event.gpus[0], lease.request.wishes)
             best = min(model.cost(key, lease.request.wishes) for option in options for key in option)
             assert cost == pytest.approx(best), "not the best of the GPUs"

@@ -172,7 +172,7 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
             gpus = placer.with_home(gpus, lease, kept)
             found.grants.append(Grant(lease_id, gpus))
             gone.update(gpus)
-            if wishes.is_shared or not state.treats_owners_alike:
+            if wishes.is_shared or not state.treats_owners_alike or (lease.request.preemptible and ahead):
                 return found
             continue
         own = placer.left_to(lease, ahead, kept)

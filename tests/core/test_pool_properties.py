@@ -56,3 +56,19 @@ def test_a_history_that_fails_is_printed_as_a_program(machine: type[PoolMachine]
 
         with pytest.raises(AssertionError, match="a fence that does not grow"):
             exec(program, {"BrokenMachine": broken})  # noqa: S102 - it is what one would paste
+
+
+# Histories that failed.
+
+
+def test_a_process_that_uses_two_gpus_gets_one_of_them() -> None:
+    state = PoolMachine()
+    settings = {"max_sharers": 64, "awaits_reading_after_release": False, "outsiders": "avoid"}
+    state.start(settings={**settings, "remembered_ended_leases": 0, "reserve_after_s": 0.0}, size=2)
+    state.observe(
+        age_s=0.0,
+        looks=[(0, 0.69, 0.0, False, "own", "ok", False), (1, 0.0, 0.0, False, "own", "ok", False)],
+    )
+    state.request_in_a_program(program=901)
+    assert state.pool.state.active("lease1")
+    state.teardown()

@@ -230,8 +230,9 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
     state.preemptible.discard(lease.id)
     state.preempt_warned.discard(lease.id)
-    if state.quotas:
-        state.unsettle()  # the owner may have more again, though no GPU is free yet
+    if state.quotas or state.preemptible:
+        # Though no GPU is free yet, the owner may have more again, or preemption have become enough for a waiter.
+        state.unsettle()
 
 
 def _use_counted(state: PoolState, event: ev.UseCounted) -> None:

@@ -146,8 +146,9 @@ class _Pass:
     def _grant(self, lease: QueuedLease, gpus: tuple[GpuKey, ...]) -> bool:
         self._found.grants.append(Grant(lease.id, gpus))
         self._gone.update(gpus)
-        # Another waiter may still share this GPU, or another owner be first.
-        return lease.request.wishes.is_shared or not self._is_alike
+        # Another waiter may still share this GPU, another owner be first, or an earlier waiter have it by preemption.
+        is_in_the_way = lease.request.preemptible and bool(self._unserved)
+        return lease.request.wishes.is_shared or not self._is_alike or is_in_the_way
 
     def _claim(self, lease_id: str, claim: Claim) -> bool:
         self._found.victims = claim.victims
