@@ -149,8 +149,6 @@ def cycle(box: Box, **wishes: Any) -> None:
 @pytest.mark.parametrize("wishes", [{}, {"memory_mb": 1000.0}, {"gpus": 2}], ids=["whole", "share", "two"])
 @pytest.mark.parametrize("pool", [one_node, many_nodes, alike, of_many_kinds, behind_a_reservation])
 def test_a_lease_cycle_grows_no_faster_than_the_pool(pool: Callable[[int], Box], wishes: dict[str, Any]) -> None:
-    if pool is one_node and "gpus" in wishes:
-        pytest.skip("neighbours are looked for on a node, and no node has hundreds of GPUs")
     small, large = (lines(partial(cycle, pool(size), **wishes)) for size in (SMALL, LARGE))
 
     assert large <= LINEAR * small * LARGE / SMALL
