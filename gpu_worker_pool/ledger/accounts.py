@@ -118,7 +118,7 @@ class Accounts(ABC):
         *,
         most: int,
     ) -> tuple[list[EndedLease], int, Moment]:
-        """The last leases that held GPUs within these seconds, latest end first, at most so many. How many held GPUs at
+        """The last leases that held GPUs within these seconds, latest end first, at most `most` of them. How many held GPUs at
         unknown times.
         """
         with self._one_moment() as ask:

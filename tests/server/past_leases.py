@@ -19,7 +19,7 @@ THEN = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
 
 
 def past(owner: str | None, gpus: int, *hours: float, memory_mb: float | None = None) -> EndedLease:
-    """A lease asked for, granted and ended so many hours after THEN."""
+    """A lease asked for, granted and ended at these hours after THEN."""
     requested_at, granted_at, ended_at = (THEN + hour * 3600 for hour in hours)
     return EndedLease(
         new_id("past"),

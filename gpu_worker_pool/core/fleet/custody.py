@@ -299,7 +299,7 @@ class Custody:
         return KeptRenewal(lease_id, RenewalState.RENEWED, left_s, self.warning_of(lease_id))
 
     def lose_time(self, lost_s: float) -> None:
-        """This process was away for so long, and read nothing: neither heartbeats nor what the leader said."""
+        """This process was away for this long, and read nothing: neither heartbeats nor what the leader said."""
         self._lost_s += lost_s
         if self._link is not None and self._link.heard_at is not None:
             self._link.heard_at += lost_s

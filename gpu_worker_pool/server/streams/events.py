@@ -20,7 +20,7 @@ from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfServic
 
 from .listener import HEARTBEAT_S, Listener, wake_all
 
-# So many events are kept for listeners that read slowly.
+# The events that are kept for listeners that read slowly.
 KEPT = 1000
 KEPT_BYTES = 4 * 1024 * 1024
 # Sent at a time, so that a listener that reads slowly costs no more.
