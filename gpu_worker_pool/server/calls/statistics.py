@@ -6,8 +6,6 @@ import asyncio
 import shutil
 from dataclasses import fields, replace
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import encode_readings
 from gpu_worker_pool.server.authority.sampler import Sampler
@@ -15,13 +13,11 @@ from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Response, encode
 from gpu_worker_pool.server.http.route_index import Polled
 from gpu_worker_pool.server.http.router import redirect
-from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerCollector
-from gpu_worker_pool.server.metrics.gpu_metrics import GpuMetrics
+from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
@@ -35,11 +31,7 @@ class Statistics:
         self.settings = settings
         self._pool = pool
         self._rules = rules
-        # A registry for this server alone, so that two servers in one process do not mix.
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(SamplerCollector(sampler))
-        self._lease_metrics = LeaseMetrics(pool, self._registry)
-        self._gpu_metrics = GpuMetrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        self.metrics = Metrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
         self._history_body = b""
@@ -71,15 +63,6 @@ class Statistics:
                 self._history_body = await asyncio.to_thread(encode_readings, snapshots, latest, max_history)
                 self._history_of = made_of
             return self._history_body
-
-    async def metrics(self, loop_share: LoopShare | None = None) -> list[bytes]:
-        """The text for Prometheus, in parts: a thousand GPUs have megabytes, and each copy of them takes long."""
-        loop_share = loop_share or LoopShare()
-        parts = await self._gpu_metrics.parts(loop_share)
-        await self._lease_metrics.look(loop_share)
-        parts.append(generate_latest(self._registry))
-        await loop_share.yield_if_due()
-        return parts
 
     def handlers(self) -> Handlers:
         return {
@@ -161,7 +144,7 @@ class Statistics:
         return Response(200, await self.history())
 
     async def show_metrics(self, _: Call) -> Response:
-        return Response(200, await self.metrics(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+        return Response(200, await self.metrics.text(), ((b"content-type", CONTENT_TYPE.encode()),))
 
     async def livez(self, _: Call) -> Response:
         return Response(200, encode(service.Alive(status="alive", source=self.sampler.snapshot.source)))
