@@ -43,6 +43,7 @@ from .authority.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
+from .calls.events import EventCalls
 from .calls.fleet import FleetCalls
 from .calls.leases import LeaseCalls
 from .calls.pool_view import PoolFrames
@@ -70,7 +71,7 @@ from .http.forwarding import Forwarding
 from .http.router import Router
 from .logs import configure_logging_if_unset
 from .settings import ServerSettings
-from .streams.streams import Streams
+from .streams import Streams
 from .ui.calls import PAGE_HEADERS, PageCalls
 from .ui.data import PageData
 
@@ -175,7 +176,7 @@ class PoolApp:
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
-            self._streams,
+            EventCalls(self._streams),
             self._renewals,
             FleetCalls(self.pool),
             PageCalls(self._page_data, prefix=settings.api_prefix),

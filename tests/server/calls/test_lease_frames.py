@@ -15,8 +15,7 @@ from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.lease_view import lease_view, moving_of_queued, queued_view
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.streams.events import EventStream
-from gpu_worker_pool.server.streams.listener import Listener
+from gpu_worker_pool.server.streams import Streams
 from tests.core.build import Box, process, reading, request
 from tests.server.box_pool import pool_of
 
@@ -70,10 +69,10 @@ async def test_a_change_of_one_lease_is_encoded_once_however_many_leases_and_str
 ) -> None:
     box = Box(*(reading(index) for index in range(leases // 2)), awaits_reading_after_release=False)
     pool = pool_of(box)
-    frames, events = LeaseFrames(pool), EventStream(pool)
+    frames, events = LeaseFrames(pool), Streams(pool)
     for number in range(leases):
         box.ask(f"lease-{number}", ttl_s=60.0 + number)
-    streams = [events.messages(Listener()) for _ in range(listeners)]
+    streams = [events.subscribe("ann") for _ in range(listeners)]
     for stream in streams:
         await anext(stream)
     await listed(frames)
@@ -84,7 +83,7 @@ async def test_a_change_of_one_lease_is_encoded_once_however_many_leases_and_str
     for _ in range(5):
         await listed(frames)
     assert repr(frames) == f"<LeaseFrames: {leases - 1} kept, {leases + 1} made>"
-    assert repr(events) == f"<EventStream: {listeners} listeners, 3 events>", "ended, granted, queue"
+    assert told[0].count(b"event: ") == 3, "ended, granted, queue"
     assert set(told) == {told[0]}
 
     box.pass_time(20.0)
