@@ -98,8 +98,6 @@ class Authority:
         self._driver.close()
         if self._source is not None:
             await self._source.stop()
-        if self._box is not None:
-            self._box.close()
         if self.leader is not None:
             self.leader.end("the leader stops")
         self._loop = None
@@ -126,7 +124,7 @@ class Authority:
         self.pool.pool_id = pool_id
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         if self._box is not None:
-            self._box.lead(state, pool_id)
+            self._box.lead(state)
 
     def note_fence(self, fence: int) -> None:
         """Note, before the start, the highest fence that this box has had in a fleet."""

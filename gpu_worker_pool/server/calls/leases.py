@@ -83,10 +83,9 @@ class LeaseCalls:
             request,
             caller=call.turn_name(caller),
             is_known=known is not None,
-            is_loopback=call.is_loopback,
-            uid=None if caller.is_admin else call.uid,
-            forwarded=call.forwarded,
+            uid=call.uid,
             is_admin=caller.is_admin,
+            forwarded=call.forwarded,
         )
         _refuse(lease_id, events)
         is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
