@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -15,11 +15,11 @@ from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import may_serve_when_read
-from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.ledger.driver import Driver
 
-from .deaths import DeathWatch
+from .holders import Holders, User
 from .sampler import Sampler
 from .snapshot import Snapshot
 
@@ -39,27 +39,27 @@ class OwnBox:
         self._sampler = sampler
         self._node = node
         self._simulated = simulated
-        self._deaths: DeathWatch | None = None
+        self._holders: Holders | None = None
         self._late_sample: asyncio.TimerHandle | None = None
         self._has_told_inventory = False
         driver.early_listeners.append(self._follow_early)
         driver.listeners.append(self._follow)
 
     def start(self) -> None:
-        self._deaths = DeathWatch(self._on_death, asyncio.get_running_loop())
+        self._holders = Holders(lambda lease_id: self._driver.note(cmd.ReportDeath(lease_id)), self._simulated)
 
     def stop(self) -> None:
         if self._late_sample is not None:
             self._late_sample.cancel()
-        if self._deaths is not None:
-            self._deaths.close()
+        if self._holders is not None:
+            self._holders.close()
 
     def is_alive(self, process: ProcessId) -> bool:
-        return self._deaths is None or self._deaths.is_alive(process)
+        return self._holders is None or self._holders.is_alive(process)
 
     def is_watched(self, process: ProcessId) -> bool:
         """Whether the process is known by a descriptor. A death that is not reported yet is noticed at the grant."""
-        return self._deaths is not None and self._deaths.is_watched(process)
+        return self._holders is not None and self._holders.is_watched(process)
 
     def lead(self, state: PoolState) -> None:
         """The driver has taken charge of this pool. The processes of its leases are watched from now on."""
@@ -81,7 +81,7 @@ class OwnBox:
             # This reading was made because leases ended, or after a take-over; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
-        if readings and self._deaths is not None:
+        if readings and self._holders is not None:
             self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
         self._driver.outbox.let_go()
 
@@ -89,14 +89,10 @@ class OwnBox:
         at = reading.at + self._driver.clock_base
         return reading if at == reading.at else replace(reading, at=at)
 
-    def _on_death(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
-        self._driver.note(cmd.ReportDeath(lease_id))
-
     def _watch(self, holder: Holder, lease_id: str) -> None:
         process = holder.process_on(self._node)
-        if self._deaths is not None and process is not None:
-            self._deaths.watch(process, lease_id)
+        if self._holders is not None and process is not None:
+            self._holders.watch(process, lease_id)
 
     def _follow_early(self, events: Sequence[ev.Event]) -> None:
         left: set[GpuKey] = set()
@@ -138,26 +134,20 @@ class OwnBox:
                 changed.update(event.gpus)
             elif isinstance(event, ev.LeaseEnded):
                 changed.update(event.draining)
-                if self._deaths is not None:
-                    self._deaths.forget(event.lease_id)
+                if self._holders is not None:
+                    self._holders.forget(event.lease_id)
         self._update_simulated(changed)
 
     def _update_simulated(self, keys: set[GpuKey]) -> None:
-        if self._simulated is None or not keys:
-            return
-        for key in keys:
-            slot = self._driver.state.slots.get(key)
-            holders = []
-            for lease_id, occupant in slot.occupants.items() if slot else ():
-                lease = self._driver.state.leases.get(lease_id)
-                if isinstance(lease, ActiveLease):
-                    # A holder without a local process gets a pid that no process can have.
-                    pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
-                    holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
-            try:
-                self._simulated.occupy(key.uuid, holders)
-            except ValueError:
-                logger.debug("there is no simulated GPU %s any more", key.uuid)
+        if self._simulated is not None and self._holders is not None:
+            self._holders.use({key.uuid: list(self._users(key)) for key in keys})
+
+    def _users(self, key: GpuKey) -> Iterator[User]:
+        slot = self._driver.state.slots.get(key)
+        for lease_id, occupant in slot.occupants.items() if slot else ():
+            lease = self._driver.state.leases.get(lease_id)
+            if isinstance(lease, ActiveLease):
+                yield occupant.process, lease.fence, occupant.asked_mb
 
 
 def as_installed(reading: Reading) -> InventoryGpu:
