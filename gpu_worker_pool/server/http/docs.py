@@ -6,13 +6,15 @@ import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from functools import partial
 from hashlib import sha256
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from starlette.routing import BaseRoute
 
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import Resource, Route
@@ -73,24 +75,24 @@ class Docs:
         known = {"openapi": self.openapi, "swagger": self.swagger, "redoc": self.redoc, "docs_asset": self.asset}
         return {route.name: known[route.name] for resource in self.resources() for route in resource.routes}
 
-    @cached_property
-    def document(self) -> dict[str, Any]:
+    def document(self, routes: Iterable[BaseRoute]) -> dict[str, Any]:
         from .openapi import make_document  # noqa: PLC0415 - it loads FastAPI, which takes longer than a whole start
 
         settings = self._settings
         return make_document(
             self._documented,
+            routes,
             prefix=settings.api_prefix,
             title=settings.title,
             version=settings.version,
             description=settings.description,
         )
 
-    async def openapi(self, _: Call) -> Response:
+    async def openapi(self, call: Call) -> Response:
         """The document, made once in a thread: it takes long, and no other caller must wait for it."""
         async with self._making:
             if self._body is None:
-                self._body = await asyncio.to_thread(lambda: encode(self.document))
+                self._body = await asyncio.to_thread(lambda: encode(call.app.openapi()))
         return Response(200, self._body)
 
     async def swagger(self, _: Call) -> Response:

@@ -16,8 +16,8 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.calls.gpu_view import STATES, gpu_states
 from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.views.gpu_view import STATES, gpu_states
 
 MB = 1024 * 1024
 # Three for each of ten thousand GPUs.

@@ -12,10 +12,10 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.snapshot import Snapshot
-from gpu_worker_pool.server.calls.lease_view import lease_view
-from gpu_worker_pool.server.calls.scoped import first_waiters, nodes_of
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
+from gpu_worker_pool.server.http.target import EVERYTHING, Target
+from gpu_worker_pool.server.views.lease_view import lease_view
+from gpu_worker_pool.server.views.scoped import first_waiters, nodes_of
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
 from .listener import HEARTBEAT_S, Listener, wake_all
@@ -34,7 +34,7 @@ class Audience(NamedTuple):
     nodes: frozenset[str] | None
     is_for_all: bool = True
 
-    def includes(self, scope: Scope) -> bool:
+    def includes(self, scope: Target) -> bool:
         if scope.node is None:
             return self.is_for_all
         return self.nodes is None or scope.node in self.nodes
@@ -54,7 +54,7 @@ class EventStream:
         self._kept: deque[tuple[Audience, bytes]] = deque()
         self._kept_bytes = 0
         self._count = 0
-        self._listeners: dict[Listener, Scope] = {}
+        self._listeners: dict[Listener, Target] = {}
         pool.follow(self.follow)
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class EventStream:
             self._record_encoded("readings", snapshot.ask("summary_body"), audience)
             wake_all(self._listeners)
 
-    async def messages(self, listener: Listener, scope: Scope = EVERYTHING) -> AsyncGenerator[bytes, None]:
+    async def messages(self, listener: Listener, scope: Target = EVERYTHING) -> AsyncGenerator[bytes, None]:
         """Yield what happens from now on, until the listener is gone."""
         cursor = self._count
         self._listeners[listener] = scope
@@ -136,7 +136,7 @@ class EventStream:
         """The waiters, once for each scope that is listened to."""
         state = self._pool.state
         for node in {scope.node for scope in self._listeners.values()}:
-            first, length = first_waiters(state, Scope(node), self._pool.now(), MOST_QUEUED)
+            first, length = first_waiters(state, Target(node), self._pool.now(), MOST_QUEUED)
             audience = FOR_WHOLE if node is None else Audience(frozenset({node}), is_for_all=False)
             self._record("queue", QueueChange(length=length, first=tuple(first)), audience)
 
@@ -151,7 +151,7 @@ class EventStream:
         while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
-    def _since(self, cursor: int, scope: Scope) -> tuple[bytes, int]:
+    def _since(self, cursor: int, scope: Target) -> tuple[bytes, int]:
         missing = self._count - cursor
         if missing > len(self._kept):
             return b"event: reset\ndata: {}\n\n", self._count

@@ -61,9 +61,7 @@ class Streams:
                     raise Refusal(503, detail, {"Retry-After": "5"})
         listener = Listener()
         messages = (
-            self._events.messages(listener, call.view_scope)
-            if pace_s is None
-            else self._changes.messages(listener, pace_s)
+            self._events.messages(listener, call.target) if pace_s is None else self._changes.messages(listener, pace_s)
         )
         return Response(200, self._stream(listener, reader, messages, call.receive), HEADERS)
 

@@ -10,10 +10,9 @@ from importlib.resources.abc import Traversable
 from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.call import Call, Handler, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, secure_headers
-from gpu_worker_pool.server.http.router import redirect
+from gpu_worker_pool.server.http.response import JSON, Headers, Response, encode, redirect, secure_headers
 from gpu_worker_pool.wire.page import MeView
-from gpu_worker_pool.wire.routes import HOURS_OF_PAGE, NODE_OF_GPU, UUID_OF_GPU, WEEKS_OF_PAGE
+from gpu_worker_pool.wire.routes import HOURS_OF_PAGE, WEEKS_OF_PAGE
 
 from .data import PageData, ScopedAnswer
 
@@ -52,7 +51,6 @@ class PageCalls:
             "page_history": _share(data.history),
             "page_usage": _share(data.usage),
             "page_quotas": _share(data.quotas),
-            "page_gpu": self.gpu,
             "page_timeline": self.timeline,
             "page_weeks": self.weeks,
         }
@@ -69,14 +67,6 @@ class PageCalls:
         call.query()
         caller = call.caller()
         return Response(200, encode(MeView(name=caller.name, is_admin=caller.is_admin, role=caller.role)), _DATA)
-
-    async def gpu(self, call: Call) -> Response:
-        query = call.query(NODE_OF_GPU, UUID_OF_GPU)
-        node, uuid = query.get("node") or "", query.get("uuid") or ""
-        found = self._data.gpu(node, uuid)
-        if found is None:
-            raise Refusal(404, f"There is no GPU {uuid[:100]!r} on the node {node[:100]!r}; /pool lists the GPUs.")
-        return Response(200, encode(found), _DATA)
 
     async def timeline(self, call: Call) -> Response:
         return await _get(self._data.timelines[call.query(HOURS_OF_PAGE)["hours"]], call)
@@ -103,7 +93,7 @@ def _share(answer: ScopedAnswer) -> Handler:
 
 
 async def _get(answer: ScopedAnswer, call: Call) -> Response:
-    body = await answer.get(call.view_scope)
+    body = await answer.get(call.target)
     if takes_gzip(call.headers.get("accept-encoding")):
         return Response(200, body.gzipped, _SHARED_GZIPPED)
     return Response(200, body.plain, _SHARED)
