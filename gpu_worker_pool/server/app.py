@@ -61,19 +61,19 @@ from .fleet import (
 )
 from .hooks import Hooks, load_rules
 from .http.access import AccessRules
-from .http.docs import Docs, assets_folder
 from .http.forwarding import Forwarding
 from .http.front import READABLE, PolledStatistics
 from .http.pool_route import PoolRoute
 from .http.router import Router
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
-from .routes import fleet, leases, statistics
+from .routes import events, fleet, leases, page, statistics
+from .routes.docs import Document, describe, docs_router
+from .routes.page import PageFiles
 from .routes.renewals import FleetRenewals
 from .routes.statistics import Statistics
 from .settings import ServerSettings
-from .streams.streams import Streams
-from .ui.calls import PAGE_HEADERS, PageCalls
+from .streams import Streams
 from .ui.data import PageData
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ logger = logging.getLogger(__name__)
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
 # The first that matches a path answers, and leases are called for most often.
-ROUTERS = (leases.router, statistics.router)
+ROUTERS = (leases.router, statistics.router, events.router, page.router)
 
 
 class PoolApp(FastAPI):
@@ -173,7 +173,6 @@ class PoolApp(FastAPI):
             quotas=quotas,
             tokens=self.tokens,
         )
-        self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
@@ -185,10 +184,14 @@ class PoolApp(FastAPI):
             self._forwarding,
             self._renewals,
             self._shared,
+            self._streams,
+            self._page_data,
+            PageFiles(),
+            Document(settings),
         )
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         with_cors = settings.enable_cors
-        for router in ROUTERS:
+        for router in (*ROUTERS, docs_router(settings)):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
         for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
             router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
@@ -199,18 +202,15 @@ class PoolApp(FastAPI):
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
-            self._streams,
-            PageCalls(self._page_data, prefix=settings.api_prefix),
-            self._docs,
         )
         self._router = Router(
-            (*TABLE, *FLEET_TABLE, *self._docs.resources()),
+            (*TABLE, *FLEET_TABLE),
             (part.handlers() for part in handlers),
             prefix=settings.api_prefix,
             rules=self.access,
             users=users,
             enable_cors=settings.enable_cors,
-            page_headers=PAGE_HEADERS,
+            page_headers=(),
         )
         self.router.default = self._router
 
@@ -235,16 +235,15 @@ class PoolApp(FastAPI):
     @cached_property
     def endpoints(self) -> Mapping[str, str]:
         """What the home page says of each call, by its path."""
-        prefix, settings = self.settings.api_prefix, self.settings
         found = {
             route.path_format.replace("{lease_id}", "{id}"): route.declared.help
             for route in self.routes
             if isinstance(route, PoolRoute) and route.declared.help
         }
         table = TABLE if self.pool.membership is None else (*TABLE, *FLEET_TABLE)
-        found |= {f"{prefix}{resource.path}": resource.help for resource in table if resource.help}
-        pages = {settings.docs_url: "Swagger API documentation", settings.redoc_url: "ReDoc API documentation"}
-        return found | {f"{prefix}{path}": text for path, text in pages.items() if path}
+        return found | {
+            f"{self.settings.api_prefix}{resource.path}": resource.help for resource in table if resource.help
+        }
 
     @property
     def membership(self) -> Membership | None:
@@ -257,7 +256,9 @@ class PoolApp(FastAPI):
             self._agent.observe(snapshot)
 
     def openapi(self) -> dict[str, Any]:
-        return self._docs.document(self.routes)
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(self, self.settings)
+        return self.openapi_schema
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -15,6 +15,7 @@ from gpu_worker_pool.core.model.configured import MAX_QUOTA, MAX_WEIGHT
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME, MAX_NAMES, as_gpu_names
 from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_NODES, MAX_PRIORITY, MAX_TIME_LIMIT_S
 from gpu_worker_pool.wire.bounds import (
+    FEWEST_PACE_S,
     LEASE_ID,
     MAX_IDS,
     MAX_LABELS,
@@ -29,6 +30,7 @@ from gpu_worker_pool.wire.bounds import (
     MAX_TIME,
     MAX_WAIT_S,
     MIN_TTL_S,
+    MOST_PACE_S,
     PRINTABLE,
     is_label_key,
     is_lease_id,
@@ -281,3 +283,14 @@ QueueLimit = Annotated[int | None, Query(ge=0, le=MAX_QUEUE, description="Show a
 LeasesLimit = Annotated[
     int | None, Query(ge=0, le=MAX_QUEUE, description="Show at most this many leases that are not queued.")
 ]
+PaceS = Annotated[
+    float | None,
+    AllowInfNan(False),  # noqa: FBT003 - as above
+    Query(
+        ge=FEWEST_PACE_S,
+        le=MOST_PACE_S,
+        description="Send only the event `changed`, at most once in this many seconds.",
+    ),
+]
+PageHours = Annotated[Literal["1", "6", "24", "168"], Query(description="How far back from now, in hours.")]
+PageWeeks = Annotated[Literal["4", "12"], Query(description="How many weeks, with this one.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import accounting, forms, leases, page, plans, pool, tokens
+from . import accounting, forms, leases, plans, pool, tokens
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -154,7 +154,6 @@ def _page_data(path: str, *routes: Route) -> Resource:
 
 
 TABLE: tuple[Resource, ...] = (
-    _for_page("/ui", "The page: see the pool in a browser", _get("page", "The page", None, media_type="text/html")),
     _leases(
         "/usage",
         "Get GPU-hours by owner; ?since=...&until=...",
@@ -164,18 +163,6 @@ TABLE: tuple[Resource, ...] = (
         "/timeline",
         "Get who held which GPU over the last hours; ?hours=6",
         _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
-    ),
-    _leases(
-        "/events",
-        "Follow the events of the pool, as Server-Sent Events",
-        _get(
-            "events",
-            "The events of the pool, as Server-Sent Events",
-            None,
-            (422, 503),
-            query=(PACE_S,),
-            media_type="text/event-stream",
-        ),
     ),
     _leases("/quotas", "Get the quotas of owners, and their use", _get("quotas", "All quotas", plans.QuotaList)),
     _operator(
@@ -228,26 +215,6 @@ TABLE: tuple[Resource, ...] = (
         _admin("PUT", "add_token", "Accept the token of this digest", tokens.TokenView, 409, form=tokens.TokenForm),
         _admin("DELETE", "revoke_token", "Revoke a token", tokens.TokenList, 404),
     ),
-    _page_data("/ui/data/me", _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
-    _page_data("/ui/data/pool", _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
-    _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
-    _page_data("/ui/data/usage", _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
-    _page_data(
-        "/ui/data/weeks",
-        _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
-    ),
-    _page_data("/ui/data/quotas", _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
-    _page_data(
-        "/ui/data/timeline",
-        _get(
-            "page_timeline",
-            "Who held which GPU, for the page",
-            accounting.TimelineView,
-            (422, 503),
-            query=(HOURS_OF_PAGE,),
-        ),
-    ),
-    _for_page("/ui/{file}", None, _get("page_file", "A file of the page", None, (404,), media_type="*/*")),
 )
 
 FLEET_PREFIX = "/fleet"

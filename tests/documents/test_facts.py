@@ -128,7 +128,7 @@ def test_every_call_is_described(app: PoolApp) -> None:
 
 
 def test_every_metric_is_described_and_no_other(app: PoolApp) -> None:
-    text = b"".join(asyncio.run(app.statistics.metrics())).decode()
+    text = asyncio.run(app.statistics.metrics.text()).decode()
     made = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     named = set(re.findall(r"`(gpupool_\w+)", section("SERVER.md", "Metrics")))
     assert named == {name for name in made if not name.endswith("_created")}

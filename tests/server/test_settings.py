@@ -74,11 +74,76 @@ def test_a_bad_setting_is_replaced_by_its_default_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, name: str, bad: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    default = getattr(ServerSettings(), name.lower())
+    default = ServerSettings.defaults()[name.lower()]
     monkeypatch.setenv(name, bad)
 
-    assert getattr(ServerSettings(), name.lower()) == default
+    assert getattr(ServerSettings.load(), name.lower()) == default
     assert any(name in record.message and repr(bad) in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "must"),
+    [
+        ("PORT", "http", "it must be a whole number from 0 to 65535"),
+        ("PORT", "7.5", "it must be a whole number from 0 to 65535"),
+        ("REFRESH_INTERVAL", "nan", "it must be a number from 0.05 to 3600"),
+        ("RELOAD", "perhaps", "it must be true or false"),
+        ("GPU_POOL_DURABILITY", "some", "it must be one of full, normal"),
+        ("API_PREFIX", "no slash", "it must be a path that begins with a slash, of letters, digits and . _ - /"),
+        ("GPU_POOL_MAX_TIME_LIMIT", "0.5", "it must be 1 to 31622400 seconds, or a time such as 2h"),
+    ],
+)
+def test_the_log_says_what_the_value_must_be_and_what_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, name: str, bad: str, must: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, bad)
+    ServerSettings.load()
+    default = ServerSettings.defaults()[name.lower()]
+    assert caplog.messages == [f"{name}={bad!r} is not usable ({must}); using the default {default!r}"]
+
+
+def test_each_of_several_bad_values_has_its_line_and_good_ones_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("WORKERS=none\nMAX_HISTORY=7\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PORT", "http")
+    monkeypatch.setenv("GPU_MEMORY_THRESHOLD_PERCENT", "101")
+
+    settings = ServerSettings.load()
+
+    assert (settings.port, settings.workers, settings.max_history) == (8000, 1, 7)
+    assert {message.split("=")[0] for message in caplog.messages} == {"PORT", "WORKERS", "GPU_MEMORY_THRESHOLD_PERCENT"}
+    # A threshold that cannot be used does not count as one that the operator has set.
+    assert settings.pool_settings().outsiders == "by_request"
+
+
+def test_secrets_are_neither_logged_nor_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GPU_POOL_TOKENS", "GPU_POOL_FLEET", "GPU_POOL_FLEET_KEY"):
+        monkeypatch.setenv(name, "SECRET")
+    monkeypatch.setenv("PORT", "http")
+
+    settings = ServerSettings.load()
+
+    assert settings.gpu_pool_tokens is not None
+    assert settings.gpu_pool_tokens.get_secret_value() == "SECRET"
+    assert "SECRET" not in f"{settings!r} {settings} {settings.gpu_pool_tokens} {caplog.text}"
+
+
+def test_settings_are_not_changed_after_they_were_made() -> None:
+    settings = ServerSettings(_env_file=None)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ServerSettings.defaults())
+def test_the_default_of_each_setting_is_a_value_that_can_be_given(name: str) -> None:
+    default = ServerSettings.defaults()[name]
+    assert ServerSettings.read(name, default) == default
 
 
 def test_reload_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,10 +249,9 @@ def test_an_empty_value_where_there_must_be_one_is_replaced_by_the_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    default = getattr(ServerSettings(), name.lower())
     monkeypatch.setenv(name, "  ")
 
-    assert getattr(ServerSettings(), name.lower()) == default
+    assert getattr(ServerSettings.load(), name.lower()) == ServerSettings.defaults()[name.lower()]
 
 
 @pytest.mark.parametrize("spec", ["abc", "-1", "0", "4xFOO", "5000", "2,2"])
@@ -197,7 +261,7 @@ def test_gpus_that_cannot_be_simulated_are_not(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SIMULATED_GPUS", spec)
 
-    assert ServerSettings().simulated_gpus is None
+    assert ServerSettings.load().simulated_gpus is None
     assert any("SIMULATED_GPUS" in record.message for record in caplog.records)
 
 

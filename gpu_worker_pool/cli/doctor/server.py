@@ -250,7 +250,7 @@ def check_tokens(settings: ServerSettings, heard_before: list[str]) -> list[Find
     with complaints() as heard:
         tokens = settings.load_tokens()
     file = settings.gpu_pool_tokens_file
-    is_told_elsewhere = settings.gpu_pool_tokens is not None or file is not None
+    is_told_elsewhere = bool(settings.gpu_pool_tokens) or file is not None
     if not is_told_elsewhere and any(words.startswith(LOST_FILE) for words in heard_before):
         text = "whether there are tokens is not known, because .env cannot be read: see server-settings"
         return [Finding("tokens", "skipped", text)]

@@ -142,6 +142,9 @@ def serve(
     access_log: Annotated[
         bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
     ] = None,
+    env_file: Annotated[
+        Path | None, _option("--env-file", "FILE", "Read settings from this file, and not from .env in this folder.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Start the server on this machine, and grant leases on its GPUs.
@@ -150,22 +153,22 @@ def serve(
     The log goes to standard error. When the server is ready, it prints its addresses on standard output.
     """
     typed = {name: value for name, value in locals().items() if name in FLAGS and value is not None}
-    return _serve(typed, as_json=json)
+    return _serve(typed, env_file, as_json=json)
 
 
 # The settings that have a flag, with the flag. In an annotation typer keeps the first flag as the option's default.
 FLAGS: dict[str, str] = {
     name: hint.__metadata__[0].default.partition("/")[0]
     for name, hint in get_type_hints(serve, include_extras=True).items()
-    if name not in {"json", "return"}
+    if name not in {"env_file", "json", "return"}
 }
 
 
-def _serve(typed: dict[str, Any], *, as_json: bool) -> int:
+def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> int:
     try:
         from .flags import settings_of  # noqa: PLC0415 - slow, as all of the server, and may be missing
 
-        settings = settings_of(typed, FLAGS)
+        settings = settings_of(typed, FLAGS, env_file)
         from gpu_worker_pool.server.app import create_app  # noqa: PLC0415
         from gpu_worker_pool.server.logs import configure_logging  # noqa: PLC0415
         from gpu_worker_pool.server.serving import run  # noqa: PLC0415

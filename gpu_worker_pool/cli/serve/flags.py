@@ -11,10 +11,11 @@ from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 
 
-def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSettings:
-    """The settings of the server. `typed` has the values of flags, by setting; `flags` has the flag of each setting.
+def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str], env_file: Path | None = None) -> ServerSettings:
+    """The settings of the server. `typed` has the values of flags, by setting; `flags` has the flag of each setting. A named
+    file takes the place of `.env`.
 
-    Failure for an invalid flag, and for a .env that cannot be read: there may be tokens in it. An invalid value in the
+    Failure for an invalid flag, and for a file that cannot be read: there may be tokens in it. An invalid value in the
     environment is logged, and the default is used.
     """
     for name, value in typed.items():
@@ -25,10 +26,16 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str]) -> ServerSet
     if tokens_file := typed.get("gpu_pool_tokens_file"):
         _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
     try:
-        return ServerSettings.load_strictly(**typed)
+        return ServerSettings(**typed, **({} if env_file is None else _named_file(env_file)))
     except (UnicodeDecodeError, OSError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
-        raise Failure(f".env in this folder cannot be read: {reason}; fix it, or move it away", USAGE) from None
+        which = ".env in this folder" if env_file is None else f"--env-file {env_file}"
+        raise Failure(f"{which} cannot be read: {reason}; fix it, or move it away", USAGE) from None
+
+
+def _named_file(path: Path) -> dict[str, Any]:
+    path.open("rb").close()  # a file that is not there is not skipped, as .env is
+    return {"_env_file": path.absolute()}
 
 
 def _check_tokens(flag: str, path: Path) -> None:

@@ -13,9 +13,9 @@ from gpu_worker_pool.server.http.fleet_routing import no_fleet
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.views.scoped import nodes_of
-from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxView, FleetList
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxView, FleetList
 
-from .renewals import RENEW_AT_BOX, FleetRenewals
+from .renewals import FleetRenewals
 
 # What there is in a fleet only. The calls that mean the whole fleet are the doubles of those that mean this box.
 router = PoolRouter(tags=("leases",), answered_by="leader", is_fleet=True)

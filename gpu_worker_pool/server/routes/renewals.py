@@ -28,12 +28,10 @@ from gpu_worker_pool.server.http.forwarding import Forwarding
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.tokens import Tokens
-from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxRenewForm
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.leases import RenewAnswer
 from gpu_worker_pool.wire.reader import read
 
-# Between boxes: signed with the key of the fleet.
-RENEW_AT_BOX = "/fleet/custody/renew"
 # What another box may take beyond the time that it may hold the answer.
 ANSWER_S = 5.0
 # How long the answer of one box waits for those of the others. One that is silent must not cost the holder its other leases.

@@ -8,20 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import encode_readings
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.authority.snapshot import Snapshot
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Response, encode, redirect
-from gpu_worker_pool.server.metrics.collectors import LeaseMetrics, SamplerCollector
-from gpu_worker_pool.server.metrics.gpu_metrics import GpuMetrics
+from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire import statistics as wire
@@ -40,11 +36,7 @@ class Statistics:
         self.settings = settings
         # Read once: a path on a file system that hangs must not stop the server later.
         self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
-        # A registry for this server alone, so that two servers in one process do not mix.
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(SamplerCollector(sampler))
-        self._lease_metrics = LeaseMetrics(pool, self._registry)
-        self._gpu_metrics = GpuMetrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        self.metrics = Metrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
         self._history_body = b""
@@ -76,15 +68,6 @@ class Statistics:
                 self._history_body = await asyncio.to_thread(encode_readings, snapshots, latest, max_history)
                 self._history_of = made_of
             return self._history_body
-
-    async def metrics(self, loop_share: LoopShare | None = None) -> list[bytes]:
-        """The text for Prometheus, in parts: a thousand GPUs have megabytes, and each copy of them takes long."""
-        loop_share = loop_share or LoopShare()
-        parts = await self._gpu_metrics.parts(loop_share)
-        await self._lease_metrics.look(loop_share)
-        parts.append(generate_latest(self._registry))
-        await loop_share.yield_if_due()
-        return parts
 
     def polled(self) -> Mapping[str, Callable[[], bytes]]:
         """What is polled most, by its path: bodies that are encoded already."""
@@ -196,8 +179,8 @@ async def gpu_history(call: Call) -> bytes:
 @router.get("/metrics", help="Metrics for Prometheus", media_type="text/plain")
 async def metrics(call: Call) -> Response:
     """Metrics for Prometheus."""
-    body = b"".join(await call.part(Statistics).metrics())
-    return Response(200, body, ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+    body = await call.part(Statistics).metrics.text()
+    return Response(200, body, ((b"content-type", CONTENT_TYPE.encode()),))
 
 
 @router.get("/livez", help="Whether the server is alive")

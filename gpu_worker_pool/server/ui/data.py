@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import get_args
 
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -13,6 +14,7 @@ from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
+from gpu_worker_pool.server.forms import PageHours, PageWeeks
 from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import REST_FACTOR, Body, SharedAnswers
 from gpu_worker_pool.server.http.target import Target
@@ -22,11 +24,12 @@ from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.wire.page import PageView
-from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
 
 from .recent_events import RecentEvents
 
 MOST_QUEUED = 200
+HOURS = get_args(get_args(PageHours)[0])
+WEEKS = get_args(get_args(PageWeeks)[0])
 # A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
 MOST_SCOPES = 64
 
@@ -76,11 +79,11 @@ class PageData:
         self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
-            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
+            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
         }
         # Weeks of leases take seconds to read, and change slowly.
         self.weeks = {
-            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in WEEKS
         }
         self.pool = ScopedAnswer(self._make_pool, 0.5)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)

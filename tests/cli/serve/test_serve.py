@@ -199,6 +199,20 @@ def test_a_settings_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, m
     assert failure.value.code == 2
 
 
+def test_a_named_file_is_read_instead_of_env_and_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PORT", "5001")
+    (tmp_path / ".env").write_text("MAX_HISTORY=7\n")
+    # A file that was named is the operator's word, though it has settings of other programs.
+    (tmp_path / "server.env").write_text("DATABASE_URL=postgres://x\nTITLE=Named\nPORT=5000\n")
+
+    settings = settings_of({}, FLAGS, Path("server.env"))
+
+    assert (settings.title, settings.max_history, settings.port) == ("Named", 100, 5001)
+    with pytest.raises(Failure, match=r"^--env-file none\.env cannot be read: No such file or directory"):
+        settings_of({}, FLAGS, Path("none.env"))
+
+
 def test_another_projects_file_and_the_host_of_tcsh_configure_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,7 +119,7 @@ async def test_a_long_poll_and_a_stream_pass_through_and_end_with_their_caller(t
             told = b""
             while b"lease_ended" not in told:
                 told += await stream.content.readany()
-        await until(lambda: not boxes.leader.app._streams._open)
+        await until(lambda: not boxes.leader.app._streams._followers)
 
 
 async def test_only_a_box_with_the_leaders_key_is_believed(tmp_path: Path) -> None:

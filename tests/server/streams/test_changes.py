@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Self
@@ -16,8 +15,7 @@ from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.streams.changes import CHANGED, STILL_HERE, ChangeStream
-from gpu_worker_pool.server.streams.listener import MOST_WOKEN, Listener, Rest
+from gpu_worker_pool.server.streams import CHANGED, STILL_HERE, Streams
 from tests.server.settling import settled
 
 NEVER_S = 1000.0
@@ -33,9 +31,8 @@ def pool() -> Pool:
 class Page:
     """A client that listens."""
 
-    def __init__(self, changes: ChangeStream, *, pace_s: float = NEVER_S) -> None:
-        self.listener = Listener()
-        self._told: AsyncGenerator[bytes, None] = changes.messages(self.listener, pace_s)
+    def __init__(self, changes: Streams, *, pace_s: float = NEVER_S) -> None:
+        self._told: AsyncGenerator[bytes, None] = changes.subscribe("ann", pace_s=pace_s)
 
     async def next(self) -> bytes:
         return await anext(self._told)
@@ -48,7 +45,7 @@ class Page:
 async def test_the_first_change_is_told_at_once_and_all_later_ones_together_when_it_is_time(
     pool: Pool,
 ) -> None:
-    changes = ChangeStream(pool)
+    changes = Streams(pool)
     page, quick = Page(changes), Page(changes, pace_s=0.001)
     await page.opened()
     await quick.opened()
@@ -63,28 +60,13 @@ async def test_the_first_change_is_told_at_once_and_all_later_ones_together_when
         changes.follow([A_CHANGE])
     assert await hears[1] == CHANGED
     assert not hears[0].done(), "its time has not come"
-    page.listener.end()
+    changes.close()
     with pytest.raises(StopAsyncIteration):
         await hears[0]
 
 
-async def test_pauses_that_end_together_do_not_all_go_on_in_one_turn() -> None:
-    rest, turn = Rest(), 0
-    went_on: Counter[int] = Counter()
-
-    async def pause() -> None:
-        await rest.take(Listener(), 0.0)
-        went_on[turn] += 1
-
-    pauses = asyncio.gather(*(pause() for _ in range(3 * MOST_WOKEN)))
-    while not pauses.done():
-        turn += 1
-        await asyncio.sleep(0)
-    assert (len(went_on), max(went_on.values())) == (3, MOST_WOKEN)
-
-
 async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
-    changes = ChangeStream(pool, heartbeat_s=0.001)
+    changes = Streams(pool, heartbeat_s=0.001)
     page = await Page(changes, pace_s=0.001).opened()
     for event in (
         ev.LeasesRenewed(1.0, ("a",)),
@@ -98,7 +80,7 @@ async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
 
 
 async def test_what_was_measured_counts_once_whoever_tells_of_it_first(pool: Pool) -> None:
-    changes = ChangeStream(pool, heartbeat_s=0.001)
+    changes = Streams(pool, heartbeat_s=0.001)
     page = await Page(changes, pace_s=0.001).opened()
     changes.follow([ev.GpusObserved(1.0, ())])
     assert await page.next() == CHANGED
@@ -110,7 +92,7 @@ async def test_what_was_measured_counts_once_whoever_tells_of_it_first(pool: Poo
 
 
 async def test_in_quiet_it_hears_that_the_server_is_still_here(pool: Pool) -> None:
-    changes = ChangeStream(pool, heartbeat_s=0.001)
+    changes = Streams(pool, heartbeat_s=0.001)
     page = Page(changes)
     await page.opened()
     assert [await page.next(), await page.next()] == [STILL_HERE, STILL_HERE]

@@ -7,8 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_worker_pool.server.streams.events import KEPT_BYTES, PIECE_BYTES, EventStream
-from gpu_worker_pool.server.streams.listener import Listener
+from gpu_worker_pool.server.streams import MOST_PENDING_BYTES, PIECE_BYTES, Streams
 
 EVENT_BYTES = 10_000
 
@@ -23,9 +22,9 @@ async def test_what_a_slow_listener_has_missed_comes_in_pieces_in_order() -> Non
     number = count(1)
     unread: Any = SimpleNamespace()
     snapshot: Any = SimpleNamespace(ask=lambda _: b"%d" % next(number) + b"x" * EVENT_BYTES)
-    stream, listener = EventStream(pool), Listener()
+    stream = Streams(pool)
     stream.note_snapshot(unread)  # without a listener nothing is encoded
-    messages = stream.messages(listener)
+    messages = stream.subscribe("ann")
     assert b": connected" in await anext(messages)
     for _ in range(100):
         stream.note_snapshot(snapshot)
@@ -35,7 +34,7 @@ async def test_what_a_slow_listener_has_missed_comes_in_pieces_in_order() -> Non
     assert max(map(len, pieces)) < PIECE_BYTES + 2 * EVENT_BYTES
     assert [number for piece in pieces for number in numbers(piece)] == list(range(1, 101))
 
-    for _ in range(2 * KEPT_BYTES // EVENT_BYTES):
+    for _ in range(2 * MOST_PENDING_BYTES // EVENT_BYTES):
         stream.note_snapshot(snapshot)
     assert b"event: reset" in await anext(messages), "what is not kept cannot be sent"
     await messages.aclose()
