@@ -48,8 +48,8 @@ STEPS: dict[str, tuple[str, ...]] = {
     "coroutines of the call": (
         "server.http.protocol:BoundedProtocol._begin_known", "server.http.protocol:BoundedProtocol._go_on",
     ),
-    "access check": ("server.http.call:Call.caller", "server.calls.leases:may_manage"),
-    "body and query": ("server.http.call:Call.query", "server.calls.leases:_lease_form", "server.calls.leases:_request_of"),
+    "access check": ("server.http.call:Call.caller", "server.routes.leases:may_manage"),
+    "body and query": ("server.http.call:Call.query", "server.routes.leases:_lease_form", "server.calls.leases:_request_of"),
     "the holder's process": ("server.authority.pool:Pool.local_process", "server.authority.own_box:OwnBox.is_alive"),
     "decision": ("ledger.driver:step",),
     "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.driver:Driver._end_turn"),

@@ -7,13 +7,15 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
@@ -43,13 +45,7 @@ from .authority.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls
-from .calls.events import EventCalls
-from .calls.fleet import FleetCalls
-from .calls.leases import LeaseCalls
-from .calls.pool_view import PoolFrames
 from .calls.quotas import QuotaCalls
-from .calls.renewals import FleetRenewals
-from .calls.statistics import Statistics
 from .calls.tokens import TokenCalls
 from .fleet import (
     FleetUnusable,
@@ -65,14 +61,19 @@ from .fleet import (
 )
 from .hooks import Hooks, load_rules
 from .http.access import AccessRules
-from .http.docs import Docs, assets_folder
-from .http.fleet_routing import FleetRouting
 from .http.forwarding import Forwarding
+from .http.front import READABLE, PolledStatistics
+from .http.pool_route import PoolRoute
 from .http.router import Router
+from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
+from .routes import events, fleet, leases, page, statistics
+from .routes.docs import Document, describe, docs_router
+from .routes.page import PageFiles
+from .routes.renewals import FleetRenewals
+from .routes.statistics import Statistics
 from .settings import ServerSettings
 from .streams import Streams
-from .ui.calls import PAGE_HEADERS, PageCalls
 from .ui.data import PageData
 
 if TYPE_CHECKING:
@@ -86,10 +87,12 @@ logger = logging.getLogger(__name__)
 
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
+# The first that matches a path answers, and leases are called for most often.
+ROUTERS = (leases.router, statistics.router, events.router, page.router)
 
 
-class PoolApp:
-    """The ASGI application of one box. `why_not_started` is the reason of a failed start, if a sentence says it all."""
+class PoolApp(FastAPI):
+    """The application of one box. `why_not_started` is the reason of a failed start, if a sentence says it all."""
 
     def __init__(
         self,
@@ -97,7 +100,15 @@ class PoolApp:
         make_probe: Callable[[], Probe] | None = None,
         machine: Machine | None = None,
     ) -> None:
+        super().__init__(
+            title=settings.title,
+            version=settings.version,
+            description=settings.description,
+            openapi_url=None,  # the pages of the documentation are routes of ours, which work without the internet
+            redirect_slashes=False,
+        )
         self.settings = settings
+        self.is_stopping = False
         self.tokens = settings.load_tokens()
         users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group)
         for why in users.why_no_members():
@@ -145,7 +156,7 @@ class PoolApp:
         self.pool: Pool = self._authority.pool
         self.tokens.added = lambda: self.pool.state.tokens
         self.pool.follow(self.tokens.note)
-        self.statistics = Statistics(self._sampler, settings, self.pool, self.access)
+        self.statistics = Statistics(self._sampler, settings, self.pool)
         self._streams = Streams(self.pool)
         self._hooks = Hooks(
             self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
@@ -153,67 +164,86 @@ class PoolApp:
         usage = UsageCalls(self.pool, self._open_accounts)
         timeline = TimelineCalls(self.pool, self._open_accounts)
         quotas = QuotaCalls(self.pool)
-        frames = PoolFrames(self.pool)
         self._page_data = PageData(
             settings,
-            frames,
+            self.pool,
             self._sampler,
             usage=usage,
             timeline=timeline,
             quotas=quotas,
             tokens=self.tokens,
         )
-        self._docs = Docs((*TABLE, *FLEET_TABLE) if settings.gpu_pool_fleet else TABLE, settings, assets_folder())
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
-        self._leases = LeaseCalls(frames, self.tokens, self._renewals)
-        handlers = (
+        self._shared = SharedAnswers()
+        parts = (
+            self.access,
+            users,
+            self.pool,
             self.statistics,
-            self._leases,
+            self._forwarding,
+            self._renewals,
+            self._shared,
+            self._streams,
+            self._page_data,
+            PageFiles(),
+            Document(settings),
+        )
+        self.parts: Mapping[type, object] = {type(part): part for part in parts}
+        with_cors = settings.enable_cors
+        for router in (*ROUTERS, docs_router(settings)):
+            router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
+        for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
+            router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
+        handlers = (
             AdminCalls(self.pool),
             quotas,
             TokenCalls(self.pool, self.tokens),
             BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
             usage,
             timeline,
-            EventCalls(self._streams),
-            self._renewals,
-            FleetCalls(self.pool),
-            PageCalls(self._page_data, prefix=settings.api_prefix),
-            self._docs,
         )
         self._router = Router(
-            (*TABLE, *FLEET_TABLE, *self._docs.resources()),
+            (*TABLE, *FLEET_TABLE),
             (part.handlers() for part in handlers),
             prefix=settings.api_prefix,
             rules=self.access,
             users=users,
             enable_cors=settings.enable_cors,
-            page_headers=PAGE_HEADERS,
-            fleet=FleetRouting(lambda: self.pool.membership, self._forwarding.pass_on),
+            page_headers=(),
         )
-        self.polls = self._router.polls
-        self.lease_app = self._router.lease_app
-        self._page_path = f"{settings.api_prefix}/ui"
+        self.router.default = self._router
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._router(scope, receive, send)
-        elif scope["type"] == "websocket":
-            if self._endpoint is None or scope["path"] != self.websocket_path:
+    def build_middleware_stack(self) -> ASGIApp:
+        """What a call passes before its route. Each route turns every error into an answer itself."""
+        prefix, cors = self.settings.api_prefix, (READABLE,) if self.settings.enable_cors else ()
+        polled = {f"{prefix}{path}": body for path, body in self.statistics.polled().items()}
+        http = PolledStatistics(self.router, polled, cors)
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await http(scope, receive, send)
+            elif scope["type"] == "lifespan":
+                await self._live(receive, send)
+            elif self._endpoint is None or scope["path"] != self.websocket_path:
                 await send({"type": "websocket.close"})
             else:
                 await self._endpoint(scope, receive, send)
-        else:
-            await self._live(receive, send)
 
-    def is_prompt(self, method: str, path: str) -> bool:
-        """Whether a call may begin without a task. A box of a fleet may have to pass it on, which needs one."""
-        return not self._is_in_fleet and self._router.is_prompt(method, path)
+        return serve
 
-    def is_for_page(self, path: str) -> bool:
-        """Whether only pages make this call."""
-        return path.startswith(self._page_path)
+    @cached_property
+    def endpoints(self) -> Mapping[str, str]:
+        """What the home page says of each call, by its path."""
+        found = {
+            route.path_format.replace("{lease_id}", "{id}"): route.declared.help
+            for route in self.routes
+            if isinstance(route, PoolRoute) and route.declared.help
+        }
+        table = TABLE if self.pool.membership is None else (*TABLE, *FLEET_TABLE)
+        return found | {
+            f"{self.settings.api_prefix}{resource.path}": resource.help for resource in table if resource.help
+        }
 
     @property
     def membership(self) -> Membership | None:
@@ -226,7 +256,9 @@ class PoolApp:
             self._agent.observe(snapshot)
 
     def openapi(self) -> dict[str, Any]:
-        return self._docs.document
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(self, self.settings)
+        return self.openapi_schema
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -260,7 +292,7 @@ class PoolApp:
                 logger.warning("%s", said)
             watch.cancel()
             await self._page_data.close()
-            await self._leases.close()
+            await self._shared.close()
             await self._forwarding.close()
         self._stop_waiting()
         if self._agent is not None:
@@ -330,6 +362,7 @@ class PoolApp:
 
     def _stop_waiting(self) -> None:
         """Answer all calls that wait: they must not keep the server from stopping."""
+        self.is_stopping = True
         self.pool.release_waiters()
         if self._authority.leader is not None:
             self._authority.leader.release_waiters()
@@ -337,9 +370,8 @@ class PoolApp:
             self._agent.release_waiters()
         self._streams.close()
         self._page_data.stop()
-        self._leases.stop()
+        self._shared.stop()
         self._forwarding.stop()
-        self._router.stop()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Start and stop as the server says. A start that failed is told by `why_not_started`, else by its traceback."""

@@ -21,8 +21,8 @@ from gpu_worker_pool.core.queue.idleness import idle_s
 
 from .authority.pool import Pool
 from .authority.sampler import Sampler
-from .calls.gpu_view import STATES, gpu_states
 from .http.loop_share import LoopShare
+from .views.gpu_view import STATES, gpu_states
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.

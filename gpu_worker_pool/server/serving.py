@@ -20,7 +20,6 @@ from gpu_worker_pool.wire.transport import IDLE_S
 from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
 from .garbage import GarbageCollection
-from .http.loop_share import TurnQueue
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
 
@@ -31,8 +30,6 @@ GRACE_S: Final = 1
 # Where commands look for a server without being told.
 DEFAULT_URL: Final = "http://localhost:8000"
 BACKLOG: Final = 2048
-# Calls of pages that begin in one turn of the event loop.
-MOST_PAGE_CALLS: Final = 4
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -123,14 +120,7 @@ def configuration(app: PoolApp) -> uvicorn.Config:
 
 def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
-    own = {
-        "websocket_path": path and path.encode(),
-        "is_prompt": staticmethod(app.is_prompt),
-        "lease_app": staticmethod(app.lease_app),
-        "is_for_page": staticmethod(app.is_for_page),
-        "page_calls": TurnQueue(MOST_PAGE_CALLS),
-        "polls": app.polls,
-    }
+    own = {"websocket_path": path and path.encode()}
     return type("PoolProtocol", (BoundedProtocol,), own)
 
 

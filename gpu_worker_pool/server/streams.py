@@ -14,10 +14,10 @@ from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfServic
 
 from .authority.pool import Pool
 from .authority.snapshot import Snapshot
-from .calls.lease_view import lease_view
-from .calls.scoped import first_waiters, nodes_of
 from .http.response import encode
-from .http.scope import Scope
+from .http.target import Target
+from .views.lease_view import lease_view
+from .views.scoped import first_waiters, nodes_of
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64
@@ -228,9 +228,9 @@ class Streams:
             self._send(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), *nodes_of(lease))
 
     def _send_queue(self) -> None:
-        """Send the waiters of each scope that is followed."""
+        """Send the waiters of each target that is followed."""
         for node in {reader.node for reader in self._readers()}:
-            first, length = first_waiters(self._pool.state, Scope(node), self._pool.now(), MOST_QUEUED)
+            first, length = first_waiters(self._pool.state, Target(node), self._pool.now(), MOST_QUEUED)
             readers = [reader for reader in self._readers() if reader.node == node]
             _send(readers, "queue", encode(QueueChange(length=length, first=tuple(first))))
 

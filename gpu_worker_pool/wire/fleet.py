@@ -7,6 +7,9 @@ from typing import Literal
 
 from .leases import RenewAnswer
 
+# Where a box renews the leases that it keeps for another one. Signed with the key of the fleet.
+RENEW_AT_BOX = "/fleet/custody/renew"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxView:

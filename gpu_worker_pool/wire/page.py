@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .fleet import BoxView
-from .leases import DrainingLeaseView, GpuRef, LeaseView
-from .pool import PoolGpu, PoolView
+from .leases import GpuRef
+from .pool import PoolView
 
 RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
 
@@ -29,12 +29,11 @@ class RecentEvent:
     note: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageExtras:
-    """The page's data besides the pool. `boxes` is null unless the whole fleet is shown. With `is_brief` the pool is so large
-    that of its GPUs and leases only some keys are sent.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """The pool and the page's other data. `boxes` is null unless the whole fleet is shown."""
 
+    pool: PoolView
     now: str | None
     started_at: str | None
     measured_at: float
@@ -47,26 +46,7 @@ class PageExtras:
     title: str
     docs: str | None
     boxes: tuple[BoxView, ...] | None = None
-    is_brief: bool = False
     version: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PagePool:
-    pool: PoolView
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageView(PageExtras, _PagePool):
-    """The pool and the page's other data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDetails:
-    """One GPU in full, with its leases."""
-
-    gpu: PoolGpu
-    leases: tuple[LeaseView | DrainingLeaseView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

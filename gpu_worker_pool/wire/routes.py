@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import accounting, fleet, forms, leases, page, plans, pool, service, statistics, tokens
+from . import accounting, forms, leases, plans, pool, tokens
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -154,73 +154,6 @@ def _page_data(path: str, *routes: Route) -> Resource:
 
 
 TABLE: tuple[Resource, ...] = (
-    _statistics(
-        "/",
-        "This help message",
-        _get(
-            "home",
-            "The list of calls",
-            service.Home,
-            statuses=((200, "Successful Response"), (307, "Redirect to the page, for a browser")),
-        ),
-    ),
-    _for_page("/ui", "The page: see the pool in a browser", _get("page", "The page", None, media_type="text/html")),
-    _statistics(
-        "/gpu/stats", "Get detailed GPU statistics", _get("gpu_stats", "All GPUs in detail", statistics.GpuStatistics)
-    ),
-    _statistics(
-        "/gpu/count", "Get number of installed GPUs", _get("gpu_count", "The number of GPUs", statistics.GpuCount)
-    ),
-    _statistics(
-        "/gpu/summary", "Get summary of GPU usage", _get("gpu_summary", "All GPUs in brief", statistics.GpuSummary)
-    ),
-    _statistics("/health", "Health check endpoint", _get("health", "The health of the server", service.Health)),
-    _statistics("/config", "Get server configuration", _get("config", "The settings in force", service.Configuration)),
-    _statistics(
-        "/gpu/history",
-        "Get the last readings of each GPU",
-        _get("gpu_history", "The last readings of each GPU", statistics.GpuHistory),
-    ),
-    _statistics(
-        "/metrics", "Metrics for Prometheus", _get("metrics", "Metrics for Prometheus", None, media_type="text/plain")
-    ),
-    _leases("/leases", "Get all live leases", _get("list_leases", "All live leases", leases.LeaseList)),
-    _leases(
-        "/leases/{lease_id}",
-        "PUT: request a GPU; GET: show the lease; DELETE: release it",
-        _write(
-            "PUT",
-            "request_lease",
-            "Request GPUs, or repeat the request",
-            leases.AnyLease,
-            409,
-            form=forms.LeaseForm,
-            query=(DEVICES,),
-            statuses=ASKED,
-        ),
-        _get("show_lease", "Show the lease", leases.AnyLease, (404, 422, 429, 503), query=(WAIT_S, DEVICES)),
-        _write(
-            "DELETE",
-            "release_lease",
-            "Release the lease, or leave the queue",
-            leases.AnyLease,
-            404,
-            query=(HOLDER, REASON),
-        ),
-    ),
-    replace(
-        _leases(
-            "/leases/renew",
-            "POST: a heartbeat for leases",
-            _write("POST", "renew_leases", "A heartbeat for leases", leases.RenewAnswer, form=forms.RenewForm),
-        ),
-        answered_by="custodian",
-    ),
-    _leases(
-        "/pool",
-        "Get the node at a glance: GPUs, leases, queue",
-        _get("show_pool", "The node at a glance", pool.PoolView, (422,), query=(QUEUE, LEASES)),
-    ),
     _leases(
         "/usage",
         "Get GPU-hours by owner; ?since=...&until=...",
@@ -230,18 +163,6 @@ TABLE: tuple[Resource, ...] = (
         "/timeline",
         "Get who held which GPU over the last hours; ?hours=6",
         _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
-    ),
-    _leases(
-        "/events",
-        "Follow the events of the pool, as Server-Sent Events",
-        _get(
-            "events",
-            "The events of the pool, as Server-Sent Events",
-            None,
-            (422, 503),
-            query=(PACE_S,),
-            media_type="text/event-stream",
-        ),
     ),
     _leases("/quotas", "Get the quotas of owners, and their use", _get("quotas", "All quotas", plans.QuotaList)),
     _operator(
@@ -294,36 +215,6 @@ TABLE: tuple[Resource, ...] = (
         _admin("PUT", "add_token", "Accept the token of this digest", tokens.TokenView, 409, form=tokens.TokenForm),
         _admin("DELETE", "revoke_token", "Revoke a token", tokens.TokenList, 404),
     ),
-    _statistics("/livez", "Whether the server is alive", _get("livez", "Whether the server is alive", service.Alive)),
-    _statistics(
-        "/readyz",
-        "Whether the server has fresh readings",
-        _get("readyz", "Whether the server has fresh readings", service.Alive, (503,)),
-    ),
-    _page_data("/ui/data/me", _get("page_me", "Who calls", page.MeView, (401, 403, 422))),
-    _page_data("/ui/data/pool", _get("page_pool", "The pool, for the page", page.PageView, (422, 503))),
-    _page_data(
-        "/ui/data/gpu",
-        _get("page_gpu", "One GPU in full", page.GpuDetails, (404, 422), query=(NODE_OF_GPU, UUID_OF_GPU)),
-    ),
-    _for_page("/ui/data/history", None, _get("page_history", "Past readings, for the page", page.PastView, (422, 503))),
-    _page_data("/ui/data/usage", _get("page_usage", "GPU-hours of today", accounting.UsageView, (422, 503))),
-    _page_data(
-        "/ui/data/weeks",
-        _get("page_weeks", "GPU-hours by owner and week", accounting.WeeksView, (422, 503), query=(WEEKS_OF_PAGE,)),
-    ),
-    _page_data("/ui/data/quotas", _get("page_quotas", "All quotas, for the page", plans.QuotaList, (422, 503))),
-    _page_data(
-        "/ui/data/timeline",
-        _get(
-            "page_timeline",
-            "Who held which GPU, for the page",
-            accounting.TimelineView,
-            (422, 503),
-            query=(HOURS_OF_PAGE,),
-        ),
-    ),
-    _for_page("/ui/{file}", None, _get("page_file", "A file of the page", None, (404,), media_type="*/*")),
 )
 
 FLEET_PREFIX = "/fleet"
@@ -336,30 +227,4 @@ def _for_fleet(resource: Resource) -> Resource:
 
 
 # What there is in a fleet only. The calls that mean the whole fleet are those of the table above.
-FLEET_TABLE: tuple[Resource, ...] = (
-    replace(
-        _leases(
-            FLEET_PREFIX,
-            "The boxes of the fleet; below it the same calls as for this box, for the whole fleet",
-            _get("fleet", "The boxes of the fleet", fleet.FleetList, (422, 503)),
-        ),
-        is_fleet=True,
-    ),
-    replace(
-        _operator(
-            f"{FLEET_PREFIX}/nodes/{{node}}",
-            None,
-            _admin("DELETE", "forget_node", "Remove a box that is gone: its leases end", fleet.FleetList, 404, 409),
-        ),
-        is_fleet=True,
-    ),
-    # Between boxes: signed with the key of the fleet.
-    Resource(
-        RENEW_AT_BOX,
-        None,
-        (_write("POST", "renew_at_box", "A heartbeat for leases that this box keeps", fleet.BoxRenewAnswer),),
-        tag="leases",
-        is_fleet=True,
-    ),
-    *(_for_fleet(resource) for resource in TABLE if resource.answered_by != "box"),
-)
+FLEET_TABLE: tuple[Resource, ...] = (*(_for_fleet(resource) for resource in TABLE if resource.answered_by != "box"),)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.calls.leases import to_request
+from gpu_worker_pool.server.routes.leases import to_request
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.strict import FormError, check_lease_id, parse_form

@@ -30,9 +30,8 @@ from gpu_worker_pool.server.fleet import (
     own_address,
 )
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.fleet import BoxView, FleetList
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxView, FleetList
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.routes import RENEW_AT_BOX
 
 from .finding import Check, Finding
 

@@ -21,7 +21,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
-from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.routes import HOURS, SINCE, UNTIL
 
@@ -90,16 +90,16 @@ class UsageCalls(PastLeases):
         query = call.query(SINCE, UNTIL)
         self.check_journal()  # not even the time is known before the journal is open
         since, until = read_time("since", query.get("since")), read_time("until", query.get("until"))
-        return Response(200, await self.usage(since, until, call.view_scope))
+        return Response(200, await self.usage(since, until, call.target))
 
-    async def usage_today(self, scope: Scope) -> bytes:
+    async def usage_today(self, scope: Target) -> bytes:
         """The usage since midnight in this machine's time zone."""
         self.check_journal()
         now = self._pool.wall_now()
         midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
         return await self.usage(min(midnight.timestamp(), now - 1.0), None, scope)
 
-    async def weeks(self, number: int, scope: Scope) -> bytes:
+    async def weeks(self, number: int, scope: Target) -> bytes:
         """GPU-hours by owner of so many weeks, from Monday to Sunday in this machine's time zone."""
         self.check_journal()
         starts = _mondays(self._pool.wall_now(), number)
@@ -111,7 +111,7 @@ class UsageCalls(PastLeases):
 
         return await self.read(count)
 
-    def _encode_weeks(self, starts: Sequence[float], weeks: Sequence[Usage], moment: Moment, scope: Scope) -> bytes:
+    def _encode_weeks(self, starts: Sequence[float], weeks: Sequence[Usage], moment: Moment, scope: Target) -> bytes:
         """Exclusive and sharing leases count alike."""
         by_owner: dict[str | None, list[float]] = {}
         for number, week in enumerate(weeks):
@@ -136,7 +136,7 @@ class UsageCalls(PastLeases):
             )
         )
 
-    async def usage(self, since: float | None, until: float | None, scope: Scope) -> bytes:
+    async def usage(self, since: float | None, until: float | None, scope: Target) -> bytes:
         """The usage from `since` to before `until`; by default the last day, until now. Of one box of a fleet, requests
         that left the queue without a GPU are not counted: they were nowhere.
         """
@@ -153,7 +153,7 @@ class UsageCalls(PastLeases):
 
         return await self.read(count)
 
-    def _encode(self, by_owner: Usage, span: Span, moment: Moment, scope: Scope) -> bytes:
+    def _encode(self, by_owner: Usage, span: Span, moment: Moment, scope: Target) -> bytes:
         since, until = span
         shown = nsmallest(MOST_OWNERS, by_owner.items(), key=_most_use_first)
         names = {owner for owner, _ in shown}
@@ -188,7 +188,7 @@ def _mondays(now: float, number: int) -> list[float]:
     return [*starts[:-1], min(starts[-1], now)]
 
 
-def _live(leases: Iterable[WaitingOrActive], scope: Scope) -> list[LiveUse]:
+def _live(leases: Iterable[WaitingOrActive], scope: Target) -> list[LiveUse]:
     """The live leases with their GPUs within the scope."""
     found = []
     for lease in leases:
@@ -231,9 +231,9 @@ class TimelineCalls(PastLeases):
         return {"timeline": self.show}
 
     async def show(self, call: Call) -> Response:
-        return Response(200, await self.timeline(call.query(HOURS)["hours"], call.view_scope))
+        return Response(200, await self.timeline(call.query(HOURS)["hours"], call.target))
 
-    async def timeline(self, hours: float, scope: Scope) -> bytes:
+    async def timeline(self, hours: float, scope: Target) -> bytes:
         span_s = hours * 3600
         self.check_journal()
         gpus = _gpus(self._pool.state.slots_on(scope.node), with_nodes=scope.is_fleet)

@@ -13,14 +13,14 @@ from gpu_worker_pool.server.http.access import Caller, Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.views.gpu_view import gpu_view
+from gpu_worker_pool.server.views.lease_view import outcome_view
 from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME, is_printable
 from gpu_worker_pool.wire.forms import DrainForm
 from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu
 from gpu_worker_pool.wire.routes import REASON, Parameter
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
-from .gpu_view import gpu_view
-from .lease_view import outcome_view
 from .times import read_time
 
 # A date that is no more than this in the past is now: the caller's clock may be behind.
@@ -90,8 +90,8 @@ class AdminCalls:
     def _key(self, call: Call) -> GpuKey:
         """The GPU that a call names by its index or UUID; in a whole fleet, after the node and a colon."""
         self._pool.check_leads()
-        state, gpu, node = self._pool.state, call.parameters["gpu"], call.scope_node
-        if call.view_scope.is_fleet:
+        state, gpu, node = self._pool.state, call.parameters["gpu"], call.target.node
+        if call.target.is_fleet:
             node, colon, gpu = gpu.rpartition(":")
             if not colon:
                 raise Refusal(404, f"{gpu[:80]!r} does not name a node; write node:GPU, as in gpu-01:0.")
@@ -101,7 +101,7 @@ class AdminCalls:
                 return slot.key
         if (key := GpuKey(node or self._pool.node, gpu)) in state.excluded:
             return key  # drained, then removed from the box
-        where = f"on {node[:80]!r}" if call.view_scope.is_fleet and node else "here"
+        where = f"on {node[:80]!r}" if call.target.is_fleet and node else "here"
         raise Refusal(404, f"There is no GPU {gpu[:80]!r} {where}; name it by its index or UUID as /pool shows it.")
 
     def _gpu(self, key: GpuKey) -> Response:

@@ -16,14 +16,14 @@ from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode
-from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.views.plan_view import booking_view, booking_views
 from gpu_worker_pool.wire.forms import BookingForm
 from gpu_worker_pool.wire.plans import BookingList
 from gpu_worker_pool.wire.strict import check_lease_id
 
 from .admin import DRAIN_PREFIX
-from .plan_view import booking_view, booking_views
 from .times import read_time
 
 
@@ -43,7 +43,7 @@ class BookingCalls:
     async def show(self, call: Call) -> Response:
         self._pool.check_is_open()
         await self._pool.caught_up()
-        return self._list(call.view_scope)
+        return self._list(call.target)
 
     async def book(self, call: Call) -> Response:
         booking_id = check_lease_id(call.parameters["booking_id"])
@@ -62,7 +62,7 @@ class BookingCalls:
             raise Denied(403, f"The booking {booking_id} is not yours; use another id.")
         reason = form.reason.strip() or f"booked by {name_of(caller)}"
         booking = Booking(booking_id, (), starts_at or 0.0, ends_at, owner, reason, name_of(caller))
-        wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among, node=call.scope_node)
+        wishes = Wishes(gpus=form.gpus, model=form.model, among=form.among, node=call.target.node)
         events = await self._pool.command(cmd.BookGpus(booking, wishes, must_be_free=not caller.is_operator))
         for event in events:
             if isinstance(event, ev.Refused):
@@ -84,7 +84,7 @@ class BookingCalls:
                 "the owner, may cancel it.",
             )
         await self._pool.command(cmd.Configure("bookings", (booking_id,)))
-        return self._list(call.view_scope)
+        return self._list(call.target)
 
     def _owner(self, caller: Caller, named: str | None) -> str:
         """For whom it is: an operator may book for every owner, others for themselves."""
@@ -126,7 +126,7 @@ class BookingCalls:
                 f"{owner} {has}; only an operator or an administrator may book more. PUT /quotas/{owner} sets a quota.",
             )
 
-    def _list(self, scope: Scope) -> Response:
+    def _list(self, scope: Target) -> Response:
         views = booking_views(self._pool.state, scope)
         return Response(200, encode(BookingList(node=scope.name(self._pool.node), bookings=views)))
 

@@ -15,7 +15,7 @@ from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Response, encode, encode_with
-from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.forms import QuotaForm
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
@@ -66,7 +66,7 @@ class QuotaCalls:
         await self._pool.command(cmd.Configure("quotas", (owner,)))
         return await self._listed(call)
 
-    async def encoded(self, scope: Scope) -> bytes:
+    async def encoded(self, scope: Target) -> bytes:
         """All quotas, which are those of the whole fleet, with the use of their owners and of others. It yields to other work in between."""
         self._pool.check_is_open()
         await self._pool.caught_up()
@@ -84,7 +84,7 @@ class QuotaCalls:
         return encode_with(frame, quotas=quotas, others=others)
 
     async def _listed(self, call: Call) -> Response:
-        return Response(200, await self.encoded(call.view_scope))
+        return Response(200, await self.encoded(call.target))
 
 
 class _Uses:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.types import Receive
 
-from .exchange import Exchange
 from .problems import Refusal
-from .time_limits import TimeLimits
 
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
@@ -27,26 +26,19 @@ async def read_body(
     *,
     limit: int = MAX_BODY_BYTES,
     timeout_s: float = BODY_TIMEOUT_S,
-    limits: TimeLimits | None = None,
-    exchange: Exchange | None = None,
 ) -> bytes:
     """Read the whole body; Refusal if it is too large, too slow, compressed or incomplete.
 
-    The time is for the whole body: a client that sends a byte now and then is too slow. A body that has arrived needs none.
+    The time is for the whole body: a client that sends a byte now and then is too slow.
     """
     encoding = headers.get("content-encoding")
     if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
         detail = "The body must not be compressed; send it without Content-Encoding."
         raise Refusal(415, detail, {"Accept-Encoding": "identity"})
-    arrived = None if exchange is None else exchange.take_body()
-    if arrived is not None:
-        if len(arrived) > limit:
-            raise _too_large(limit)
-        return arrived
     if _says_more_than(limit, headers.get("content-length", "")):
         raise _too_large(limit)
     try:
-        async with (limits or TimeLimits()).within(timeout_s):
+        async with asyncio.timeout(timeout_s):
             return await _collect(receive, limit)
     except TimeoutError:
         detail = f"The body did not arrive within {timeout_s:g} seconds; send it at once."

@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.routes import Parameter
 from gpu_worker_pool.wire.strict import FormT, parse_form
@@ -26,85 +28,93 @@ from .access import (
     caller_by_token,
     identify,
     is_loopback,
+    merge_headers,
     proxy_header,
     refuse_other_sites,
     token_in,
 )
 from .bodies import read_body
 from .connection import Connection
-from .exchange import EXCHANGE, Exchange
 from .forwarded import Forwarded
-from .known_heads import KNOWN_CALL, KnownCall, KnownHead
 from .problems import Refusal
 from .response import Response
-from .scope import EVERYTHING
-from .time_limits import TimeLimits
+from .target import EVERYTHING
 
 MAX_PARAMETERS = 20
 
 
-class Call:
-    """One request. `parameters` are those in its path."""
+PartT = TypeVar("PartT")
 
-    def __init__(
-        self, scope: Scope, receive: Receive, rules: AccessRules, users: Users, limits: TimeLimits | None = None
-    ) -> None:
-        self.scope = scope
-        self.receive = receive
-        self._known: KnownCall | None = scope.get(KNOWN_CALL)
-        self.parameters: Mapping[str, str] = {} if self._known is None else {"lease_id": self._known.lease_id}
-        self.rules = rules
-        self._users = users
-        self._limits = limits
-        self._connection = Connection.of_scope(scope)
-        # What the call means, and what the box says that passed it on, if one did.
-        self.view_scope = EVERYTHING
+
+class Call(Request):
+    """One request. `parameters` are those in its path; `target` is what it means: the box that was asked, or the whole fleet."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self.parameters: Mapping[str, str] = {}
+        self.target = EVERYTHING
+        # What the box says that passed the call on, if one did.
         self.forwarded: Forwarded | None = None
+        # The status of an answer that is not a whole response.
+        self.status = 200
+        self._connection = Connection.of_scope(scope)
+        self._caller: Caller | None = None
+        self._whole_body: bytes | None = None
         # The token by which the caller was identified.
         self._token: str | None = None
 
+    def part(self, kind: type[PartT]) -> PartT:
+        """The part of this kind of the application that serves the call."""
+        found: PartT = self.scope["app"].parts[kind]
+        return found
+
+    @property
+    def pool(self) -> Pool:
+        return self.part(Pool)
+
+    @property
+    def rules(self) -> AccessRules:
+        return self.part(AccessRules)
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """What the home page says of each call, by its path."""
+        found: Mapping[str, str] = self.scope["app"].endpoints
+        return found
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server is stopping, which ends all calls."""
+        found: bool = self.scope["app"].is_stopping
+        return found
+
     @cached_property
-    def headers(self) -> Mapping[str, str]:
-        if self._known is not None:
-            return self._known.head.headers
-        return self._connection.headers_of(self.scope["headers"])
+    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The headers by lower-case name; repeated ones are joined."""
+        return merge_headers(self.scope["headers"])
 
     @property
-    def scope_node(self) -> str | None:
-        """The node that the call means; None for all."""
-        return self.view_scope.node
-
-    @property
-    def node(self) -> str | None:
+    def via_box(self) -> str | None:
         """The box by which the call came, if that is not this one."""
         return None if self.forwarded is None else self.forwarded.node
 
     def caller(self) -> Caller:
         """The caller of a writing call; Denied if it may not write."""
-        if self._known is not None:
-            return self._caller_by_head(self._known.head)
+        if self._caller is None:
+            self._caller = self._identify()
+        return self._caller
+
+    def _identify(self) -> Caller:
         authorization = self.headers.get("authorization")
         if self.forwarded is not None:
             if (known := self.forwarded.identified()) is not None:
                 return known
             caller = caller_by_token(authorization or "", self.rules.tokens)
         else:
-            caller = identify(self._origin, self.headers, self.rules)
+            origin = Origin(self._connection.host, self._connection.is_unix, self._find_user)
+            caller = identify(origin, self.headers, self.rules)
         self._token = None if authorization is None else token_in(authorization)
         return caller
-
-    def _caller_by_head(self, head: KnownHead) -> Caller:
-        """The caller of a known head, which has no token. With the same user it is the same as before."""
-        if head.local is not None and head.local[0] is self._find_user():
-            return head.local[1]
-        caller = identify(self._origin, head.headers, self.rules)
-        user = self._find_user()
-        head.local = None if user is None else (user, caller)
-        return caller
-
-    @property
-    def _origin(self) -> Origin:
-        return Origin(self._connection.host, self._connection.is_unix, self._find_user)
 
     def caller_or_none(self) -> Caller | None:
         try:
@@ -124,7 +134,7 @@ class Call:
             return caller.name
         if self.uid is None:
             return self._host
-        return f"uid {self.uid}" if self.node is None else f"uid {self.uid} of {self.node}"
+        return f"uid {self.uid}" if self.via_box is None else f"uid {self.uid} of {self.via_box}"
 
     @property
     def _host(self) -> str:
@@ -138,8 +148,6 @@ class Call:
         """Whether the call came directly from this machine, without a proxy."""
         if self.forwarded is not None:
             return False  # it was another machine
-        if self._known is not None and self._known.head.local is not None:
-            return True
         is_here = self._connection.is_unix or is_loopback(self._connection.host)
         return is_here and proxy_header(self.headers) is None
 
@@ -173,20 +181,18 @@ class Call:
 
     def _find_user(self) -> User | None:
         uid = self._connection.uid
-        return None if uid is None else self._users.find(uid)
+        return None if uid is None else self.part(Users).find(uid)
 
     async def body(self) -> bytes:
-        if self._known is not None:
-            return self._known.body
-        exchange = self.scope.get(EXCHANGE)
-        return await read_body(self.receive, self.headers, limits=self._limits, exchange=exchange)
+        if self._whole_body is None:
+            self._whole_body = await read_body(self.receive, self.headers)
+        return self._whole_body
 
     def gone(self) -> asyncio.Future[None]:
         """A future that is done when the client has disconnected, or the token of its caller is revoked. It must be
         cancelled when that is not waited for any more.
         """
-        exchange: Exchange | None = self.scope.get(EXCHANGE)
-        gone = asyncio.ensure_future(until_gone(self.receive)) if exchange is None else exchange.gone()
+        gone = asyncio.ensure_future(until_gone(self.receive))
         self.end_when_revoked(gone)
         return gone
 
@@ -198,7 +204,7 @@ class Call:
     def check_token(self) -> None:
         """Denied if the token by which the caller was identified has been revoked."""
         if self._token is not None:
-            self.caller()
+            self._identify()
 
     async def no_body(self) -> None:
         """Refuse a call with a body. What a caller says must not be dropped in silence."""
@@ -211,19 +217,11 @@ class Call:
 
     def query(self, *known: Parameter) -> dict[str, Any]:
         """The values of these parameters by name; Refusal if one is invalid, unknown or given twice."""
-        if self._known is None:
-            return self._read_query(known)
-        head = self._known.head
-        if head.query is None:
-            head.query = self._read_query(known)
-        return head.query
-
-    def _read_query(self, known: tuple[Parameter, ...]) -> dict[str, Any]:
-        if not self._raw_query:
+        if not self.raw_query:
             return {parameter.name: parameter.default for parameter in known}
         found: dict[str, str | None] = {parameter.name: None for parameter in known}
         try:
-            pairs = parse_qsl(self._raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+            pairs = parse_qsl(self.raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
             raise Refusal(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
         for name, text in pairs:
@@ -237,13 +235,13 @@ class Call:
 
     def lenient_query(self, parameter: Parameter) -> Any:
         """The value of one parameter; all others are ignored."""
-        for name, text in parse_qsl(self._raw_query[:1000], keep_blank_values=not parameter.is_whole):
+        for name, text in parse_qsl(self.raw_query[:1000], keep_blank_values=not parameter.is_whole):
             if name == parameter.name:
                 return _value(parameter, text)
         return parameter.default
 
     @property
-    def _raw_query(self) -> str:
+    def raw_query(self) -> str:
         query: bytes = self.scope.get("query_string", b"")
         return query.decode("latin-1")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,14 +12,8 @@ from starlette.types import Scope
 
 from gpu_worker_pool.host.connections import Address, UserNotKnown, can_tell_users, uid_of_tcp_peer, uid_of_unix_peer
 
-from .access import is_loopback, merge_headers
+from .access import is_loopback
 
-# Headers of so many calls are remembered: a request and a release have different ones.
-MOST_KNOWN = 2
-MOST_KNOWN_LENGTH = 512
-HARMLESS = frozenset(
-    {"host", "connection", "user-agent", "accept", "accept-encoding", "content-type", "content-length"}
-)
 # The key under which `BoundedProtocol` puts the connection into the scope of each call.
 KEY = "gpu_pool.connection"
 
@@ -32,19 +25,6 @@ class Connection:
         self._peer = peer
         self._own = own
         self._connected = connected
-        self._known_headers: list[tuple[list[tuple[bytes, bytes]], dict[str, str]]] = []
-
-    def headers_of(self, raw: list[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """The headers of a call by name. A client sends the same ones again and again, so the last ones are remembered: only
-        short ones that hold no secret.
-        """
-        for known, headers in self._known_headers:
-            if known == raw:
-                return headers
-        headers = merge_headers(raw)
-        if headers.keys() <= HARMLESS and sum(map(len, headers.values())) <= MOST_KNOWN_LENGTH:
-            self._known_headers = [(raw, headers), *self._known_headers[: MOST_KNOWN - 1]]
-        return headers
 
     @classmethod
     def of_transport(cls, transport: asyncio.Transport) -> Self:

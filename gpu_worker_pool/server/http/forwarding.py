@@ -17,14 +17,14 @@ from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.wire.forms import LeaseForm
-from gpu_worker_pool.wire.strict import FormError, parse_form
+from gpu_worker_pool.server.forms import LeaseForm
 
 from .bodies import ClientGone
 from .call import Call
 from .forwarded import HEADER
 from .problems import RETRY_AFTER, Refusal
-from .response import JSON, Headers, Response
+from .response import Headers, Response
+from .validation import read_form
 
 if TYPE_CHECKING:
     import aiohttp
@@ -214,8 +214,8 @@ class Forwarding:
     def _process(self, call: Call, body: bytes) -> dict[str, Any]:
         """The holder's process on this box. What is wrong with the request itself, the leader says."""
         try:
-            form = parse_form(LeaseForm, body)
-        except FormError:
+            form = read_form(LeaseForm, body)
+        except Refusal:
             return {}
         holder = Holder(
             host=form.host,
@@ -278,5 +278,4 @@ def _target(call: Call, prefix: str) -> str:
 def _headers(answer: aiohttp.ClientResponse, *, with_length: bool) -> Headers:
     names = (*ANSWERED, "content-length") if with_length else ANSWERED
     found = ((name, answer.headers[name]) for name in names if name in answer.headers)
-    headers = tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in found)
-    return JSON if headers == JSON else headers  # the router knows it, and writes such an answer at once
+    return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in found)

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema, create_model
+from starlette.routing import BaseRoute
 
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME, MAX_NAMES
 from gpu_worker_pool.wire.bounds import LEASE_ID, MAX_IDS, MAX_LABELS, PRINTABLE, Note, Printable, Range
@@ -21,6 +22,8 @@ from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView
 from gpu_worker_pool.wire.routes import JSON, Parameter, Resource, Route
 from gpu_worker_pool.wire.service import Problem
+
+from .pool_route import PoolRoute
 
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/{model}"
@@ -52,9 +55,10 @@ _SPECIAL: dict[str, Any] = {
 
 
 def make_document(
-    table: Iterable[Resource], *, prefix: str, title: str, version: str, description: str
+    table: Iterable[Resource], new: Iterable[BaseRoute], *, prefix: str, title: str, version: str, description: str
 ) -> dict[str, Any]:
-    routes = list(_routes(table, prefix))
+    routes = [route.documented() for route in new if isinstance(route, PoolRoute) and route.include_in_schema]
+    routes += list(_routes(table, prefix))
     document = get_openapi(title=title, version=version, description=description, routes=routes)
     problem, of_fastapi = ({"$ref": REF.format(model=name)} for name in (Problem.__name__, "HTTPValidationError"))
     for name in ("HTTPValidationError", "ValidationError"):
@@ -68,6 +72,11 @@ def make_document(
                     content[PROBLEM_JSON] = content.pop(JSON)
                 elif schema == of_fastapi:
                     del call["responses"][status]  # FastAPI's own, which this server never sends
+    schemas = document["components"]["schemas"]
+    schemas[Problem.__name__] = TypeAdapter(Problem).json_schema(mode="serialization")
+    for kind, always in _ALWAYS.items():
+        if kind.__name__ in schemas:
+            schemas[kind.__name__]["required"] = sorted(always)
     told = document["paths"][f"{prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
     told["x-events"] = {name: _schema(kind, document["components"]["schemas"]) for name, kind in EVENTS.items()}
     return document

@@ -13,12 +13,10 @@ NULL = b"null"
 
 
 class Response(NamedTuple):
-    """Status, body and headers, without the length. A long body may be a list of its parts. A generator is streamed until the
-    caller disconnects.
-    """
+    """Status, body and headers, without the length. A generator is streamed until the caller disconnects."""
 
     status: int
-    body: bytes | list[bytes] | AsyncGenerator[bytes, None]
+    body: bytes | AsyncGenerator[bytes, None]
     headers: Headers = JSON
 
 
@@ -68,6 +66,11 @@ class JsonFrame:
         pieces = self._pieces.copy()
         pieces[1::2] = encoded
         return b"".join(pieces)
+
+
+def redirect(location: str, *headers: tuple[bytes, bytes]) -> Response:
+    """Redirect to an address relative to this one: the Host header is the caller's, and a proxy may use other addresses."""
+    return Response(307, b"", (*headers, (b"location", location.encode("latin-1"))))
 
 
 def secure_headers(policy: str) -> Headers:

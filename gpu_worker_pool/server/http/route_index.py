@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpu_worker_pool.wire.routes import Resource, Route
 
-from .call import Call, Handler, Handlers
-from .response import Response
+from .call import Handler, Handlers
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
-
-
-class Polled:
-    """The handler of a polled route: its body is encoded already."""
-
-    def __init__(self, body: Callable[[], bytes]) -> None:
-        self.body = body
-
-    async def __call__(self, _: Call) -> Response:
-        return Response(200, self.body())
 
 
 class RouteMatch(NamedTuple):
@@ -44,7 +33,6 @@ class RouteIndex:
     """Finds the resources of a path. A ValueError unless the handlers are exactly those of the table."""
 
     def __init__(self, table: Iterable[Resource], handlers: Iterable[Handlers], *, prefix: str) -> None:
-        self.polled: dict[str, Callable[[], bytes]] = {}
         self._exact: dict[str, RouteMatch] = {}
         # By what a path begins with, up to its second slash below the prefix: few of them are tried for a call.
         self._patterns: dict[str, list[tuple[PathPattern, RouteMatch]]] = {}
@@ -60,8 +48,6 @@ class RouteIndex:
                 self._patterns.setdefault(self._beginning(pattern.before), []).append((pattern, match))
                 continue
             self._exact[path] = match
-            if isinstance(handler := match.handlers.get("GET"), Polled):
-                self.polled[path] = handler.body
         if without_route:
             raise ValueError(f"these handlers have no route in the table: {', '.join(sorted(without_route))}")
 

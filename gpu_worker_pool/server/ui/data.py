@@ -6,28 +6,30 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import get_args
 
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
-from gpu_worker_pool.server.calls.fleet import box_views
-from gpu_worker_pool.server.calls.pool_view import PoolFrames, encode_pool
 from gpu_worker_pool.server.calls.quotas import QuotaCalls
-from gpu_worker_pool.server.http.loop_share import BackgroundShare
+from gpu_worker_pool.server.forms import PageHours, PageWeeks
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.http.scope import Scope
 from gpu_worker_pool.server.http.shared_answer import REST_FACTOR, Body, SharedAnswers
+from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.routes.fleet import box_views
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
-from gpu_worker_pool.wire.page import GpuDetails, PageExtras
-from gpu_worker_pool.wire.routes import PAGE_HOURS, PAGE_WEEKS
+from gpu_worker_pool.server.views.pool_view import pool_view
+from gpu_worker_pool.wire.page import PageView
 
-from .brief import MOST_IN_FULL, encode_brief, gpu_details
 from .recent_events import RecentEvents
 
 MOST_QUEUED = 200
+HOURS = get_args(get_args(PageHours)[0])
+WEEKS = get_args(get_args(PageWeeks)[0])
 # A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
 MOST_SCOPES = 64
 
@@ -37,7 +39,7 @@ class ScopedAnswer:
 
     def __init__(
         self,
-        make: Callable[[Scope], Awaitable[bytes]],
+        make: Callable[[Target], Awaitable[bytes]],
         pace_s: float,
         *,
         may_be_old: bool = False,
@@ -50,7 +52,7 @@ class ScopedAnswer:
         self.stop = self._shared.stop
         self.close = self._shared.close
 
-    async def get(self, scope: Scope) -> Body:
+    async def get(self, scope: Target) -> Body:
         return await self._shared.get_body(scope, partial(self._make, scope))
 
 
@@ -60,7 +62,7 @@ class PageData:
     def __init__(
         self,
         settings: ServerSettings,
-        frames: PoolFrames,
+        pool: Pool,
         sampler: Sampler,
         *,
         usage: UsageCalls,
@@ -69,8 +71,7 @@ class PageData:
         tokens: Tokens,
     ) -> None:
         self._settings = settings
-        self._frames = frames
-        self._pool = pool = frames.pool
+        self._pool = pool
         self._sampler = sampler
         self._recent_events = RecentEvents(lambda: pool.state)
         pool.follow(self._recent_events.follow)
@@ -78,13 +79,13 @@ class PageData:
         self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
-            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in PAGE_HOURS
+            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
         }
         # Weeks of leases take seconds to read, and change slowly.
         self.weeks = {
-            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in PAGE_WEEKS
+            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in WEEKS
         }
-        self.pool = ScopedAnswer(self._make_pool, 0.5, rest_factor=0)
+        self.pool = ScopedAnswer(self._make_pool, 0.5)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
         self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
         self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
@@ -99,16 +100,11 @@ class PageData:
         for answer in self._all:
             await answer.close()
 
-    def gpu(self, node: str, uuid: str) -> GpuDetails | None:
-        return gpu_details(self._pool, node, uuid)
-
-    async def _make_pool(self, scope: Scope) -> bytes:
-        is_brief = len(self._pool.state.slots_on(scope.node)) > MOST_IN_FULL
-        loop_share, make = BackgroundShare(), encode_brief if is_brief else encode_pool
-        pool = await make(self._frames, scope, MOST_QUEUED, loop_share=loop_share)
-        await loop_share.yield_if_due()
+    async def _make_pool(self, scope: Target) -> bytes:
+        pool = await pool_view(self._pool, scope, MOST_QUEUED)
         settings, sampler = self._settings, self._sampler
-        extras = PageExtras(
+        view = PageView(
+            pool=pool,
             # By the clock of the leases' times; by the wall clock before the journal is open.
             now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
             started_at=self._started_at,
@@ -122,11 +118,10 @@ class PageData:
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
-            is_brief=is_brief,
             boxes=None if self._pool.membership is None else box_views(self._pool),
         )
-        return b'{"pool":%b,%b' % (pool, encode(extras)[1:])
+        return encode(view)
 
-    async def _make_history(self, _: Scope) -> bytes:
+    async def _make_history(self, _: Target) -> bytes:
         snapshots = list(self._sampler.history)
         return await asyncio.to_thread(self._lines.encode, snapshots)

@@ -11,8 +11,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.server.calls.lease_view import gpu_ref
-from gpu_worker_pool.server.http.scope import EVERYTHING, Scope
+from gpu_worker_pool.server.http.target import EVERYTHING, Target
+from gpu_worker_pool.server.views.lease_view import gpu_ref
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 KEPT = 50
@@ -45,7 +45,7 @@ class RecentEvents:
             lease_id = getattr(event, "lease_id", None)
             self._kept.append((event, None if lease_id is None else find(lease_id)))
 
-    def views(self, scope: Scope = EVERYTHING) -> tuple[RecentEvent, ...]:
+    def views(self, scope: Target = EVERYTHING) -> tuple[RecentEvent, ...]:
         """The views of those within a scope, latest first."""
         return tuple(
             self._view(event, lease) for event, lease in reversed(self._kept) if _is_within(event, lease, scope)
@@ -75,7 +75,7 @@ def _kind(event: ev.Event) -> RecentKind | None:
     return _KINDS.get(type(event))
 
 
-def _is_within(event: ev.Event, lease: Lease | None, scope: Scope) -> bool:
+def _is_within(event: ev.Event, lease: Lease | None, scope: Target) -> bool:
     """Whether an event is of a GPU within the scope, or of a waiter that GPUs there may serve."""
     if scope.node is None:
         return True

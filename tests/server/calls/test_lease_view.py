@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.server.calls.lease_view import left_s
+from gpu_worker_pool.server.views.lease_view import left_s
 from tests.core.build import request
 from tests.core.decider.test_fleet_leases import fleet, on
 

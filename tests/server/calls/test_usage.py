@@ -19,7 +19,7 @@ from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.scope import EVERYTHING
+from gpu_worker_pool.server.http.target import EVERYTHING
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class Target:
     """A call with a `node` means the GPUs of that node; without one, all that there are. A server without a fleet has only
     those of its own box, also under a name that the box had before.
     """
@@ -19,5 +19,5 @@ class Scope:
         return None if self.is_fleet else self.node or own
 
 
-EVERYTHING = Scope()
-FLEET = Scope(is_fleet=True)
+EVERYTHING = Target()
+FLEET = Target(is_fleet=True)

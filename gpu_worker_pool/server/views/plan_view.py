@@ -6,14 +6,14 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.server.http.scope import Scope
+from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
 
 from .lease_view import gpu_ref
 from .scoped import bookings
 
 
-def booking_views(state: PoolState, scope: Scope) -> tuple[BookingView, ...]:
+def booking_views(state: PoolState, scope: Target) -> tuple[BookingView, ...]:
     """The bookings within a scope, the earliest first."""
     ordered = sorted(bookings(state, scope), key=lambda booking: (booking.starts_at, booking.id))
     return tuple(booking_view(state, booking) for booking in ordered)
@@ -32,7 +32,7 @@ def booking_view(state: PoolState, booking: Booking) -> BookingView:
     )
 
 
-def reservation_view(state: PoolState, scope: Scope) -> ReservationView | None:
+def reservation_view(state: PoolState, scope: Target) -> ReservationView | None:
     """The reservation, if it is of GPUs within the scope."""
     reservation = state.reservation
     if reservation is None or scope.node not in {None, *reservation.nodes}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -18,6 +18,7 @@ from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.wire import leases as wire
 from gpu_worker_pool.wire.endings import after_warning
 
@@ -27,38 +28,53 @@ MOST_EXPLAINED = 100
 ViewT = TypeVar("ViewT", bound=wire.LeaseView)
 
 
-def queued_view(lease: QueuedLease, **moving: Any) -> wire.LeaseView:
-    """A waiter in a list: without its obstacles."""
-    return _view(wire.LeaseView, lease, "queued", **moving)
+async def listed_leases(
+    pool: Pool, lease_ids: Iterable[str], share: LoopShare
+) -> AsyncIterator[tuple[Lease, wire.LeaseView]]:
+    """These leases as lists show them; those that are not written are left out. It yields to other work in between."""
+    lease_ids = list(lease_ids)
+    starts = await pool.expected_starts_in_turns(share)
+    explainer = Explainer(pool.state, pool.now())
+    for lease_id in lease_ids:
+        await share.yield_if_due()
+        lease = pool.state.leases.get(lease_id)
+        if lease is None or not pool.is_written(lease_id):
+            continue
+        state, now = pool.state, pool.now()
+        yield (
+            lease,
+            (
+                _listed_waiter(state, lease, now, explainer, starts)
+                if isinstance(lease, QueuedLease)
+                else lease_view(state, lease, now)
+            ),
+        )
 
 
-def moving_of_queued(
+def _listed_waiter(
     state: PoolState, lease: QueuedLease, now: float, explainer: Explainer, starts: Mapping[str, FreeAt]
-) -> dict[str, Any]:
-    """What of a waiter in a list changes by itself, in the order of the keys. Far back in the queue the reason is short."""
+) -> wire.LeaseView:
+    """A waiter in a list: without its obstacles. Far back in the queue the reason is short."""
     position = explainer.position(lease)
     if explainer.can_afford(lease) and position <= MOST_EXPLAINED:
         reason = explainer.reason(lease)
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
-    return {
-        "reason": reason,
-        "position": position,
-        "expires_in_s": left_s(state, lease.id, now),
+    return _view(
+        wire.LeaseView,
+        lease,
+        "queued",
+        reason=reason,
+        position=position,
+        expires_in_s=left_s(state, lease.id, now),
         **_expected(state, starts.get(lease.id)),
-    }
+    )
 
 
-def active_view(
-    lease: ActiveLease,
-    gpus: tuple[wire.GpuRef, ...],
-    *,
-    by_uuid: bool = False,
-    pool_id: str | None = None,
-    asked: str | None = None,
-    **moving: Any,
+def _active_view(
+    state: PoolState, lease: ActiveLease, now: float, *, by_uuid: bool, pool_id: str | None, asked: str | None
 ) -> wire.LeaseView:
-    """An active lease on these GPUs; `by_uuid`, `pool_id` and `asked` are as in `lease_view`."""
+    gpus, idle = gpu_refs(state, lease.gpus), idle_s(state, lease, now)
     kind: Callable[..., wire.LeaseView] = (
         wire.LeaseView if pool_id is None else partial(wire.ActiveLeaseView, pool_id=pool_id)
     )
@@ -76,19 +92,11 @@ def active_view(
         fence=lease.fence,
         granted_at=iso_time(lease.granted_at),
         env=env,
-        **moving,
+        expires_in_s=left_s(state, lease.id, now),
+        ends_at=ends_at(state, lease),
+        warning=warning_view(state, lease, now),
+        idle_s=None if idle is None else round(idle, 1),
     )
-
-
-def moving_of_active(state: PoolState, lease: ActiveLease, now: float) -> dict[str, Any]:
-    """What of an active lease changes by itself, in the order of the keys."""
-    idle = idle_s(state, lease, now)
-    return {
-        "expires_in_s": left_s(state, lease.id, now),
-        "ends_at": ends_at(state, lease),
-        "warning": warning_view(state, lease, now),
-        "idle_s": None if idle is None else round(idle, 1),
-    }
 
 
 def lease_view(
@@ -118,8 +126,7 @@ def lease_view(
                 **_expected(state, starts.get(lease.id)),
             )
         case ActiveLease():
-            gpus, moving = gpu_refs(state, lease.gpus), moving_of_active(state, lease, now)
-            return active_view(lease, gpus, by_uuid=by_uuid, pool_id=pool_id, asked=asked, **moving)
+            return _active_view(state, lease, now, by_uuid=by_uuid, pool_id=pool_id, asked=asked)
         case EndedLease() if lease.draining:
             why = dict.fromkeys(
                 str(judge(state, state.slots[key], lease.request.wishes, now)) for key in lease.draining
@@ -191,12 +198,12 @@ def _ended(
         ended_at=iso_time(lease.ended_at),
         end_reason=lease.reason,
         ended_by=lease.by,
-        end_note=end_note(lease),
+        end_note=_end_note(lease),
         **own,
     )
 
 
-def end_note(lease: EndedLease) -> str | None:
+def _end_note(lease: EndedLease) -> str | None:
     """The words of the caller that ended it, else what its holder had been told."""
     return lease.why or (None if lease.warned is None else after_warning(lease.warned))
 

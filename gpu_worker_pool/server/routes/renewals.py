@@ -19,20 +19,18 @@ from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import is_signed, sign
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.forms import RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage
 from gpu_worker_pool.server.http.bodies import ClientGone
-from gpu_worker_pool.server.http.call import Call, Handlers, until_gone
+from gpu_worker_pool.server.http.call import Call, until_gone
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.forwarding import Forwarding
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.tokens import Tokens
-from gpu_worker_pool.wire.fleet import BoxRenewAnswer, BoxRenewForm
-from gpu_worker_pool.wire.forms import RenewForm
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.leases import RenewAnswer
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.routes import RENEW_AT_BOX
-from gpu_worker_pool.wire.strict import parse_form
 
 # What another box may take beyond the time that it may hold the answer.
 ANSWER_S = 5.0
@@ -59,21 +57,8 @@ class FleetRenewals:
         self._forwarding = forwarding
         self.secret: str | None = None
 
-    def handlers(self) -> Handlers:
-        return {"renew_at_box": self.renew_at_box}
-
-    async def renew(self, call: Call, membership: Membership, renew_here: RenewHere) -> Response:
-        body = await call.body()
-        call.query()
-        try:
-            caller = call.caller()
-        except Denied:
-            if "authorization" in call.headers and not membership.is_leader:
-                # The leader knows the tokens of the fleet.
-                answer = await self._forwarding.renew(call, body)
-                return Response(answer.status, encode(answer.data))
-            raise
-        form = parse_form(RenewForm, body)
+    async def renew(self, call: Call, form: RenewForm, membership: Membership, renew_here: RenewHere) -> RenewAnswer:
+        caller = call.caller()
         kept = await membership.renew(form.ids, self._may(caller))
         self._check(kept.denied, caller)
         parts = self._parts(call, caller, form, membership, kept, renew_here)
@@ -85,9 +70,9 @@ class FleetRenewals:
                 "Ask again.",
                 RETRY_AFTER,
             )
-        return Response(200, encode(_together(filter(None, answers), self._pool_id)))
+        return _together(filter(None, answers), self._pool_id)
 
-    async def renew_at_box(self, call: Call) -> Response:
+    async def renew_at_box(self, call: Call) -> BoxRenewAnswer:
         """A renewal that another box passes on, for a caller that it knows."""
         body = await call.body()
         membership = self._pool.membership
@@ -101,18 +86,13 @@ class FleetRenewals:
         said = read(BoxRenewForm, json.loads(body)) or BoxRenewForm(ids=())
         caller = Caller(said.caller, said.is_local, Role.OPERATOR if said.is_admin else Role.USER)
         kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
-        return Response(
-            200,
-            encode(
-                BoxRenewAnswer(
-                    renewed=kept.renewed,
-                    lost=kept.lost,
-                    held_s=kept.held_s,
-                    pool_id=self._pool_id,
-                    elsewhere=kept.elsewhere,
-                    denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
-                )
-            ),
+        return BoxRenewAnswer(
+            renewed=kept.renewed,
+            lost=kept.lost,
+            held_s=kept.held_s,
+            pool_id=self._pool_id,
+            elsewhere=kept.elsewhere,
+            denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
         )
 
     @property

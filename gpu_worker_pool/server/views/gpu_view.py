@@ -41,20 +41,20 @@ ORDINARY = Wishes()
 def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
     now = pool.now()
     for slot in list(pool.state.slots.values()):
-        is_known = why_unknown(pool, slot) is None
-        yield slot, _word(slot, newcomers_verdict(pool.state, slot, now)) if is_known else "unknown"
+        is_known = _why_unknown(pool, slot) is None
+        yield slot, _word(slot, _newcomers_verdict(pool.state, slot, now)) if is_known else "unknown"
 
 
 def gpu_view(pool: Pool, slot: GpuSlot) -> PoolGpu:
     """One GPU. Its state is unknown while the events of its leases are not written."""
-    view, why = known_gpu(pool.state, slot, newcomers_verdict(pool.state, slot, pool.now())), why_unknown(pool, slot)
+    view, why = _known_gpu(pool.state, slot, _newcomers_verdict(pool.state, slot, pool.now())), _why_unknown(pool, slot)
     if why is None:
         return view
     written = tuple(filter(pool.is_written, slot.occupants)) if pool.is_open else view.leases
     return replace(view, state="unknown", reason=why, leases=written)
 
 
-def why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
+def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
     """Why the leases on a GPU are not known; None if they are."""
     if not pool.is_open:
         return f"its leases are not known: {pool.trouble}"
@@ -63,7 +63,7 @@ def why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
     return None
 
 
-def newcomers_verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
+def _newcomers_verdict(state: PoolState, slot: GpuSlot, now: float) -> Verdict:
     """The verdict on an ordinary request that comes now."""
     verdict = judge(state, slot, ORDINARY, now)
     kept = Withheld(state, now).why_kept_from_newcomer(slot.key) if verdict.is_eligible else None
@@ -77,7 +77,7 @@ def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:
     return "shared" if slot.without_draining().is_shared else word
 
 
-def known_gpu(state: PoolState, slot: GpuSlot, verdict: Verdict) -> PoolGpu:
+def _known_gpu(state: PoolState, slot: GpuSlot, verdict: Verdict) -> PoolGpu:
     """A GPU whose leases are known, with this verdict on a newcomer."""
     reading, use = slot.reading, memory_use(slot, state.ignored_processes)
     return PoolGpu(

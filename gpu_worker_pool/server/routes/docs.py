@@ -1,0 +1,164 @@
+"""The description of the API and its two pages, which work without the internet."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, HTMLResponse
+from starlette.staticfiles import StaticFiles
+
+from gpu_worker_pool.server.http.call import Call
+from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
+from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Headers, Response, encode, secure_headers
+from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire.events import EVENTS
+from gpu_worker_pool.wire.leases import ObstacleView, VerdictView
+from gpu_worker_pool.wire.service import Problem
+
+# The package with the scripts of both pages; nothing else of it is used.
+ASSETS_PACKAGE: Final = "fastapi_offline"
+MISSING: Final = (
+    "<!doctype html><title>API documentation</title><p>The scripts of this page are not installed. Install them with "
+    "<code>pip install 'gpu-worker-pool[server]'</code>. The description of the API itself is at "
+    '<a href="{openapi}">{openapi}</a>.'
+)
+HTML: Final[Headers] = ((b"content-type", b"text/html; charset=utf-8"),)
+# As the page's own, but for what the two scripts do: they write styles, show small images, and search in a worker.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'{inline}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
+    "connect-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# The only script within the page; its hash is in the policy.
+_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+REF: Final = "#/components/schemas/{model}"
+# Types of which not all keys are always sent; these always are.
+_ALWAYS: Final = {VerdictView: {"code", "text"}, ObstacleView: {"code", "text", "node", "gpu_id", "uuid"}}
+
+
+class Document:
+    """The OpenAPI document of an application, made once in a thread: it takes long, and no other caller must wait for it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.assets = _assets_folder()
+        self._body: bytes | None = None
+        self._making = asyncio.Lock()
+
+    async def body(self, make: Callable[[], dict[str, Any]]) -> bytes:
+        async with self._making:
+            if self._body is None:
+                self._body = await asyncio.to_thread(lambda: encode(make()))
+        return self._body
+
+
+def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
+    """The OpenAPI document: FastAPI makes it from the functions that answer the calls."""
+    routes = [route.documented() for route in app.routes if isinstance(route, PoolRoute) and route.include_in_schema]
+    document = get_openapi(
+        title=settings.title, version=settings.version, description=settings.description, routes=routes
+    )
+    schemas = document["components"]["schemas"]
+    of_fastapi = {"$ref": REF.format(model="HTTPValidationError")}
+    for path in document["paths"].values():
+        for call in path.values():
+            for status, answer in list(call["responses"].items()):
+                if answer.get("content", {}).get("application/json", {}).get("schema") == of_fastapi:
+                    del call["responses"][status]  # FastAPI's own, which this server never sends
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas[Problem.__name__] = TypeAdapter(Problem).json_schema(mode="serialization")
+    for kind, always in _ALWAYS.items():
+        schemas[kind.__name__]["required"] = sorted(always)
+    told = document["paths"][f"{settings.api_prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
+    told["x-events"] = {name: _schema(kind, schemas) for name, kind in EVENTS.items()}
+    return document
+
+
+def _schema(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
+    schema = TypeAdapter(kind).json_schema(ref_template=REF, mode="serialization")
+    for name, part in schema.pop("$defs", {}).items():
+        components.setdefault(name, part)
+    return schema
+
+
+def docs_router(settings: ServerSettings) -> PoolRouter:
+    """The pages at the addresses of the settings; an empty one turns a page off."""
+    router = PoolRouter(ignores_query=True, is_readable_everywhere=True, is_documented=False)
+    router.get("/openapi.json")(openapi)
+    if settings.docs_url:
+        router.get(settings.docs_url, help="Swagger API documentation")(swagger)
+    if settings.redoc_url:
+        router.get(settings.redoc_url, help="ReDoc API documentation")(redoc)
+    if _assets_folder() is not None and (settings.docs_url or settings.redoc_url):
+        router.get("/docs-assets/{file:path}")(docs_asset)
+    return router
+
+
+async def openapi(call: Call) -> bytes:
+    """The OpenAPI document."""
+    return await call.part(Document).body(call.app.openapi)
+
+
+async def swagger(call: Call) -> Response:
+    """The page of Swagger UI."""
+    scripts = {"swagger_js_url": "swagger-ui-bundle.js", "swagger_css_url": "swagger-ui.css"}
+    return _page(call, get_swagger_ui_html, swagger_favicon_url="favicon.png", **scripts)
+
+
+async def redoc(call: Call) -> Response:
+    """The page of ReDoc."""
+    make = partial(get_redoc_html, with_google_fonts=False)
+    return _page(call, make, redoc_favicon_url="favicon.png", redoc_js_url="redoc.standalone.js")
+
+
+async def docs_asset(call: Call, file: str) -> Response:
+    """A script of these pages."""
+    document = call.part(Document)
+    try:
+        static = StaticFiles(directory=document.assets)
+        found = await static.get_response(file, {**call.scope, "method": "GET"})
+    except HTTPException:
+        path, prefix = call.scope["path"][:200], document.settings.api_prefix
+        raise Refusal(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
+    body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
+    headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
+    return Response(found.status_code, body, headers)
+
+
+def _page(call: Call, make: Callable[..., HTMLResponse], **files: str) -> Response:
+    document = call.part(Document)
+    prefix = document.settings.api_prefix
+    address = f"{prefix}/openapi.json"
+    if document.assets is None:
+        return _shown(MISSING.format(openapi=address).encode())
+    urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
+    return _shown(bytes(make(openapi_url=address, title=escape(document.settings.title), **urls).body))
+
+
+def _shown(body: bytes) -> Response:
+    hashes = (b64encode(sha256(script).digest()).decode() for script in _INLINE.findall(body))
+    policy = POLICY.format(inline="".join(f" 'sha256-{one}'" for one in hashes))
+    return Response(200, body, (*HTML, *secure_headers(policy)))
+
+
+def _assets_folder() -> Path | None:
+    """The folder of the scripts; None if they are not installed."""
+    found = find_spec(ASSETS_PACKAGE)
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "static"
+    return folder if (folder / "swagger-ui-bundle.js").is_file() else None
