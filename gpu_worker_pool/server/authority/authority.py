@@ -23,13 +23,13 @@ from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.outbox import Writer
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 
 from .own_box import OwnBox
 from .pool import Pool
 from .presence import Presence
-from .sampler import Sampler
-from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

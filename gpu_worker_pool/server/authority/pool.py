@@ -23,14 +23,14 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.agent.membership import Membership
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.forwarded import Forwarded
-from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
 from .presence import Presence, WaitingConnection
-from .sampler import Sampler
-from .snapshot import Snapshot
 
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3

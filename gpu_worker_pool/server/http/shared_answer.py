@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from .loop_share import in_turns
+from gpu_worker_pool.server.loop_share import in_turns
+
 from .problems import Refusal
 
 # A body up to this size is compressed in the event loop: a thread would take longer.

@@ -14,11 +14,12 @@ from starlette.types import Message
 
 from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.server.app import create_app
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import AccessRules
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.openapi import make_document
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.server.http.router import PIECE_BYTES, Router
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.routes import TABLE, Parameter, Resource, Route

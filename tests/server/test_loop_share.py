@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.http.loop_share import (
+from gpu_worker_pool.server.loop_share import (
     LOOP_SLICE_S,
     OTHERS_SHARE,
     BackgroundShare,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.server.http.response import encode, encode_with
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.wire import statistics as wire
 
 BodyName = Literal["stats_body", "count_body", "summary_body"]
