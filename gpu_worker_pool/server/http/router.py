@@ -9,11 +9,11 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.wire.routes import Resource
 
 from .accept import wants_page
 from .access import AccessRules
-from .bodies import ClientGone
 from .call import Call, Handlers
 from .fleet_routing import leader_answers
 from .forwarding import Forwarding
