@@ -87,6 +87,8 @@ logger = logging.getLogger(__name__)
 
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
+# The calls that uvicorn has ended are answered in so many turns of the loop, before a disk that hangs can hold it up.
+TURNS_TO_ANSWER = 3
 # The first that matches a path answers, and leases are called for most often.
 ROUTERS = (leases.router, statistics.router, events.router, page.router)
 
@@ -294,6 +296,8 @@ class PoolApp(FastAPI):
             await self._page_data.close()
             await self._shared.close()
             await self._forwarding.close()
+            for _ in range(TURNS_TO_ANSWER):
+                await asyncio.sleep(0)
         self._stop_waiting()
         if self._agent is not None:
             await self._agent.stop()
