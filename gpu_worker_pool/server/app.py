@@ -40,8 +40,8 @@ from .authority.authority import Authority, JournalSource
 from .authority.led_elsewhere import LedElsewhereSource
 from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
-from .authority.sampler import Sampler
-from .authority.snapshot import Snapshot
+from .box.sampler import Sampler
+from .box.snapshot import Snapshot
 from .calls.accounting import TimelineCalls, UsageCalls
 from .calls.admin import AdminCalls
 from .calls.bookings import BookingCalls

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
 from .authority.pool import Pool
-from .authority.snapshot import Snapshot
-from .http.response import encode
+from .box.snapshot import Snapshot
 from .http.target import Target
 from .views.lease_view import lease_view
 from .views.scoped import first_waiters, nodes_of

@@ -9,10 +9,11 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import Caller, Denied, name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.server.views.gpu_view import gpu_view
 from gpu_worker_pool.server.views.lease_view import outcome_view
 from gpu_worker_pool.wire.bounds import MAX_PROCESS_NAME, is_printable

@@ -12,10 +12,11 @@ from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.views.plan_view import booking_view, booking_views

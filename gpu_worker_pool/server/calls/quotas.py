@@ -11,11 +11,12 @@ from gpu_worker_pool.core.model.lease import FULL_WEIGHT
 from gpu_worker_pool.core.model.owner_use import OwnerUse
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.server.http.call import Call, Handlers
-from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Response, encode, encode_with
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.forms import QuotaForm
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView

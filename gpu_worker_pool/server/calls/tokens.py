@@ -6,10 +6,11 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.configured import AccessToken, Role
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call, Handlers
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Response, encode
+from gpu_worker_pool.server.http.response import Response
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.strict import parse_form
 from gpu_worker_pool.wire.tokens import TokenForm, TokenList, TokenView

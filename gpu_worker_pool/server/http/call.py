@@ -153,9 +153,14 @@ class Call(Request):
 
     @property
     def uid(self) -> int | None:
-        """The Unix user of a caller on the box that was asked; None if the caller is elsewhere, or the user is not known."""
+        """The Unix user of a caller on the box that was asked; None if the caller is elsewhere, or the user is not known.
+
+        With GPU_POOL_LOCAL=socket, loopback is elsewhere: a forwarder may be at the other end.
+        """
         if self.forwarded is not None:
             return self.forwarded.uid
+        if not (self._connection.is_unix or self.rules.takes_loopback):
+            return None
         try:
             return self._connection.uid if self.is_loopback else None
         except UserNotKnown:

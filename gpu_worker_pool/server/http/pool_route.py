@@ -27,6 +27,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
 from .access import Caller, Denied
@@ -35,9 +37,8 @@ from .call import Call
 from .fleet_routing import leader_answers
 from .forwarding import Forwarding
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
-from .loop_share import LoopShare
 from .problems import Refusal, problem_of
-from .response import Headers, Response, encode
+from .response import Headers, Response
 from .validation import read_form, read_query, read_text
 
 # Who may make a call. ANYONE: also a caller that is not identified. WRITER: on the server's machine, or with a token.

@@ -10,10 +10,11 @@ from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.driver import TooManyCalls
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.service import FollowersProblem, Problem
 from gpu_worker_pool.wire.strict import FormError
 
-from .response import Response, as_headers, encode
+from .response import Response, as_headers
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.server.http.response import encode, encode_with
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.wire.page import Lines
 from gpu_worker_pool.wire.statistics import GpuHistory, GpuPast, HistoryPoint
 

@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.host.holder_mark import HolderMark
 from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.server.http.response import encode, encode_with
+from gpu_worker_pool.server.encoding import encode, encode_with
 from gpu_worker_pool.wire import statistics as wire
 
 BodyName = Literal["stats_body", "count_body", "summary_body"]
@@ -20,10 +19,7 @@ BodyName = Literal["stats_body", "count_body", "summary_body"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people.
-
-    `marks` are the processes of this machine that say which GPUs they hold; simulated GPUs have none.
-    """
+    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people."""
 
     at: float
     taken: datetime
@@ -31,7 +27,6 @@ class Snapshot:
     source: str
     installed: int
     error: str | None = None
-    marks: tuple[HolderMark, ...] = ()
     # The bodies that were asked for.
     asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
