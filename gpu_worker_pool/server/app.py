@@ -10,7 +10,6 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +41,6 @@ from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
 from .authority.sampler import Sampler
 from .authority.snapshot import Snapshot
-from .calls.accounting import TimelineCalls, UsageCalls
-from .calls.admin import AdminCalls
-from .calls.bookings import BookingCalls
-from .calls.quotas import QuotaCalls
-from .calls.tokens import TokenCalls
 from .fleet import (
     FleetUnusable,
     address_for_itself,
@@ -67,7 +61,8 @@ from .http.pool_route import PoolRoute
 from .http.router import Router
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
-from .routes import events, fleet, leases, page, statistics
+from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics, tokens
+from .routes.accounting import PastLeases
 from .routes.docs import Document, describe, docs_router
 from .routes.page import PageFiles
 from .routes.renewals import FleetRenewals
@@ -88,7 +83,17 @@ logger = logging.getLogger(__name__)
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
 # The first that matches a path answers, and leases are called for most often.
-ROUTERS = (leases.router, statistics.router, events.router, page.router)
+ROUTERS = (
+    leases.router,
+    statistics.router,
+    events.router,
+    page.router,
+    accounting.router,
+    quotas.router,
+    bookings.router,
+    admin.router,
+    tokens.router,
+)
 
 
 class PoolApp(FastAPI):
@@ -161,25 +166,23 @@ class PoolApp(FastAPI):
         self._hooks = Hooks(
             self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
         )
-        usage = UsageCalls(self.pool, self._open_accounts)
-        timeline = TimelineCalls(self.pool, self._open_accounts)
-        quotas = QuotaCalls(self.pool)
+        past = PastLeases(self.pool, self._open_accounts)
         self._page_data = PageData(
             settings,
             self.pool,
             self._sampler,
-            usage=usage,
-            timeline=timeline,
-            quotas=quotas,
+            past=past,
             tokens=self.tokens,
         )
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
         parts = (
+            settings,
             self.access,
             users,
             self.pool,
+            past,
             self.statistics,
             self._forwarding,
             self._renewals,
@@ -195,17 +198,9 @@ class PoolApp(FastAPI):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
         for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
             router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
-        handlers = (
-            AdminCalls(self.pool),
-            quotas,
-            TokenCalls(self.pool, self.tokens),
-            BookingCalls(self.pool, self.tokens, settings.gpu_pool_book_ahead or inf),
-            usage,
-            timeline,
-        )
         self._router = Router(
             (*TABLE, *FLEET_TABLE),
-            (part.handlers() for part in handlers),
+            (),
             prefix=settings.api_prefix,
             rules=self.access,
             users=users,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import accounting, forms, leases, plans, pool, tokens
+from . import pool
 from .bounds import (
     DEFAULT_HOURS,
     FEWEST_HOURS,
@@ -153,69 +153,7 @@ def _page_data(path: str, *routes: Route) -> Resource:
     return replace(_for_page(path, None, *routes), answered_by="leader")
 
 
-TABLE: tuple[Resource, ...] = (
-    _leases(
-        "/usage",
-        "Get GPU-hours by owner; ?since=...&until=...",
-        _get("usage", "GPU-hours by owner", accounting.UsageView, (422, 503), query=(SINCE, UNTIL)),
-    ),
-    _leases(
-        "/timeline",
-        "Get who held which GPU over the last hours; ?hours=6",
-        _get("timeline", "Who held which GPU", accounting.TimelineView, (422, 503), query=(HOURS,)),
-    ),
-    _leases("/quotas", "Get the quotas of owners, and their use", _get("quotas", "All quotas", plans.QuotaList)),
-    _operator(
-        "/quotas/{owner}",
-        "PUT: set the quota of an owner, or of all others (*); DELETE: remove it (admin)",
-        _admin("PUT", "set_quota", "Set the quota of an owner", plans.QuotaView, form=forms.QuotaForm),
-        _admin("DELETE", "remove_quota", "Remove the quota of an owner", plans.QuotaList, 404),
-    ),
-    _leases("/bookings", "Get the bookings of GPUs", _get("bookings", "All bookings", plans.BookingList)),
-    _leases(
-        "/bookings/{booking_id}",
-        "PUT: book GPUs for a span of time; DELETE: cancel the booking",
-        _write("PUT", "book_gpus", "Book GPUs for a span of time", plans.BookingView, 409, form=forms.BookingForm),
-        _write("DELETE", "cancel_booking", "Cancel a booking", plans.BookingList, 404),
-    ),
-    _operator(
-        "/admin/leases/{lease_id}/revoke",
-        "POST: revoke a lease (admin)",
-        _admin("POST", "revoke_lease", "Revoke a lease", leases.AnyLease, 404, query=(REASON,)),
-    ),
-    _operator(
-        "/admin/gpus/{gpu}/drain",
-        "POST: take a GPU out of service (admin)",
-        _admin(
-            "POST", "drain_gpu", "Take a GPU out of service", ANY_GPU, 404, form=forms.DrainForm, is_form_optional=True
-        ),
-    ),
-    _operator(
-        "/admin/gpus/{gpu}/undrain",
-        "POST: put a GPU back into service (admin)",
-        _admin("POST", "undrain_gpu", "Put a GPU back into service", ANY_GPU, 404),
-    ),
-    _operator(
-        "/admin/ignored-processes/{name}",
-        "PUT: ignore processes of a name; DELETE: count them again (admin)",
-        _admin("PUT", "ignore_process", "Ignore processes of this name", pool.IgnoredProcesses),
-        _admin("DELETE", "count_process", "Count processes of this name again", pool.IgnoredProcesses),
-    ),
-    replace(
-        _operator(
-            "/admin/tokens",
-            "Get the tokens that are accepted (admin)",
-            _admin("GET", "tokens", "All tokens that are accepted", tokens.TokenList),
-        ),
-        cors="never",
-    ),
-    _operator(
-        "/admin/tokens/{digest}",
-        "PUT: accept a token; DELETE: revoke it (admin)",
-        _admin("PUT", "add_token", "Accept the token of this digest", tokens.TokenView, 409, form=tokens.TokenForm),
-        _admin("DELETE", "revoke_token", "Revoke a token", tokens.TokenList, 404),
-    ),
-)
+TABLE: tuple[Resource, ...] = ()
 
 FLEET_PREFIX = "/fleet"
 RENEW_AT_BOX = f"{FLEET_PREFIX}/custody/renew"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,8 @@ class PoolRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, declared: Declared, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        # A line break in a path is part of a parameter, which refuses it in words, and never the end of the path.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
         self.declared = declared
         hints = get_type_hints(endpoint, include_extras=True)
         signature = inspect.signature(endpoint).parameters
