@@ -312,6 +312,11 @@ def _stripped(text: str) -> str | None:
     return text.strip() or None
 
 
+def _or_none(text: str | None) -> str | None:
+    """A number that is left empty counts as not given."""
+    return text or None
+
+
 def _free_text(note: str) -> Any:
     return Query(description=note, max_length=MAX_REASON, json_schema_extra={"pattern": PRINTABLE})
 
@@ -363,9 +368,15 @@ ReasonWords = Annotated[
     AfterValidator(_printable),
     AfterValidator(_stripped),
 ]
-QueueLimit = Annotated[int | None, Query(ge=0, le=MAX_QUEUE, description="Show at most this many waiters.")]
+QueueLimit = Annotated[
+    int | None,
+    Query(ge=0, le=MAX_QUEUE, description="Show at most this many waiters."),
+    BeforeValidator(_or_none),
+]
 LeasesLimit = Annotated[
-    int | None, Query(ge=0, le=MAX_QUEUE, description="Show at most this many leases that are not queued.")
+    int | None,
+    Query(ge=0, le=MAX_QUEUE, description="Show at most this many leases that are not queued."),
+    BeforeValidator(_or_none),
 ]
 PaceS = Annotated[
     float | None,

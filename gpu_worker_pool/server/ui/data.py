@@ -14,7 +14,7 @@ from gpu_worker_pool.server.authority.readings_history import ReadingLines
 from gpu_worker_pool.server.authority.sampler import Sampler
 from gpu_worker_pool.server.forms import PageHours, PageWeeks
 from gpu_worker_pool.server.http.response import encode
-from gpu_worker_pool.server.http.shared_answer import REST_FACTOR, Body, SharedAnswers
+from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.routes.accounting import PastLeases
@@ -38,17 +38,10 @@ class ScopedAnswer:
     """An answer that is shared by all pages with the same scope."""
 
     def __init__(
-        self,
-        make: Callable[[Target], Awaitable[bytes]],
-        pace_s: float,
-        *,
-        may_be_old: bool = False,
-        rest_factor: int = REST_FACTOR,
+        self, make: Callable[[Target], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False
     ) -> None:
         self._make = make
-        self._shared = SharedAnswers(
-            pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True, rest_factor=rest_factor
-        )
+        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
         self.stop = self._shared.stop
         self.close = self._shared.close
 
