@@ -83,12 +83,12 @@ logger = logging.getLogger(__name__)
 FIRST_SAMPLE_S = 2.0
 # The calls that uvicorn has ended are answered in so many turns of the loop, before a disk that hangs can hold it up.
 TURNS_TO_ANSWER = 3
-# The first that matches a path answers, and leases are called for most often.
+# In the order of the home page.
 ROUTERS = (
-    leases.router,
     statistics.router,
-    events.router,
     page.router,
+    leases.router,
+    events.router,
     accounting.router,
     quotas.router,
     bookings.router,
@@ -195,7 +195,8 @@ class PoolApp(FastAPI):
         )
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         with_cors = settings.enable_cors
-        for router in (*ROUTERS, docs_router(settings)):
+        # The first route that matches a path answers, and leases are called for most often.
+        for router in sorted((*ROUTERS, docs_router(settings)), key=lambda each: each is not leases.router):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
         for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
             router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
@@ -239,10 +240,13 @@ class PoolApp(FastAPI):
     @cached_property
     def endpoints(self) -> Mapping[str, str]:
         """What the home page says of each call, by its path."""
+        prefix, settings = self.settings.api_prefix, self.settings
+        routers = (*ROUTERS, *((fleet.router,) if settings.gpu_pool_fleet else ()), docs_router(settings))
         return {
-            route.path_format.replace("{lease_id}", "{id}"): route.declared.help
-            for route in self.routes
-            if isinstance(route, PoolRoute) and route.declared.help
+            f"{prefix}{declared.path.replace(':path}', '}').replace('{lease_id}', '{id}')}": declared.help
+            for router in routers
+            for declared in router.declared
+            if declared.help
         }
 
     @property

@@ -25,6 +25,8 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
@@ -184,6 +186,7 @@ class PoolRoute(APIRoute):
             description=" ",
             tags=list(declared.tags),
             response_model=model if is_typed else None,
+            response_class=JSONResponse if is_typed else HttpResponse,
             responses=responses,
         )
 
@@ -272,7 +275,7 @@ def _denied(caller: Caller, wanted: str, local: str) -> Denied:
 def allowed_methods(scope: Scope) -> str:
     """The methods at the path of a call."""
     found = [
-        route.declared.method
+        "GET, HEAD" if route.declared.method == "GET" else route.declared.method
         for route in scope["app"].routes
         if isinstance(route, PoolRoute) and route.path_regex.match(scope["path"])
     ]
