@@ -7,7 +7,6 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from .access_log import AccessLogHandler
 from .settings import DEFAULT_LOG_FORMAT, ServerSettings
 
 
@@ -61,7 +60,7 @@ def configure_logging_if_unset(settings: ServerSettings) -> None:
 
 
 def _send(settings: ServerSettings, name: str) -> None:
-    handler = AccessLogHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(make_formatter(settings.log_format))
     logger = logging.getLogger(name)
     logger.handlers = [handler]

@@ -164,7 +164,7 @@ class Streams:
         # The readings are of the box of this server, and of no other.
         own = frozenset({self._pool.node})
         if readers := self._readers(own, with_whole=self._pool.membership is None):
-            _send(readers, "readings", snapshot.ask("summary_body"))
+            _send(readers, "readings", snapshot.summary_body)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         if not self._followers:

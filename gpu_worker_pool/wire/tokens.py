@@ -3,20 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from gpu_worker_pool.core.model.configured import MAX_NOTE
-
-from .bounds import MAX_TEXT, Note, Printable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenForm:
-    """A token to accept."""
-
-    name: Annotated[str, Printable(MAX_TEXT), Note("Whose it is: the owner of leases that are requested with it.")]
-    role: Annotated[str, Printable(MAX_TEXT), Note("user, operator or administrator.")] = "user"
-    note: Annotated[str, Printable(MAX_NOTE), Note("Where it is used, in words.")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

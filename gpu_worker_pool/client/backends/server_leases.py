@@ -24,7 +24,6 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
@@ -97,8 +96,8 @@ class ServerLeases:
     async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:
         if not self._holds_renewals:
             wait_s = 0.0
-        form = RenewForm(ids=tuple(lease_ids), wait_s=wait_s, warned=tuple(warned))
-        body = {name: value for name, value in _values(form).items() if value}  # an older server knows only the ids
+        form = {"ids": list(lease_ids), "wait_s": wait_s, "warned": list(warned)}
+        body = {name: value for name, value in form.items() if value}  # an older server knows only the ids
         reply = await self._endpoint.call(
             "POST", f"{self._scope}/leases/renew", body=body, extra_s=wait_s, is_vital=True
         )
@@ -218,16 +217,16 @@ def _same_body(wishes: Wishes, facts: Sequence[Any], terms: Sequence[Any], wait_
     del values["node"]  # for the server to find out
     if is_local and sys.platform == "linux":
         del values["owner"]
-    form = LeaseForm(**{**values, "labels": dict(values["labels"]), "wait_s": wait_s})
-    sent = {name: value for name, value in _values(form).items() if value is not None and value != {}}
-    if not form.preemptible:
+    form = {**values, "labels": dict(values["labels"]), "wait_s": wait_s}
+    sent = {name: value for name, value in form.items() if value is not None and value != {}}
+    if not sent["preemptible"]:
         del sent["preemptible"]  # an older server does not know it
-    if form.nodes == 1:
+    if sent["nodes"] == 1:
         del sent["nodes"]  # the same
     return json.dumps(sent).encode()
 
 
-def _values(body: Wishes | LeaseForm | RenewForm) -> dict[str, Any]:
+def _values(body: Wishes) -> dict[str, Any]:
     """The fields by name. `asdict` would copy each value."""
     return {name: getattr(body, name) for name in body.__dataclass_fields__}
 

@@ -97,9 +97,6 @@ class Sampler:
             if source != "simulated" or (self._locks is not None and self._locks.is_for_simulated):
                 visible = tuple(map(self._locked, visible))
             snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
-            if for_history:
-                # Of the others a waiter is in a hurry: a GPU was released.
-                snapshot.prepare(self.snapshot)
             self.snapshot = snapshot
             if for_history:
                 self.history.append(snapshot)

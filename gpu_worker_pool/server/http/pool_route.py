@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
@@ -63,8 +66,7 @@ EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 class Declared:
     """One route, as its subject declares it.
 
-    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `takes_form` is whether a
-    body must be sent. `answered_by` says who answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes
+    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes
     the call on, or the `custodian`, the box that keeps the lease. Calls that the leader answers exist twice: they mean the box
     that was asked, and with `is_fleet` the whole fleet. `headers` are on every answer, errors included. A web page of any
     origin may read a call that `is_readable_everywhere`, where CORS is on.
@@ -78,7 +80,6 @@ class Declared:
     tags: tuple[str, ...] = ()
     help: str | None = None
     ignores_query: bool = False
-    is_form_optional: bool = False
     answered_by: AnsweredBy = "box"
     is_fleet: bool = False
     headers: Headers = ()
@@ -147,6 +148,10 @@ class PoolRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, declared: Declared, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        # A line break in a path is part of a parameter, which refuses it in words, and never the end of the path. A parameter
+        # that other text follows is not empty.
+        pattern = self.path_regex.pattern.removesuffix("$").replace(".*)/", ".+)/")
+        self.path_regex = re.compile(pattern + r"\Z", re.DOTALL)
         self.declared = declared
         hints = get_type_hints(endpoint, include_extras=True)
         signature = inspect.signature(endpoint).parameters
@@ -181,6 +186,7 @@ class PoolRoute(APIRoute):
             description=" ",
             tags=list(declared.tags),
             response_model=model if is_typed else None,
+            response_class=JSONResponse if is_typed else HttpResponse,
             responses=responses,
         )
 
@@ -269,7 +275,7 @@ def _denied(caller: Caller, wanted: str, local: str) -> Denied:
 def allowed_methods(scope: Scope) -> str:
     """The methods at the path of a call."""
     found = [
-        route.declared.method
+        "GET, HEAD" if route.declared.method == "GET" else route.declared.method
         for route in scope["app"].routes
         if isinstance(route, PoolRoute) and route.path_regex.match(scope["path"])
     ]

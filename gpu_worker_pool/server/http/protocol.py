@@ -32,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
     lists.
     """
 
+    head_s = HEAD_S
     stalled_s = STALLED_S
     # The only path at which a WebSocket may be opened; None: nowhere.
     websocket_path: bytes | None = None
@@ -43,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_head = True
         self._had_body = False
+        self._is_upgraded = False
         self._why_invalid = INVALID
         # The call that is answered now. `cycle` is the one that came last: a client may send several without waiting.
         self._answered: RequestResponseCycle | None = None
@@ -50,7 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = Connection.of_transport(transport)
-        self._close_after(HEAD_S, "head")
+        self._close_after(self.head_s, "head")
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in self._timers.values():
@@ -64,12 +66,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._had_body = False
         super().data_received(data)
-        if self.transport.is_closing() or self._had_body:
+        if self.transport.is_closing() or self._had_body or self._is_upgraded:
             return
         cycle: RequestResponseCycle | None = self.cycle
         is_between = cycle is None or (cycle.response_complete and not cycle.more_body)
         if self._is_in_head or is_between:
-            self._close_after(HEAD_S, "head")
+            self._close_after(self.head_s, "head")
         if self._is_in_head or is_between or self.cycle.more_body:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -115,13 +117,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
-            self._close_after(HEAD_S, "rest")
+            self._close_after(self.head_s, "rest")
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over, with no timer left that could close it."""
         for name in tuple(self._timers):
             self._stop(name)
         self._unset_keepalive_if_required()
+        self._is_upgraded = True
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours

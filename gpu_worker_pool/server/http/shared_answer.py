@@ -7,9 +7,6 @@ import gzip
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
-
-from gpu_worker_pool.server.loop_share import in_turns
 
 from .problems import Refusal
 
@@ -18,8 +15,6 @@ SMALL_BYTES = 4096
 COMPRESSION = 1
 # Making answers takes at most one part in so many of the process's time. Other calls have turns in between.
 REST_FACTOR = 4
-# Fifty pages wait for one answer. So many of them are sent it in one turn of the event loop.
-MOST_ANSWERED = 2
 STOPPING = "The server is stopping; ask again when it is back."
 
 
@@ -55,19 +50,16 @@ class _Run:
         finally:
             self._callers.pop(caller, None)
 
-    def end(self, outcome: Body | Exception, most_at_once: int | None = None) -> None:
-        """Answer all callers, so many of them in each turn of the event loop."""
+    def end(self, outcome: Body | Exception) -> None:
+        """Answer all callers that have not left."""
         callers, self._callers = self._callers, {}
-        in_turns(most_at_once or len(callers), partial(_answer, outcome), callers)
-
-
-def _answer(outcome: Body | Exception, caller: asyncio.Future[Body]) -> None:
-    if caller.done():
-        return  # it has left
-    if isinstance(outcome, Body):
-        caller.set_result(outcome)
-    else:
-        caller.set_exception(outcome)
+        for caller in callers:
+            if caller.done():
+                continue
+            if isinstance(outcome, Body):
+                caller.set_result(outcome)
+            else:
+                caller.set_exception(outcome)
 
 
 class SharedAnswer:
@@ -76,8 +68,6 @@ class SharedAnswer:
     A run starts at the earliest `pace_s` after the start of the last, and four times the CPU time of the last run after it.
     Wall time does not count: a server that was stopped for a minute must not be silent for ten. Calls in between share the
     next run. Nothing is made while no call waits. An error goes to the calls that waited for it; the next call tries again.
-
-    A `make` that rests by itself has a `rest_factor` of 0: most of the CPU time of its run is that of other calls.
 
     With `may_be_old`, calls between two runs do not wait: they get the last answer.
     """
@@ -89,7 +79,6 @@ class SharedAnswer:
         *,
         may_be_old: bool = False,
         is_compressed: bool = True,
-        rest_factor: int = REST_FACTOR,
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -98,7 +87,6 @@ class SharedAnswer:
         self._pace_s = pace_s
         self._may_be_old = may_be_old
         self._is_compressed = is_compressed
-        self._rest_factor = rest_factor
         self._last: Body | None = None
         self._clock = clock
         self._work_clock = work_clock
@@ -158,9 +146,9 @@ class SharedAnswer:
                 began, worked_s = self._clock(), self._work_clock()
                 outcome = await self._outcome()
                 self._last = outcome if self._may_be_old and isinstance(outcome, Body) else None
-                self._current.end(outcome, MOST_ANSWERED)
+                self._current.end(outcome)
                 self._current = None
-                self._not_before = began + max(self._pace_s, self._rest_factor * (self._work_clock() - worked_s))
+                self._not_before = began + max(self._pace_s, REST_FACTOR * (self._work_clock() - worked_s))
         finally:
             # No call waits here, unless the task was cancelled.
             self._stop_waiting()
@@ -189,13 +177,11 @@ class SharedAnswers:
         *,
         may_be_old: bool = False,
         is_compressed: bool = False,
-        rest_factor: int = REST_FACTOR,
     ) -> None:
         self._pace_s = pace_s
         self._most = most
         self._may_be_old = may_be_old
         self._is_compressed = is_compressed
-        self._rest_factor = rest_factor
         self._by_query: dict[Hashable, SharedAnswer] = {}
         self._is_stopped = False
 
@@ -217,7 +203,6 @@ class SharedAnswers:
                 self._pace_s,
                 may_be_old=self._may_be_old,
                 is_compressed=self._is_compressed,
-                rest_factor=self._rest_factor,
             )
         return await answer.get()
 

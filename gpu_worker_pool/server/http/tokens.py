@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -74,16 +73,12 @@ class Tokens:
         return frozenset((*self._configured.values(), *(token.name for token in self.added().values())))
 
     def find(self, presented: str) -> Proven | None:
-        """What this token proves; None if it is unknown. All are compared, which takes the same time in every case."""
+        """What this token proves; None if it is unknown. How long a search by digest takes says nothing of any token."""
         digest = digest_of(presented)
-        found = None
-        for known, name in self._configured.items():
-            if hmac.compare_digest(digest, known):
-                found = _configured(name)
-        for known, token in self.added().items():
-            if hmac.compare_digest(digest, known):
-                found = Proven(token.name, token.role)
-        return found
+        if (token := self.added().get(digest)) is not None:
+            return Proven(token.name, token.role)
+        name = self._configured.get(digest)
+        return None if name is None else _configured(name)
 
     def end_when_revoked(self, presented: str, waiting: asyncio.Future[None]) -> None:
         """Cancel the future of a call that waits when the token of its caller is revoked: at once if it was meanwhile."""

@@ -28,11 +28,11 @@ def read_form(kind: type[FormT], body: bytes) -> FormT:
     """Read a form; an empty body counts as `{}`. A Refusal has a sentence for each of the first faults: 400 if the body cannot
     be read, 422 if a value is invalid.
     """
-    data = _read_object(body) if body else {}
+    data, adapter = _read_object(body) if body else {}, adapter_of(kind)  # type: ignore[arg-type]  # a class is hashable
     try:
-        form: FormT = adapter_of(kind).validate_python(data)
+        form: FormT = adapter.validate_python(data)
     except ValidationError as error:
-        fields: dict[str, Any] = adapter_of(kind).json_schema()["properties"]
+        fields: dict[str, Any] = adapter.json_schema()["properties"]
         found = [one for one in error.errors(include_url=False) if not _is_of_its_parts(one)]
         unknown = [_unknown_field(fields, str(one["loc"][0])) for one in found if _is_unknown(one)]
         invalid = [_fault(one, fields[str(one["loc"][0])]) for one in found if not _is_unknown(one)]
@@ -110,7 +110,7 @@ def _fault(fault: Any, schema: Mapping[str, Any]) -> str:
     if kind.startswith(("int_", "float_", "finite_")):
         what = "whole" if bounds.get("type") == "integer" else "finite"
         return f"{name}: {show(_number(value))} is not a {what} number; it must be {_range(bounds)}"
-    if kind == "string_too_long":
+    if kind in {"string_too_long", "too_long"} and isinstance(value, str):
         return f"{name}: {len(value)} characters are too many; there must be at most {fault['ctx']['max_length']}"
     if kind in {"too_short", "too_long"}:
         least, most = bounds.get("minItems", bounds.get("minProperties", 0)), fault["ctx"].get("max_length")

@@ -15,7 +15,7 @@ from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
 from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
 from gpu_worker_pool.server.http.connection import Connection
-from gpu_worker_pool.server.loop_share import TurnShare
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.version import VERSION
 
 from .fleet_leader import FleetLeader
@@ -28,8 +28,6 @@ MOST_STRANGERS = 256
 _MOST_BYTES_OF_STRANGER = 4096
 _MOST_REASON_BYTES = 120
 POLICY = 1008
-# Processor time for what agents say, in one turn of the event loop: a thousand of them may speak at once.
-SHARE_S = 0.01
 # So long an agent has to take what was told before its connection is closed.
 CLOSE_S = 1.0
 
@@ -57,7 +55,6 @@ class AgentEndpoint:
         self._leader_url = leader_url
         self._strangers = 0
         self._said: dict[str, None] = {}
-        self._share = TurnShare(SHARE_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -134,15 +131,15 @@ class AgentEndpoint:
             await asyncio.gather(reading, writing, return_exceptions=True)
 
     async def _read_all(self, connection: _AgentConnection, node: str, number: int) -> None:
+        share = LoopShare()
         while True:
             text = await connection.receive(MOST_BYTES)
-            await self._share.turn()
-            with self._share.work():
-                message = connection.decode(text, AgentMessage)
-                if isinstance(message, Announce) and message.node != node:
-                    raise _LinkRefused(f"a box that proved to be {node} announced itself as {message.node}")
-                if message is not None:
-                    self._leader.receive(number, message)
+            await share.yield_if_due()
+            message = connection.decode(text, AgentMessage)
+            if isinstance(message, Announce) and message.node != node:
+                raise _LinkRefused(f"a box that proved to be {node} announced itself as {message.node}")
+            if message is not None:
+                self._leader.receive(number, message)
 
 
 class _AgentConnection:

@@ -12,14 +12,14 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.box.readings_history import ReadingLines
 from gpu_worker_pool.server.box.sampler import Sampler
-from gpu_worker_pool.server.calls.accounting import TimelineCalls, UsageCalls
-from gpu_worker_pool.server.calls.quotas import QuotaCalls
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import PageHours, PageWeeks
-from gpu_worker_pool.server.http.shared_answer import REST_FACTOR, Body, SharedAnswers
+from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.routes.accounting import PastLeases
 from gpu_worker_pool.server.routes.fleet import box_views
+from gpu_worker_pool.server.routes.quotas import quota_list
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.server.views.pool_view import pool_view
@@ -37,18 +37,9 @@ MOST_SCOPES = 64
 class ScopedAnswer:
     """An answer that is shared by all pages with the same scope."""
 
-    def __init__(
-        self,
-        make: Callable[[Target], Awaitable[bytes]],
-        pace_s: float,
-        *,
-        may_be_old: bool = False,
-        rest_factor: int = REST_FACTOR,
-    ) -> None:
+    def __init__(self, make: Callable[[Target], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
         self._make = make
-        self._shared = SharedAnswers(
-            pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True, rest_factor=rest_factor
-        )
+        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
         self.stop = self._shared.stop
         self.close = self._shared.close
 
@@ -65,9 +56,7 @@ class PageData:
         pool: Pool,
         sampler: Sampler,
         *,
-        usage: UsageCalls,
-        timeline: TimelineCalls,
-        quotas: QuotaCalls,
+        past: PastLeases,
         tokens: Tokens,
     ) -> None:
         self._settings = settings
@@ -79,16 +68,14 @@ class PageData:
         self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
         self.timelines = {
-            hours: ScopedAnswer(partial(timeline.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
+            hours: ScopedAnswer(partial(past.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
         }
         # Weeks of leases take seconds to read, and change slowly.
-        self.weeks = {
-            number: ScopedAnswer(partial(usage.weeks, int(number)), 60.0, may_be_old=True) for number in WEEKS
-        }
+        self.weeks = {number: ScopedAnswer(partial(past.weeks, int(number)), 60.0, may_be_old=True) for number in WEEKS}
         self.pool = ScopedAnswer(self._make_pool, 0.5)
         self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
-        self.usage = ScopedAnswer(usage.usage_today, 10.0, may_be_old=True)
-        self.quotas = ScopedAnswer(quotas.encoded, 2.0, may_be_old=True)
+        self.usage = ScopedAnswer(past.usage_today, 10.0, may_be_old=True)
+        self.quotas = ScopedAnswer(self._make_quotas, 2.0, may_be_old=True)
         by_span = (*self.timelines.values(), *self.weeks.values())
         self._all = (self.pool, self.history, self.usage, self.quotas, *by_span)
 
@@ -121,6 +108,9 @@ class PageData:
             boxes=None if self._pool.membership is None else box_views(self._pool),
         )
         return encode(view)
+
+    async def _make_quotas(self, scope: Target) -> bytes:
+        return encode(await quota_list(self._pool, scope))
 
     async def _make_history(self, _: Target) -> bytes:
         snapshots = list(self._sampler.history)

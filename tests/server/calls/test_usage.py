@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Message
 
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request
-from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app, journal_path
-from gpu_worker_pool.server.calls.accounting import MOST_OWNERS, UsageCalls
-from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.target import EVERYTHING
+from gpu_worker_pool.server.routes.accounting import MOST_OWNERS, PastLeases, usage_view
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
@@ -174,10 +172,8 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         return SqliteAccounts(journal_path(settings))
 
     async def ask(open_accounts: Callable[[], SqliteAccounts]) -> dict[str, Any]:
-        calls = UsageCalls(pool, open_accounts)
-        response = await calls.show(Call({"headers": [], "query_string": b""}, no_body, app.access, Users()))
-        assert isinstance(response.body, bytes)
-        (usage,) = owners(json.loads(response.body)).values()
+        answer = await PastLeases(pool, open_accounts).usage(None, None, EVERYTHING)
+        (usage,) = owners(json.loads(answer)).values()
         return {key: value for key, value in usage.items() if not key.endswith("hours")}
 
     with pytest.raises(Refusal, match="not been opened yet") as caught:
@@ -192,12 +188,12 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
 
 def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Path) -> None:
     settings = ServerSettings(_env_file=None, simulated_gpus="2", gpu_pool_state_dir=str(tmp_path))
-    calls = UsageCalls(create_app(settings).pool, lambda: SqliteAccounts(tmp_path))
+    pool = create_app(settings).pool
     usage: Usage = {
         f"owner-{number}": UsageTotals(36.0 * (number + 1), leases=1, longest_s=36.0 * (number + 1))
         for number in range(MOST_OWNERS + 3)
     }
-    answer = json.loads(calls._encode(usage, (THEN, None), Moment(THEN + 1e6, None), EVERYTHING))
+    answer = asdict(usage_view(pool, EVERYTHING, usage, (THEN, None), Moment(THEN + 1e6, None)))
 
     assert len(answer["owners"]) == MOST_OWNERS
     assert answer["owners"][0]["owner"] == f"owner-{MOST_OWNERS + 2}"
@@ -206,14 +202,10 @@ def test_of_very_many_owners_those_who_used_least_are_shown_as_one(tmp_path: Pat
     assert answer["total"]["leases"] == MOST_OWNERS + 3
 
 
-async def no_body() -> Message:
-    return {"type": "http.request"}
-
-
 def test_reading_is_open_and_other_methods_are_not_possible(server: ServerProcess) -> None:
     answer = server.ask("/usage", headers={"X-Forwarded-For": "10.0.0.1", "Origin": "http://elsewhere.example"})
     assert answer.status == 200
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in answer.headers, "only statistics are for pages of any origin"
     assert server.ask("/usage", "HEAD").status == 200
     assert server.ask("/usage", "DELETE").headers["allow"] == "GET"
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from typing import Any
 
+import aiohttp
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gpu_worker_pool.server.app import create_app
@@ -105,12 +110,51 @@ def test_an_address_that_names_the_host_as_the_host_header_does_is_taken(server:
         assert sender.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
-    """A real connection, whose buffers are full; the answer never ends by itself."""
+@asynccontextmanager
+async def listening(
+    app: Any, *, keep_alive_s: float = 5.0, head_s: float = 5.0, stalled_s: float = 20.0
+) -> AsyncIterator[tuple[str, int]]:
+    """Our protocol on a real socket, with times of the test, before an application of the test."""
 
     class Hasty(BoundedProtocol):
-        stalled_s = 0.01
+        websocket_path = b"/link"
 
+    Hasty.head_s, Hasty.stalled_s = head_s, stalled_s
+    config = uvicorn.Config(app, http=Hasty, ws="auto", log_config=None, lifespan="off", ws_ping_interval=None)
+    config.load()
+    config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
+    loop, state = asyncio.get_running_loop(), ServerState()
+    server = await loop.create_server(lambda: Hasty(config=config, server_state=state, app_state={}), "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(SOON_S):
+            yield server.sockets[0].getsockname()
+    finally:
+        server.close()
+
+
+async def empty(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers calls with nothing, and the messages of a WebSocket with themselves."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": message["text"]})
+
+
+async def until_closed(address: tuple[str, int], request: bytes) -> bytes:
+    """What is answered to these bytes until the server closes the connection."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
+    """A real connection, whose buffers are full; the answer never ends by itself."""
     was_cut_off = asyncio.Event()
 
     async def endless(_: Scope, receive: Receive, send: Send) -> None:
@@ -122,17 +166,105 @@ async def test_a_caller_that_takes_nothing_of_its_answer_is_cut_off() -> None:
             await asyncio.sleep(0)
         was_cut_off.set()
 
-    config = uvicorn.Config(endless, http=Hasty, ws="none", log_config=None, lifespan="off")
-    config.load()
-    loop = asyncio.get_running_loop()
-    listening = await loop.create_server(
-        lambda: Hasty(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
-    )
-    with socket.create_connection(listening.sockets[0].getsockname()) as caller:
-        caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        async with asyncio.timeout(SOON_S):
+    async with listening(endless, stalled_s=0.01) as address:
+        with socket.create_connection(address) as caller:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await was_cut_off.wait()
-    listening.close()
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with listening(empty, keep_alive_s=0.05) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(3):
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHo",
+    ],
+)
+async def test_a_request_that_is_answered_and_never_ends_is_closed(request_bytes: bytes) -> None:
+    async with listening(empty, head_s=0.05, keep_alive_s=0.1) as address:
+        assert (await until_closed(address, request_bytes)).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_follows_a_body_is_bounded() -> None:
+    """Trailers, or one trailer without an end: they are not kept, and too many of them end the connection."""
+    head = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    for trailers in (b"A: %b\r\n" % (b"x" * 1000), b"x" * 1000):
+        async with listening(empty, head_s=SOON_S) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(head + (b"A: " if b":" not in trailers else b""))
+            sent = 0
+            with suppress(ConnectionError):
+                while not reader.at_eof() and sent < 10_000:
+                    writer.write(trailers)
+                    await writer.drain()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0):
+                            await reader.read(1000)
+                    await asyncio.sleep(0)
+                    sent += 1
+            assert sent < 10_000
+            writer.close()
+
+
+async def test_trailers_are_not_kept_as_headers() -> None:
+    scopes: list[Scope] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        while (await receive()).get("more_body"):
+            pass
+        await empty(scope, receive, send)
+
+    async with listening(noting, keep_alive_s=0.05) as address:
+        head = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nHost: other\r\n\r\n"
+        assert (await until_closed(address, head)).startswith(b"HTTP/1.1 200")
+    assert [value for name, value in scopes[0]["headers"] if name == b"host"] == [b"x"]
+
+
+async def test_a_websocket_on_a_connection_that_served_a_call_stays_open() -> None:
+    async with listening(empty, keep_alive_s=0.05, head_s=0.05) as (host, port), aiohttp.ClientSession() as session:
+        async with session.get(f"http://{host}:{port}/") as answer:
+            await answer.read()
+        async with session.ws_connect(f"http://{host}:{port}/link") as link:
+            # A connection that begins to be idle now is closed, and so all timers before are over.
+            await until_closed((host, port), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await link.send_str("still there")
+            assert (await link.receive()).data == "still there"
+
+
+def test_the_names_of_uvicorn_that_the_protocol_relies_on_are_there() -> None:
+    """All that `BoundedProtocol` overrides or uses beyond uvicorn's documents. If this fails, read the new uvicorn."""
+    assert inspect.signature(HttpToolsProtocol._unset_keepalive_if_required).parameters.keys() == {"self"}
+    assert inspect.signature(HttpToolsProtocol._should_upgrade_to_ws).parameters.keys() == {"self"}
+    for name, parameters in {
+        "connection_made": ["self", "transport"], "connection_lost": ["self", "exc"], "data_received": ["self", "data"],
+        "on_message_begin": ["self"], "on_header": ["self", "name", "value"], "on_headers_complete": ["self"],
+        "on_body": ["self", "body"], "on_message_complete": ["self"], "on_response_complete": ["self"],
+        "handle_websocket_upgrade": ["self"], "send_400_response": ["self", "msg"], "pause_writing": ["self"],
+        "resume_writing": ["self"],
+    }.items():  # fmt: skip
+        assert list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters) == parameters, name
+    config = uvicorn.Config(empty, log_config=None)
+    protocol = BoundedProtocol(config=config, server_state=ServerState(), app_state={}, _loop=asyncio.new_event_loop())
+    with closing(protocol.loop):
+        assert {"url", "headers", "scope", "cycle", "pipeline", "server_state", "transport", "flow"} <= {
+            *vars(protocol), *HttpToolsProtocol.on_message_begin.__code__.co_names,
+        }  # fmt: skip
+    assert {"response_started", "response_complete", "more_body", "disconnected", "message_event"} <= set(
+        RequestResponseCycle.__init__.__code__.co_names
+    )
 
 
 def test_a_caller_that_sent_several_calls_at_once_and_left_is_noticed(server: ServerProcess) -> None:
@@ -155,25 +287,3 @@ def test_our_client_closes_an_idle_connection_before_the_server_does() -> None:
     app = create_app(ServerSettings(_env_file=None, simulated_gpus="1"))
 
     assert configuration(app).timeout_keep_alive > IDLE_S
-
-
-async def test_an_idle_connection_is_closed() -> None:
-    async def empty(_: Scope, __: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    config = uvicorn.Config(empty, http=BoundedProtocol, ws="none", log_config=None, lifespan="off")
-    config.load()
-    config.timeout_keep_alive = 0.05  # type: ignore[assignment]  # uvicorn takes whole seconds
-    loop = asyncio.get_running_loop()
-    listening = await loop.create_server(
-        lambda: BoundedProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
-    )
-    async with asyncio.timeout(SOON_S):
-        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
-        for _ in range(3):
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        assert await reader.read() == b""
-    writer.close()
-    listening.close()
