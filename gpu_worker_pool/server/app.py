@@ -52,6 +52,7 @@ from .fleet import (
 )
 from .hooks import Hooks, load_rules
 from .http.access import AccessRules
+from .http.connection import Connection
 from .http.forwarding import Forwarding
 from .http.front import READABLE, PolledStatistics, check_head, nowhere
 from .http.pool_route import PoolRoute, write
@@ -340,7 +341,9 @@ class PoolApp(FastAPI):
             least_fence=least_fence,
         )
         self._renewals.secret = key.secret
-        self._endpoint = AgentEndpoint(node, key, leader, self._known_leader)
+        self._endpoint = AgentEndpoint(
+            node, key, leader, self._known_leader, lambda scope: Connection.of_scope(scope).is_own
+        )
         return self.candidate or LedElsewhere(self.pool, self._agent)
 
     def _known_leader(self) -> str | None:

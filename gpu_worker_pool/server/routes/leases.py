@@ -29,11 +29,11 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
-from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.scoped import live_leases
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.leases import AnyLease, LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.pool import PoolView
 

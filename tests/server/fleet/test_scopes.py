@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
+
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import sign
 from gpu_worker_pool.server.http.connection import Connection
-from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
 
