@@ -196,8 +196,8 @@ class PoolApp(FastAPI):
         # The first route that matches a path answers, and leases are called for most often.
         for router in sorted((*ROUTERS, docs_router(settings)), key=lambda each: each is not leases.router):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
-        for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
-            router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
+        for router in (fleet.router, *ROUTERS):
+            router.add_to(self, prefix=settings.api_prefix, is_fleet=router is not fleet.router)
         self.router.default = self._answer_nowhere
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -239,7 +239,7 @@ class PoolApp(FastAPI):
     def endpoints(self) -> Mapping[str, str]:
         """What the home page says of each call, by its path."""
         prefix, settings = self.settings.api_prefix, self.settings
-        routers = (*ROUTERS, *((fleet.router,) if settings.gpu_pool_fleet else ()), docs_router(settings))
+        routers = (*ROUTERS, *((fleet.router,) if self.pool.membership else ()), docs_router(settings))
         return {
             f"{prefix}{declared.path.replace(':path}', '}').replace('{lease_id}', '{id}')}": declared.help
             for router in routers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from gpu_worker_pool.wire.forms import LeaseForm
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
@@ -28,7 +29,6 @@ from gpu_worker_pool.host import unix_socket
 from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.forms import LeaseForm
 from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 
 # Read by nobody but the tests, or not a setting.

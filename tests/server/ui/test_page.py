@@ -243,13 +243,6 @@ def test_the_weeks_end_with_this_one_and_have_the_hours_of_each_owner(server: Se
     assert_problem(ask(server, "/ui/data/weeks?weeks=5"), 422)
 
 
-def test_one_gpu_in_full(server: ServerProcess) -> None:
-    pool = data(server, "pool")["pool"]
-    gpu = pool["gpus"][0]
-    assert data(server, f"gpu?node={gpu['node']}&uuid={gpu['uuid']}")["gpu"]["uuid"] == gpu["uuid"]
-    assert_problem(ask(server, "/ui/data/gpu?node=box1&uuid=none"), 404)
-
-
 def test_the_rest_is_as_the_calls_of_these_names_have_it(server: ServerProcess) -> None:
     usage = data(server, "usage")
     assert usage.keys() == server.json(f"{PREFIX}/usage").keys()
