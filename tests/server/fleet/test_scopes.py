@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.wire.routes import RENEW_AT_BOX
-
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import sign
 from gpu_worker_pool.server.app import create_app
