@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from gpu_worker_pool.wire.forms import LeaseForm
+from gpu_worker_pool.server.forms import LeaseForm
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models

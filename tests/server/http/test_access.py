@@ -110,7 +110,7 @@ class OnlyByKey(dict[str, Any]):
     def __iter__(self) -> Any:
         raise AssertionError("it is searched")
 
-    items = values = keys = __iter__  # type: ignore[assignment]
+    items = values = keys = __iter__
 
 
 def test_a_token_is_found_by_its_digest_whatever_their_number() -> None:
