@@ -15,9 +15,9 @@ from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfServic
 
 from .authority.pool import Pool
 from .box.snapshot import Snapshot
-from .http.target import Target
 from .views.lease_view import lease_view
 from .views.scoped import first_waiters, nodes_of
+from .views.target import Target
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64

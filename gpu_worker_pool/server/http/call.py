@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.views.target import EVERYTHING
 
 from .access import (
     AccessRules,
@@ -31,7 +32,6 @@ from .access import (
 from .bodies import read_body
 from .connection import Connection
 from .forwarded import Forwarded
-from .target import EVERYTHING
 
 MAX_PARAMETERS = 20
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.views.target import FLEET, Target
 
 from .call import Call
 from .forwarded import HEADER, check_forwarded
 from .problems import Refusal
-from .target import FLEET, Target
 
 
 def leader_answers(call: Call, answered_by: Literal["box", "leader", "custodian"], *, is_fleet: bool) -> bool:

@@ -17,9 +17,9 @@ from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.forms import LeaseForm
 
-from .bodies import ClientGone
 from .call import Call
 from .forwarded import HEADER
 from .problems import RETRY_AFTER, Refusal

@@ -24,7 +24,7 @@ from gpu_worker_pool.server.forms import Hours, Since, Until
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
-from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.bounds import DEFAULT_HOURS
 

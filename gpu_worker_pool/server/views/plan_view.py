@@ -6,7 +6,7 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
 
 from .lease_view import gpu_ref

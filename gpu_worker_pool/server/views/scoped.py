@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.views.target import Target
 
 
 def waiters(state: PoolState, scope: Target, now: float) -> list[str]:

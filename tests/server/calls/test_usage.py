@@ -16,9 +16,9 @@ from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.target import EVERYTHING
 from gpu_worker_pool.server.routes.accounting import MOST_OWNERS, PastLeases, usage_view
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.views.target import EVERYTHING
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
 from tests.server.past_leases import THEN, past, server_with_past

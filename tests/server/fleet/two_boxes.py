@@ -95,7 +95,7 @@ class TwoBoxes:
 
     async def read_the_other(self, gpus: int = 2) -> None:
         """gpu-02 has been read: the leader has these readings from its agent."""
-        driver = self.leader.app._authority._driver
+        driver = self.leader.app.pool._driver
         keys = [GpuKey(OTHER, f"GPU-other-{index}") for index in range(gpus)]
         installed = tuple(InventoryGpu(key.uuid, index, "NVIDIA A100", 80_000.0) for index, key in enumerate(keys))
         driver.note(cmd.AnnounceNode(OTHER, "a boot", installed))
