@@ -32,7 +32,11 @@ def socket_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def running(socket_path: Path) -> Iterator[ServerProcess]:
-    settings = {"SIMULATED_GPUS": "4", "GPU_POOL_SOCKET": str(socket_path), "GPU_POOL_TOKENS": f"{ALICES}:alice-token"}
+    settings = {
+        "SIMULATED_GPUS": "4",
+        "GPU_POOL_SOCKET": str(socket_path),
+        "GPU_POOL_TOKENS": f"{ALICES}:alice-secret-token",
+    }
     with ServerProcess(settings) as server:
         yield server
 
@@ -114,7 +118,7 @@ def test_only_administrators_may_use_the_operators_calls(server: ServerProcess, 
 
 
 def test_a_token_of_the_same_name_is_the_same_owner(server: ServerProcess) -> None:
-    lease_id, token = new_id(), {"Authorization": "Bearer alice-token"}
+    lease_id, token = new_id(), {"Authorization": "Bearer alice-secret-token"}
     assert ask_as(ALICE, server, [("PUT", f"/leases/{lease_id}", {})])[0].status == 201
     assert server.ask("/leases/renew", "POST", token, {"ids": [lease_id]}).json["lost"] == []
     (answer,) = ask_as(BOB, server, [("PUT", f"/leases/{new_id()}", {})], headers=token)

@@ -87,7 +87,7 @@ class Call:
         if self.forwarded is not None:
             if (known := self.forwarded.identified()) is not None:
                 return known
-            caller = caller_by_token(authorization or "", self.rules.tokens)
+            caller = caller_by_token(authorization or "", self.rules, self._host)
         else:
             caller = identify(self._origin, self.headers, self.rules)
         self._token = None if authorization is None else token_in(authorization)

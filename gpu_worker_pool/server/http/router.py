@@ -14,7 +14,7 @@ from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.wire.routes import Resource
 
 from .accept import wants_page
-from .access import AccessRules
+from .access import AccessRules, hold_back
 from .bodies import ClientGone
 from .call import Call, Handler, Handlers
 from .exchange import EXCHANGE, Exchange
@@ -113,6 +113,7 @@ class Router:
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
+            await hold_back(error)
             response = problem_of(error)
         added = self._added(resource, method)
         if cors == "asks":
