@@ -40,6 +40,8 @@ class Statistics:
         self._registry.register(SamplerCollector(sampler))
         self._lease_metrics = LeaseMetrics(pool, self._registry)
         self._gpu_metrics = GpuMetrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
+        # Looked for once: a folder of PATH may be on a disk that hangs.
+        self._has_nvidia_smi = shutil.which("nvidia-smi") is not None
         self._encoding = asyncio.Lock()
         self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
         self._history_body = b""
@@ -127,7 +129,7 @@ class Statistics:
         reason = "; ".join(filter(None, reasons)) or None
         body = service.Health(
             status="healthy" if reason is None else "degraded",
-            nvidia_smi_available=shutil.which("nvidia-smi") is not None,
+            nvidia_smi_available=self._has_nvidia_smi,
             timestamp=snapshot.timestamp,
             reason=reason,
             source=snapshot.source,

@@ -13,10 +13,10 @@ from typing import Literal
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
-from gpu_worker_pool.host.users import User
+from gpu_worker_pool.host.users import User, UserNotLookedUp
 
 from .guesses import Guesses
-from .problems import Refusal
+from .problems import RETRY_AFTER, Refusal
 from .tokens import Tokens, digest_of
 
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
@@ -46,6 +46,14 @@ class WrongToken(Denied):
     def __init__(self, detail: str, hold_s: float) -> None:
         super().__init__(401, detail, f'{CHALLENGE}, error="invalid_token"')
         self.hold_s = hold_s
+
+
+class DirectorySilent(Denied):
+    """The directory of users has not said yet who the caller is."""
+
+    def __init__(self, unknown: UserNotLookedUp) -> None:
+        super().__init__(403, f"The server cannot tell yet which user calls: {unknown}; ask again, or send a token.")
+        self.status, self.headers = 503, RETRY_AFTER
 
 
 class TooManyGuesses(Denied):
@@ -124,6 +132,8 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
         )
     try:
         user = origin.find_user()
+    except UserNotLookedUp as unknown:
+        raise DirectorySilent(unknown) from None
     except UserNotKnown as unknown:
         raise Denied(401, f"The server cannot tell which user of its machine calls: {unknown}; {how}.") from None
     if user is None:

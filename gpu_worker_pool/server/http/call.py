@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl
@@ -170,6 +171,14 @@ class Call:
             denied = (why.status, why.detail)
         host = self._connection.host
         return Forwarded(key, node, caller, denied, self.uid, self.is_loopback, process, no_process, host)
+
+    async def know_user(self) -> None:
+        """Let the Unix user of a local caller be looked up, off the event loop. What is not known in time stays unknown."""
+        if self.forwarded is None and self.is_loopback and "authorization" not in self.headers:
+            with suppress(UserNotKnown):
+                uid = await self._connection.find_uid()
+                if uid is not None:
+                    await self._users.know(uid)
 
     def _find_user(self) -> User | None:
         uid = self._connection.uid

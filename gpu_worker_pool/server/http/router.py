@@ -125,6 +125,7 @@ class Router:
         """Answer a call for a lease whose head was read and routed before. Its answer needs no headers but its own."""
         call = Call(scope, receive, self._rules, self._users, self._limits)
         try:
+            await call.know_user()
             response = await handler(call)
         except ClientGone:
             return
@@ -146,6 +147,9 @@ class Router:
             handler = match.handlers.get(method)
             if handler is not None:
                 call.parameters = match.parameters
+                if match.resource.tag or method not in READING:
+                    # Statistics and probes of monitoring are for all, and wait for no directory of users.
+                    await call.know_user()
                 return await self._fleet.answer(match.resource, handler, call)
         path = call.scope["path"]
         if not matches:
