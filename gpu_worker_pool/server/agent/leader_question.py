@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import aiohttp
@@ -27,12 +28,22 @@ async def ask_who_leads(session: aiohttp.ClientSession, urls: Sequence[str], sea
         await asyncio.gather(*asking, return_exceptions=True)
 
 
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer; a ValueError if it is too long. It may come without a length, and compressed."""
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
+    return bytes(body)
+
+
 async def _ask(session: aiohttp.ClientSession, url: str, search: LeaderSearch) -> bool:
     try:
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         async with session.get(f"{url}/health", timeout=timeout, allow_redirects=False) as answer:
-            health = await answer.json(content_type=None) if (answer.content_length or 0) < _MOST_BYTES else None
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            health = json.loads(await _body(answer))
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError) as error:
         why = f"not within {ASK_S:g} s" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         search.silent(url, why)
         return False
