@@ -18,8 +18,8 @@ from gpu_worker_pool.wire.fleet import RENEW_AT_BOX
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
 
-ADMIN = {"Authorization": "Bearer secret-of-admin"}
-ADA = {"Authorization": "Bearer secret-of-ada"}
+ADMIN = {"Authorization": "Bearer the-secret-of-admin"}
+ADA = {"Authorization": "Bearer the-secret-of-ada"}
 
 
 def ids(leases: list[dict[str, Any]]) -> set[str]:
