@@ -26,7 +26,7 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
-from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
@@ -104,6 +104,7 @@ class PoolApp(FastAPI):
         settings: ServerSettings,
         make_probe: Callable[[], Probe] | None = None,
         machine: Machine | None = None,
+        look_up_user: Callable[[int], User] | None = None,
     ) -> None:
         super().__init__(
             title=settings.title,
@@ -115,7 +116,7 @@ class PoolApp(FastAPI):
         self.settings = settings
         self.is_stopping = False
         self.tokens = settings.load_tokens()
-        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group)
+        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group, look_up=look_up_user)
         for why in users.why_no_members():
             logger.error("%s", why)
         self.access = AccessRules(
@@ -415,9 +416,12 @@ def create_app(
     settings: ServerSettings | None = None,
     make_probe: Callable[[], Probe] | None = None,
     machine: Machine | None = None,
+    look_up_user: Callable[[int], User] | None = None,
 ) -> PoolApp:
-    """Make the application. The settings are those of the environment, and the machine is this one, unless given."""
-    return PoolApp(settings or ServerSettings.load(), make_probe, machine)
+    """Make the application. The settings are those of the environment, the machine is this one, and users are looked up in
+    its directory, unless given.
+    """
+    return PoolApp(settings or ServerSettings.load(), make_probe, machine, look_up_user)
 
 
 def _journal_name(settings: ServerSettings) -> str | None:

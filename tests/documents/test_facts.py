@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from gpu_worker_pool.wire.forms import LeaseForm
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
@@ -28,6 +27,7 @@ from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
 from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
+from gpu_worker_pool.server.forms import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings
 from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 

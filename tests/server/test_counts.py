@@ -92,9 +92,9 @@ AT_MOST: dict[str, dict[str, int]] = {
         "tasks": 1,
         "futures": 1,
         "messages by uvicorn": 4,
-        "callbacks": 8,
+        "callbacks": 9,
         # Also that of the commit, which waits no longer than a little for the reading.
-        "timers": 4,
+        "timers": 5,
         "heads of requests read": 1,
         "files looked at": 4,
         "files written, without SQLite": 1,

@@ -144,8 +144,8 @@ def test_who_may_call_is_what_the_routes_say(server: ServerProcess) -> None:
     app = create_app(ServerSettings(_env_file=None, simulated_gpus="1"))
     routes = [route.declared for route in app.routes if isinstance(route, PoolRoute) and route.include_in_schema]
     for route in routes:
-        if route.path in {"/events", "/ui/data/me"}:
-            continue  # the first never ends, the second says whose a token is
+        if route.path in {"/events", "/ui/data/me"} or route.is_fleet:
+            continue  # the first never ends, the second says whose a token is, and here is no fleet
         path = re.sub(r"\{\w+:path\}", "a", route.path)
 
         def status(**headers: str) -> int:

@@ -35,7 +35,7 @@ from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
-from .access import Caller, Denied
+from .access import Caller, Denied, hold_back
 from .call import Call
 from .fleet_routing import leader_answers
 from .forwarding import Forwarding
@@ -230,10 +230,14 @@ class PoolRoute(APIRoute):
             # uvicorn ends the calls that are under way when it stops. It would answer them with a bare 500.
             return problem_of(Refusal(503, STOPPING, {"Retry-After": "1", "Connection": "close"}))
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
+            await hold_back(error)
             return problem_of(error)
 
     async def _answer(self, call: Call) -> Response:
         declared = self.declared
+        if declared.tags:
+            # Statistics and probes of monitoring are for all, and wait for no directory of users.
+            await call.know_user()
         if leader_answers(call, declared.answered_by, is_fleet=declared.is_fleet):
             return await call.part(Forwarding).pass_on(call)
         if declared.caller != ANYONE:

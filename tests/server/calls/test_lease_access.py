@@ -266,6 +266,15 @@ def test_a_token_is_shown_nowhere(guarded: ServerProcess) -> None:
     assert "PUT /leases/" in guarded.log(), "the log is the one that was looked through"
 
 
+def test_a_token_that_is_too_short_is_not_accepted_and_the_log_says_what_to_do() -> None:
+    with ServerProcess({"GPU_POOL_TOKENS": f"alice:{ALICE},bob:eight888"}) as server:
+        assert_problem(put(server, new_id(), headers=bearer("eight888")), 401, "not known")
+        assert put(server, new_id(), headers=bearer(ALICE)).status == 201
+        assert "the token of entry 2 has fewer than 16 characters" in server.log()
+        assert "gpu-pool token add NAME" in server.log()
+        assert "eight888" not in server.log()
+
+
 @pytest.mark.parametrize("broken", ["alice-secret-token-1", f"alice:{ALICE},bob:{ALICE}"])
 def test_broken_tokens_let_no_token_in_and_trust_nobody_more(broken: str) -> None:
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_TOKENS": broken}) as server:

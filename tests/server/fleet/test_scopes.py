@@ -18,8 +18,8 @@ from gpu_worker_pool.wire.fleet import RENEW_AT_BOX
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
 
-ADMIN = {"Authorization": "Bearer secret-of-admin"}
-ADA = {"Authorization": "Bearer secret-of-ada"}
+ADMIN = {"Authorization": "Bearer the-secret-of-admin"}
+ADA = {"Authorization": "Bearer the-secret-of-ada"}
 
 
 def ids(leases: list[dict[str, Any]]) -> set[str]:
@@ -48,7 +48,7 @@ def assert_same_keys(shown: object, answered: object) -> None:
 def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
     app = create_app(ServerSettings(_env_file=None, simulated_gpus="1", gpu_pool_fleet="http://gpu-01:8000"))
     routes = [route for route in app.routes if isinstance(route, PoolRoute) and route.include_in_schema]
-    for_fleet = {(route.methods.pop(), route.path_format) for route in routes if route.declared.is_fleet}
+    for_fleet = {(route.declared.method, route.path_format) for route in routes if route.declared.is_fleet}
     own = [route for route in routes if not route.declared.is_fleet]
     twice = {
         (route.declared.method, f"/fleet{route.path_format}") for route in own if route.declared.answered_by != "box"

@@ -28,7 +28,7 @@ from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 # Simulated GPUs are named after their node, and tests that run at the same time must not lock each other's.
 LEADER, OTHER = (f"gpu-{number}-{os.getpid()}" for number in ("01", "02"))
 KEY = "the key that the leader gave to gpu-02"
-TOKENS = "admin:secret-of-admin,ada:secret-of-ada"
+TOKENS = "admin:the-secret-of-admin,ada:the-secret-of-ada"
 FLEET_KEY = "a key that all boxes of the fleet have"
 
 

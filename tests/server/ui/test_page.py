@@ -22,7 +22,7 @@ from tests.server.leasing import OFTEN, assert_problem, eventually
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 PREFIX = "/gpu-pool"
-ANN, ADMIN = "anns-own-token", "the-admins-token"
+ANN, ADMIN = "the-own-token-of-ann", "the-admins-token"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
