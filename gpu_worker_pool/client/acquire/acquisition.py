@@ -243,6 +243,9 @@ class Acquisition:
                 self._fail(place, error)
             return None
         self._failures.pop(place.key, None)
+        return await self._handle(answer, place, book)
+
+    async def _handle(self, answer: LeaseAnswer, place: Place, book: LeaseBook) -> Won | None:
         match answer:
             case Granted():
                 self._granted_at.add(place.key)
@@ -285,11 +288,18 @@ class Acquisition:
         self._ask_again_at[place.key] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, place: Place, book: LeaseBook, grant: Granted) -> Won | None:
-        """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
-        if (since := is_new(grant, self._request)) is not None:
-            return self._won(place, book, self._id_at(place), grant, since)
+        """Take up a grant that was waited for, and renew one that may be old, to see whether it still stands. One that is known
+        to be new is used at once.
+        """
         lease_id = self._id_at(place)
+        if (since := is_new(grant, self._request)) is not None:
+            return self._won(place, book, lease_id, grant, since)
         try:
+            again = await book.ask(lease_id, self._request)
+            if not isinstance(again, Granted):
+                return await self._handle(again, place, book)
+            if (since := is_new(again, self._request)) is not None:
+                return self._won(place, book, lease_id, again, since)
             renewal = await book.renew([lease_id])
         except EndpointError as error:
             self._fail(place, error)

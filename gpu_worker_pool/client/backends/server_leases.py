@@ -281,8 +281,10 @@ def _safe_since(reply: Reply, lease: HeldLeaseView) -> float | None:
     """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
     because the server answered after the call was sent.
     """
-    if reply.status == 201 or (lease.is_local and lease.expires_in_s is None):
+    if lease.is_local and lease.expires_in_s is None:
         return reply.sent_at
     if lease.ttl_s is None or lease.expires_in_s is None or not 0 <= lease.expires_in_s <= lease.ttl_s:
         return None
+    if reply.status == 201 and lease.expires_in_s > lease.ttl_s / 2:
+        return reply.sent_at
     return reply.sent_at - (lease.ttl_s - lease.expires_in_s) - ROUNDED_S

@@ -60,9 +60,17 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued."""
+    """A heartbeat for these leases, active or queued. A holder whose grant was withdrawn is refused."""
 
     lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HearClient:
+    """The client of a lease asked how it is, or it `has_left`: the connection on which it waited broke."""
+
+    lease_id: str
+    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,7 @@ Command = (
     | ForgetNode
     | RequestLease
     | Renew
+    | HearClient
     | Release
     | Revoke
     | ReportDeath

@@ -193,6 +193,9 @@ class Pool:
                 self._presence.note_unclaimed(lease_id)
             raise
         self._presence.note_heartbeat(lease_id)
+        if lease_id in self.state.untaken:
+            # Granted while it waited for its turn: the answer to the request is on its way.
+            await self._driver.do(cmd.HearClient(lease_id), caller)
         return events
 
     def note_not_told(self, lease_id: str) -> None:
@@ -210,6 +213,12 @@ class Pool:
     async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
         self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids), caller)
+
+    async def hear_client(self, lease_id: str, *, caller: str) -> None:
+        """The client of a lease calls about it: a waiter is renewed, and a grant is taken up."""
+        self._presence.note_heartbeat(lease_id)
+        if lease_id in self.state.untaken or isinstance(self.state.leases.get(lease_id), QueuedLease):
+            await self._driver.do(cmd.HearClient(lease_id), caller)
 
     async def renew_until_ended(
         self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
@@ -291,7 +300,7 @@ class Pool:
                 if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
                     return
                 if renewed_by is not None:
-                    await driver.do(cmd.Renew((lease.id,)), renewed_by)
+                    await driver.do(cmd.HearClient(lease.id), renewed_by)
 
     @contextmanager
     def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:

@@ -109,14 +109,11 @@ class LeaseCalls:
         caller = call.caller_or_none()
         may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
         renewed_by = call.turn_name(caller) if caller is not None and may_renew else None
-        if isinstance(lease, QueuedLease):
-            if renewed_by is not None:
-                await self._pool.renew(lease_id, caller=renewed_by)
-            if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
-                lease = await self._known(lease_id)
-        elif may_renew:
-            self._pool.note_heartbeat(lease_id)
+        if renewed_by is not None:
+            await self._pool.hear_client(lease_id, caller=renewed_by)
+        if isinstance(lease, QueuedLease) and query["wait_s"] > 0:
+            await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
+            lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=may_renew)
         return Response(200, self._encode(lease, query, call))
 
