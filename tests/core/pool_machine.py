@@ -278,9 +278,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
         assert "never heard of" not in self.pool.state.leases
 
-    @rule(lease=leases, has_left=st.sampled_from([False, False, True]))
-    def hear_client(self, lease: Any, has_left: bool) -> None:
-        self.pool.do(self.core.commands.HearClient(lease[0], has_left), self.now)
+    @rule(lease=leases)
+    def lose_client(self, lease: Any) -> None:
+        self.pool.do(self.core.commands.ReportAbsence(lease[0]), self.now)
 
     @rule(
         lease=leases,

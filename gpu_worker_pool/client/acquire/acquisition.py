@@ -243,9 +243,6 @@ class Acquisition:
                 self._fail(place, error)
             return None
         self._failures.pop(place.key, None)
-        return await self._handle(answer, place, book)
-
-    async def _handle(self, answer: LeaseAnswer, place: Place, book: LeaseBook) -> Won | None:
         match answer:
             case Granted():
                 self._granted_at.add(place.key)
@@ -253,7 +250,7 @@ class Acquisition:
             case Queued():
                 self._waiting_at[place.key] = answer
                 lease_id = self._id_at(place)
-                if (place.key, lease_id) not in self._told:
+                if (place.key, lease_id) not in self._told and not answer.is_set_aside:
                     self._told.add((place.key, lease_id))
                     self._on_queued(place.id, lease_id, answer.reason)
             case NeverGranted():
@@ -288,18 +285,11 @@ class Acquisition:
         self._ask_again_at[place.key] = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, place: Place, book: LeaseBook, grant: Granted) -> Won | None:
-        """Take up a grant that was waited for, and renew one that may be old, to see whether it still stands. One that is known
-        to be new is used at once.
-        """
-        lease_id = self._id_at(place)
+        """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
         if (since := is_new(grant, self._request)) is not None:
-            return self._won(place, book, lease_id, grant, since)
+            return self._won(place, book, self._id_at(place), grant, since)
+        lease_id = self._id_at(place)
         try:
-            again = await book.ask(lease_id, self._request)
-            if not isinstance(again, Granted):
-                return await self._handle(again, place, book)
-            if (since := is_new(again, self._request)) is not None:
-                return self._won(place, book, lease_id, again, since)
             renewal = await book.renew([lease_id])
         except EndpointError as error:
             self._fail(place, error)

@@ -194,7 +194,7 @@ class ServerLeases:
                 since, ends_at = _safe_since(reply, lease), _ends_at(lease)
                 return Granted(gpus, lease.fence, env, since, is_local, ends_at, lease.pool_id, node_envs)
             case "queued":
-                return Queued(lease.reason or "")
+                return Queued(lease.reason or "", is_set_aside=lease.position == 0)
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
 
 
@@ -281,10 +281,8 @@ def _safe_since(reply: Reply, lease: HeldLeaseView) -> float | None:
     """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
     because the server answered after the call was sent.
     """
-    if lease.is_local and lease.expires_in_s is None:
+    if reply.status == 201 or (lease.is_local and lease.expires_in_s is None):
         return reply.sent_at
     if lease.ttl_s is None or lease.expires_in_s is None or not 0 <= lease.expires_in_s <= lease.ttl_s:
         return None
-    if reply.status == 201 and lease.expires_in_s > lease.ttl_s / 2:
-        return reply.sent_at
     return reply.sent_at - (lease.ttl_s - lease.expires_in_s) - ROUNDED_S

@@ -31,9 +31,6 @@ from .recovering import recover_lease
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
 
-# Why a heartbeat is refused for a lease that waits again, because its client did not take its grant up.
-WITHDRAWN = "withdrawn"
-
 # The leases that one tick ends at most. While a decision lasts, no caller is answered.
 MOST_DUE = 256
 
@@ -49,7 +46,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if known is not None:
         if known.request != request:
             return [Refused(now, RefusalCode.CONFLICT, lease_id)]
-        return _hear_client(state, cmd.HearClient(lease_id), now)
+        is_heard = isinstance(known, QueuedLease) or lease_id in state.untaken
+        return [ev.LeasesRenewed(now, (lease_id,))] if is_heard else []
     why = why_unservable(state, request.wishes) or why_beyond_limits(state, request)
     if why:
         return [Refused(now, RefusalCode.UNSERVABLE, lease_id, why)]
@@ -86,9 +84,9 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(Refused(now, RefusalCode.UNKNOWN_LEASE, lease_id))
         elif isinstance(lease, EndedLease):
             refused.append(Refused(now, RefusalCode.ENDED, lease_id, lease.reason))
-        elif lease_id in state.passed_over:
-            refused.append(Refused(now, RefusalCode.ENDED, lease_id, WITHDRAWN))
-        elif state.epoch > 0 and isinstance(lease, ActiveLease) and lease_id not in state.untaken:
+        elif lease_id in state.untaken:
+            renewed.append(lease_id)  # it is taken up, in a fleet too, and late too: it was not withdrawn yet
+        elif state.epoch > 0 and isinstance(lease, ActiveLease):
             refused.append(Refused(now, RefusalCode.KEPT_BY_BOX, lease_id, custodian(lease)))
         elif (due_at := state.ttl_due.due_at(lease_id)) is not None and due_at <= state.live(now):
             refused.append(Refused(now, RefusalCode.ENDED, lease_id, EndReason.EXPIRED))
@@ -97,12 +95,9 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
     return [*([ev.LeasesRenewed(now, tuple(renewed))] if renewed else []), *refused]
 
 
-def _hear_client(state: PoolState, command: cmd.HearClient, now: float) -> list[ev.Event]:
-    lease_id = command.lease_id
-    is_queued = isinstance(state.leases.get(lease_id), QueuedLease)
-    if command.has_left:
-        return [ev.ClientLeft(now, lease_id)] if is_queued and lease_id not in state.away else []
-    return [ev.LeasesRenewed(now, (lease_id,))] if is_queued or lease_id in state.untaken else []
+def _report_absence(state: PoolState, command: cmd.ReportAbsence, now: float) -> list[ev.Event]:
+    is_queued = isinstance(state.leases.get(command.lease_id), QueuedLease)
+    return [ev.ClientLeft(now, command.lease_id)] if is_queued and command.lease_id not in state.away else []
 
 
 def _release(state: PoolState, command: cmd.Release, now: float) -> list[ev.Event]:
@@ -328,7 +323,7 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.ForgetNode: forget_node,
     cmd.RequestLease: _request_lease,
     cmd.Renew: _renew,
-    cmd.HearClient: _hear_client,
+    cmd.ReportAbsence: _report_absence,
     cmd.Release: _release,
     cmd.Revoke: _revoke,
     cmd.ReportDeath: lambda state, command, now: _end(state, command.lease_id, EndReason.HOLDER_DIED, now),

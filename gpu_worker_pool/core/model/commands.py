@@ -60,17 +60,16 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued. A holder whose grant was withdrawn is refused."""
+    """A heartbeat for these leases, active or queued: the client of each has called."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HearClient:
-    """The client of a lease asked how it is, or it `has_left`: the connection on which it waited broke."""
+class ReportAbsence:
+    """The last connection broke on which the client of a queued lease waited."""
 
     lease_id: str
-    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ Command = (
     | ForgetNode
     | RequestLease
     | Renew
-    | HearClient
+    | ReportAbsence
     | Release
     | Revoke
     | ReportDeath

@@ -262,7 +262,7 @@ class RefusalCode(StrEnum):
     TOO_MANY_LEASES = "too_many_leases"
     CONFLICT = "conflict"  # the id belongs to a different request
     UNKNOWN_LEASE = "unknown_lease"
-    ENDED = "ended"  # `why` is the reason of its end, or `withdrawn` if it waits again
+    ENDED = "ended"  # `why` is the reason of its end
     KEPT_BY_BOX = "kept_by_box"  # `why` is the node that counts the heartbeats of the lease
     NODE_STAYS = "node_stays"
     UNKNOWN_GPU = "unknown_gpu"

@@ -66,7 +66,7 @@ class Authority:
         self._node = node
         self._sampler = sampler
         self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
-        self._presence = Presence(max_waiting, lambda id_: self._driver.note(cmd.HearClient(id_, has_left=True)))
+        self._presence = Presence(max_waiting, lambda id_: self._driver.note(cmd.ReportAbsence(id_)))
         self._box = None if is_in_fleet else OwnBox(self._driver, sampler, node=node, simulated=simulated)
         self.leader = FleetLeader(self._driver, self._expect_claim) if is_in_fleet else None
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
@@ -175,7 +175,9 @@ class Authority:
             if isinstance(event, ev.LeaseQueued):
                 self._expect_claim(event.lease_id)
             elif isinstance(event, ev.GrantWithdrawn):
-                logger.info("the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id)
+                logger.info(
+                    "the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id
+                )
             elif isinstance(event, ev.LeaseEnded):
                 if event.by is not None:
                     why = f": {event.why}" if event.why else ""

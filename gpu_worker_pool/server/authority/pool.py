@@ -193,9 +193,7 @@ class Pool:
                 self._presence.note_unclaimed(lease_id)
             raise
         self._presence.note_heartbeat(lease_id)
-        if lease_id in self.state.untaken:
-            # Granted while it waited for its turn: the answer to the request is on its way.
-            await self._driver.do(cmd.HearClient(lease_id), caller)
+        await self._take_up(lease_id, caller)
         return events
 
     def note_not_told(self, lease_id: str) -> None:
@@ -217,8 +215,14 @@ class Pool:
     async def hear_client(self, lease_id: str, *, caller: str) -> None:
         """The client of a lease calls about it: a waiter is renewed, and a grant is taken up."""
         self._presence.note_heartbeat(lease_id)
-        if lease_id in self.state.untaken or isinstance(self.state.leases.get(lease_id), QueuedLease):
-            await self._driver.do(cmd.HearClient(lease_id), caller)
+        if isinstance(self.state.leases.get(lease_id), QueuedLease):
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
+        await self._take_up(lease_id, caller)
+
+    async def _take_up(self, lease_id: str, caller: str) -> None:
+        """Take up a grant whose client is calling. The grant may have come about by this very call."""
+        if lease_id in self.state.untaken:
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
 
     async def renew_until_ended(
         self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
@@ -286,7 +290,7 @@ class Pool:
     async def wait(
         self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
     ) -> None:
-        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
+        """Wait until the lease has left the queue, which may not be written yet; ClientGone if the client disconnects first.
 
         Waiting renews the lease if its caller may renew it: that is `renewed_by`.
         """
@@ -300,7 +304,7 @@ class Pool:
                 if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
                     return
                 if renewed_by is not None:
-                    await driver.do(cmd.HearClient(lease.id), renewed_by)
+                    await driver.do(cmd.Renew((lease.id,)), renewed_by)
 
     @contextmanager
     def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:
