@@ -333,8 +333,6 @@ class CheckedPool(QueueChecks):
             lease = self.model.leases[lease_id]
             is_renewable = lease.state == "active" and (lease.is_untaken or not self.model.epoch)
             assert lease.state == "queued" or is_renewable
-            if isinstance(command, self.core.commands.Renew):
-                assert not lease.is_passed_over, "a holder is told that it has what was withdrawn"
             lease.due = self.model.live + self.model.lasts_s(lease)
             lease.is_untaken = lease.is_passed_over = False
             self.model.away.discard(lease_id)

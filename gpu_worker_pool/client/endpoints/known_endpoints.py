@@ -302,7 +302,6 @@ class KnownEndpoints:
                     thresholds=Thresholds(config.memory_threshold, config.utilization_threshold),
                     stale_after_s=max(15.0, 3 * config.polling_interval),
                     remembered_ended_leases=100,
-                    take_up_s=None,
                 ),
                 member.endpoint.url.url,
                 self._on_lost,

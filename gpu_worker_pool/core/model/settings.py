@@ -50,7 +50,7 @@ class PoolSettings:
     fair_share: bool = False
     idle_after_s: float = 1800.0
     idle_reclaim: bool = False
-    take_up_s: float | None = 5.0
+    take_up_s: float | None = None
     away_take_up_s: float = 2.0
 
     def __post_init__(self) -> None:
