@@ -162,6 +162,8 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
     found, gone = QueuePass(no_date_until=reserving.no_date_until), set[GpuKey]()
     ahead: list[QueuedLease] = []
     for lease_id in Order(state, now).lease_ids():
+        if lease_id in state.passed_over:
+            continue
         lease, request_class = state.queued(lease_id), state.queue.class_of(lease_id)
         wishes, kept = lease.request.wishes, gone | withheld.kept_from(request_class)
         if over_quota(state, request_class) is not None:

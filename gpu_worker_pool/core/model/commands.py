@@ -60,9 +60,16 @@ class RequestLease:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A heartbeat for these leases, active or queued."""
+    """A heartbeat for these leases, active or queued: the client of each has called."""
 
     lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAbsence:
+    """The last connection broke on which the client of a queued lease waited."""
+
+    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,7 @@ Command = (
     | ForgetNode
     | RequestLease
     | Renew
+    | ReportAbsence
     | Release
     | Revoke
     | ReportDeath

@@ -46,11 +46,17 @@ class PoolState:
     leases: dict[str, Lease] = field(default_factory=dict)
     ended: OrderedDict[str, EndedLease] = field(default_factory=OrderedDict)
     queue: LeaseQueue = field(default_factory=LeaseQueue)
-    # On live time: the TTL of a lease while it waits or is active, its drain limit while it drains. An active lease of a local
-    # holder has none, nor has one in a fleet (an epoch above 0): its box counts its TTL.
+    # On live time: the TTL of a lease while it waits or is active, its drain limit while it drains; until a grant is taken up,
+    # the time for that. Else an active lease of a local holder has none, nor has one in a fleet (an epoch above 0): its box
+    # counts its TTL.
     ttl_due: Deadlines = field(default_factory=Deadlines)
     # When active leases are to be warned or ended.
     limit_due: Deadlines = field(default_factory=Deadlines)
+    # The grants that their clients have not taken up. The waiters whose clients have left, or have not called since the
+    # take-over. The waiters that are passed over until their clients call: they did not take a grant up.
+    untaken: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
+    passed_over: set[str] = field(default_factory=set)
     # The number of leases of each owner, waiting or active.
     live_count: Counter[str | None] = field(default_factory=Counter)
     # What each owner uses, and how long the last leases of the pool lasted.
@@ -144,9 +150,10 @@ class PoolState:
         return now - self.lost_s
 
     def restart_ttl(self, lease: Lease, at: float) -> None:
-        """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
-        its TTL.
+        """Give a lease its full TTL from this time on, or its drain limit: it counts as taken up. In a fleet the box of an
+        active lease counts its TTL.
         """
+        self.untaken.discard(lease.id)
         limit_s: float | None
         if isinstance(lease, EndedLease):
             limit_s = self.settings.drain_limit_s

@@ -422,8 +422,8 @@ class StartTimes:
         """Go on at each step; all `starts` are known at the end."""
         for lease_id in self._order.lease_ids()[:MOST_WAITERS]:
             lease = self._state.leases.get(lease_id)
-            if not isinstance(lease, QueuedLease):
-                continue  # it has left the queue meanwhile
+            if not isinstance(lease, QueuedLease) or lease_id in self._state.passed_over:
+                continue  # it has left the queue meanwhile, or its client is not there
             plan = yield from self._plan(lease)
             if plan is not None and plan.start.at < inf:
                 self._take(lease, plan)

@@ -119,5 +119,6 @@ SENTENCES: Mapping[str, Callable[..., str]] = {
     "held": _held,
     # Kept for an owner in a span of time; without an owner, out of service in it.
     "booked": _booked,
+    "not_taken_up": lambda: "its client did not take up the GPUs that it was given, and is passed over until it calls",
     "over_quota": lambda held, quota: f"its owner has {held:g} of at most {quota} GPU{'' if quota == 1 else 's'}",
 }

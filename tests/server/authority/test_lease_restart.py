@@ -133,7 +133,7 @@ def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
         assert held(server) == {kept, waiter}
         with LongPoll(server, f"/leases/{next_waiter}?wait_s=25") as poll:
             living.kill()
-            assert poll.answer().json["state"] == "active", "who lived on is still watched"
+            assert poll.grant().json["state"] == "active", "who lived on is still watched"
 
 
 def test_two_servers_on_one_state_are_one_too_many(server: ServerProcess) -> None:
