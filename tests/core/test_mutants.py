@@ -258,7 +258,8 @@ PLAIN_MUTANTS = (
         "the queue is looked at again when GPUs have other indices",
         "facts",
         "            if found == known:\n",
-        "            if found == (known and known._replace(gpu_index=found.gpu_index if found else 0.0)):\n",
+        "            if found and found._replace(gpu_index=0.0, position=0.0) == (\n"
+        "                known and known._replace(gpu_index=0.0, position=0.0)\n            ):\n",
     ),
     Mutant(
         "what is summed up of a node follows its GPUs", "facts", "            node.sum_up()\n", "            pass\n"

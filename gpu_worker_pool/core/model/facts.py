@@ -22,10 +22,11 @@ NOBODY: frozenset[ProcessId] = frozenset()
 class SlotFacts(NamedTuple):
     """What is known of one GPU. `name` is None if it is known by its leases only. `is_open_to_...` says whether the leases
     there admit one more; it is None if the GPU is out of service or cannot be measured. `is_clear_to_...`: it is open, and
-    below the pool's own thresholds.
+    below the pool's own thresholds. For `position` see gpu.py.
     """
 
     gpu_index: float
+    position: float = inf
     name: str | None = None
     total_mb: float | None = None
     is_open_to_exclusive: bool | None = None
@@ -70,8 +71,9 @@ def facts_of(
     if reading is None:
         if installed is None:
             return SlotFacts(inf)
-        return SlotFacts(installed.index, installed.name, installed.memory_total_mb)
-    known = SlotFacts(reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
+        return SlotFacts(installed.index, installed.index, installed.name, installed.memory_total_mb)
+    gpu = reading.gpu
+    known = SlotFacts(gpu.index, gpu.place, gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
         return known._replace(is_ours=not reading.is_other_server_up)
     load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)

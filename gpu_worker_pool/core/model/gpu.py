@@ -29,9 +29,19 @@ class GpuKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """A GPU of a node. `position` is its place on a line on which GPUs with a fast link are close and islands of them far
+    apart; None if that is unknown. It is read with the GPU, so no journal has it.
+    """
+
     key: GpuKey
     index: int
     name: str
+    position: int | None = None
+
+    @property
+    def place(self) -> int:
+        """What tells how close GPUs are: where nothing is known, GPUs with near indices are."""
+        return self.index if self.position is None else self.position
 
     def __str__(self) -> str:
         return f"{self.key.node}:{self.index}"

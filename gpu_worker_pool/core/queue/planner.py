@@ -51,7 +51,7 @@ class FreeAt(NamedTuple):
 
 
 NEVER = FreeAt(inf, Basis.UNKNOWN)
-# When a GPU is free, its index and its key.
+# When a GPU is free, its place and its key.
 FreeGpu = tuple[FreeAt, float, GpuKey]
 
 
@@ -206,7 +206,7 @@ class Planner:
         for slot in slots:
             free = NEVER if slot.reading is None else self.usable_from(slot, wishes)
             if slot.reading is not None and free.at < inf and free.at <= until:
-                found.append((free, slot.reading.gpu.index, slot.key))
+                found.append((free, slot.reading.gpu.place, slot.key))
             elif to_spare <= 0:
                 return None  # the others are not enough
             else:
@@ -466,7 +466,7 @@ class StartTimes:
             # One that is not known any more has gone meanwhile, and its leases.
             if slot.reading is not None and self._state.slots.get(slot.key) is slot:
                 free = self._planner.usable_from(slot, wishes)
-                by_node.setdefault(slot.key.node, []).append((free, slot.reading.gpu.index, slot.key))
+                by_node.setdefault(slot.key.node, []).append((free, slot.reading.gpu.place, slot.key))
                 yield
         return by_node
 
