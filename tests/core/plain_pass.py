@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from operator import attrgetter
 
 from gpu_worker_pool.core.model.facts import SlotFacts, facts_of
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -80,8 +81,9 @@ class PlainPlacer:
         groups = [alike for alike in enough if len(alike) == fewest] or [usable]
         choices = [choice for alike in groups for choice in self._choices(alike, ranks, wishes)]
         _, row = min(choices)
+        is_open = attrgetter("is_open_to_shared" if wishes.is_shared else "is_open_to_exclusive")
         node, gpus = usable[0].node, sorted((index, key) for _, index, key in row)
-        return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(key for _, key in gpus)
+        return (sum(bool(is_open(facts)) for facts in self._on(node)), node), tuple(key for _, key in gpus)
 
     def _choices(
         self, usable: list[GpuKey], ranks: dict[GpuKey, float], wishes: Wishes
@@ -110,17 +112,6 @@ class PlainPlacer:
 
     def _place(self, key: GpuKey) -> Place:
         return (self._facts[key].position, self._facts[key].gpu_index, key)
-
-    def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:
-        """Whether a GPU counts as open on its node: to a request with laxer thresholds, also one above the pool's own."""
-        settings = self._state.settings
-        own, wished = settings.thresholds, settings.thresholds_for(wishes)
-        is_lax = any(theirs > ours for theirs, ours in zip(wished, own, strict=True)) or (
-            wishes.has_thresholds and not wishes.is_shared and settings.outsiders == "by_request"
-        )
-        if wishes.is_shared:
-            return bool(facts.is_open_to_shared if is_lax else facts.is_clear_to_shared)
-        return bool(facts.is_open_to_exclusive if is_lax else facts.is_clear_to_exclusive)
 
     def _on(self, node: str) -> list[SlotFacts]:
         return [facts for key, facts in self._facts.items() if key.node == node]

@@ -76,9 +76,9 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "thresholds of a request decide about processes outside the pool",
-        "placement",
-        'if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):',
-        "if False:",
+        "settings",
+        'return self.outsiders == "avoid" or not wishes.has_thresholds',
+        "return True",
     ),
     Mutant(
         "a process may have the GPU that it alone uses outside the pool",

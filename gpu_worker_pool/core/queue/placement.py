@@ -137,10 +137,9 @@ class Placer:
 
     def _several_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
         """The wished number of GPUs of each node that has enough, the best node first."""
-        include_loaded = self._is_lax(wishes)
         enough = []
         for name, node in self.state.facts.nodes_for(wishes):
-            number = node.open_to(wishes, include_loaded=include_loaded)
+            number = node.open_to_shared if wishes.is_shared else node.open_to_exclusive
             if number >= wishes.gpus:
                 enough.append((number, name))
         for _, name in sorted(enough):
@@ -156,16 +155,6 @@ class Placer:
             if is_open and key not in avoiding and self.is_eligible(key, wishes):
                 usable.append(key)
         return usable
-
-    def _is_lax(self, wishes: Wishes) -> bool:
-        """Whether a request may use GPUs that are above the pool's own thresholds, or in use outside the pool."""
-        settings = self.state.settings
-        if not wishes.has_thresholds:
-            return False
-        own, wished = settings.thresholds, settings.thresholds_for(wishes)
-        if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):
-            return True
-        return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
 
     def _choose_several(self, usable: list[GpuKey], wishes: Wishes) -> tuple[GpuKey, ...]:
         by_model: dict[str, list[Rated]] = defaultdict(list)
