@@ -6,13 +6,13 @@ comes the owner that used least for its weight, and then the request that came f
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.model.waiting import QueueKey, RequestClass
 
 from .refusal import was_or_were
