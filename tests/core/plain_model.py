@@ -234,7 +234,7 @@ class Model(PlainGpus):
         for key, reading in self.readings.items():
             at, basis = self.free_at(key, wishes)
             if key.node == node and at < FOREVER:
-                found.append((at, reading.gpu.index, key, basis))
+                found.append((at, reading.gpu.place, key, basis))
         ends = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
         for start in sorted({*(entry[0] for entry in found), *(at for at in ends if at > self.now)}):
             booked = self.booked_at_start(lease, start, reserved)

@@ -137,7 +137,7 @@ class PoolMachine(RuleBasedStateMachine):
             processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider, parents))
         used = memory * total + sum(p.memory_mb or 0 for p in processes)
         return gpu.Reading(
-            gpu.Gpu(key, index, name),
+            gpu.Gpu(key, index, name, number % 2 if self.is_renumbered else None),
             self.now,
             total,
             None if kind == "unknown memory" else used,

@@ -76,9 +76,9 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "thresholds of a request decide about processes outside the pool",
-        "placement",
-        'if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):',
-        "if False:",
+        "settings",
+        'return self.outsiders == "avoid" or not wishes.has_thresholds',
+        "return True",
     ),
     Mutant(
         "a process may have the GPU that it alone uses outside the pool",
@@ -258,7 +258,8 @@ PLAIN_MUTANTS = (
         "the queue is looked at again when GPUs have other indices",
         "facts",
         "            if found == known:\n",
-        "            if found == (known and known._replace(gpu_index=found.gpu_index if found else 0.0)):\n",
+        "            if found and found._replace(gpu_index=0.0, position=0.0) == (\n"
+        "                known and known._replace(gpu_index=0.0, position=0.0)\n            ):\n",
     ),
     Mutant(
         "what is summed up of a node follows its GPUs", "facts", "            node.sum_up()\n", "            pass\n"

@@ -10,9 +10,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
-from gpu_worker_pool.core.model.owner_use import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model.slot import Occupant
-from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.state import RECENT_LEASES, OwnerUse, PoolState
 
 from .evolve_nodes import NODE_HANDLERS
 

@@ -168,7 +168,7 @@ class ProcessesAttributed(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class UseCounted(DurableEvent):
-    """What an owner had used at the time `as_of` of the pool's clock (see owner_use.py). It replaces the
+    """What an owner had used at the time `as_of` of the pool's clock (see state.py). It replaces the
     events that it adds up.
     """
 

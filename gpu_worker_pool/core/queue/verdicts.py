@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gpu_worker_pool.core.model.units import show_mb, show_span
+from gpu_worker_pool.core.model.bounds import show_mb, show_span
 
 
 class Verdict(NamedTuple):
