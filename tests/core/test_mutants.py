@@ -315,6 +315,36 @@ PLAIN_MUTANTS = (
         "if",
     ),
     Mutant(
+        "what was taken up is not withdrawn",
+        "state",
+        "        self.untaken.discard(lease.id)\n",
+        "",
+    ),
+    Mutant(
+        "a waiter that did not call is passed over",
+        "serve",
+        "if lease_id in state.passed_over:",
+        "if lease_id in state.ended:",
+    ),
+    Mutant(
+        "a waiter that did not call keeps its place",
+        "evolve",
+        "waits = QueuedLease(lease.id, lease.request, lease.seq, lease.requested_at)",
+        "waits = QueuedLease(lease.id, lease.request, lease.seq + 1000, lease.requested_at)",
+    ),
+    Mutant(
+        "the answer to a request need not be taken up",
+        "decide",
+        "if waited.requested_at == granted_at:",
+        "if waited.requested_at > granted_at:",
+    ),
+    Mutant(
+        "a waiter that has not called since the take-over has less time",
+        "evolve_nodes",
+        "state.away = set(state.queue)",
+        "state.away.clear()",
+    ),
+    Mutant(
         "a reading from before the take-over is void",
         "decide",
         " or reading.at < state.taken_over:",
