@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.testing import ServerProcess
+from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.cli.own_process import MOST_S, ON_ANOTHER_MACHINE, end_all, start_gpu_pool
 from tests.server.leasing import eventually, get, queued, release, take
 
@@ -19,8 +19,8 @@ SCRIPT = "echo {0} began >>log; until [ -e end-{0} ]; do sleep 0.02; done; echo 
 
 @pytest.fixture(params=["local", "remote"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    elsewhere = {"command": ON_ANOTHER_MACHINE} if request.param == "remote" else {}
-    with ServerProcess({"SIMULATED_GPUS": "1"}, **elsewhere) as running:
+    command = ON_ANOTHER_MACHINE if request.param == "remote" else COMMAND
+    with ServerProcess({"SIMULATED_GPUS": "1"}, command=command) as running:
         yield running
         end_all()
 
@@ -35,9 +35,7 @@ def test_a_stopped_waiter_keeps_its_place_and_no_gpu(server: ServerProcess, tmp_
     assert queued(server) == [place[0], place[2]], "it has kept its place"
 
     os.kill(stopped.pid, signal.SIGCONT)
-    # A call of this test would be taken for one of its client.
-    said = lambda: {lease["id"]: lease["reason"] for lease in server.json("/leases")["leases"]}[place[0]]  # noqa: E731
-    eventually(lambda: "did not take up" not in said(), "it has called again")
+    eventually(lambda: "did not take up" not in reason(server, place[0]), "it has called again")
     for name in ("second", "stopped", "third"):
         eventually(lambda name=name: log(tmp_path)[-1] == f"{name} began", f"{name} is served")  # type: ignore[misc]
         (tmp_path / f"end-{name}").touch()
@@ -53,6 +51,12 @@ def wait(server: ServerProcess, folder: Path, name: str) -> subprocess.Popen[str
     run = start_gpu_pool("run", "--remote", "--", "sh", "-c", SCRIPT.format(name), server=server, cwd=folder)
     eventually(lambda: len(queued(server)) > before, f"{name} waits")
     return run
+
+
+def reason(server: ServerProcess, lease_id: str) -> str:
+    """Why it waits, from the list: to ask for the lease alone would be taken for a call of its client."""
+    found: str = next(lease["reason"] for lease in server.json("/leases")["leases"] if lease["id"] == lease_id)
+    return found
 
 
 def log(folder: Path) -> list[str]:
