@@ -63,10 +63,11 @@ EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 class Declared:
     """One route, as its subject declares it.
 
-    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes
-    the call on, or the `custodian`, the box that keeps the lease. Calls that the leader answers exist twice: they mean the box
-    that was asked, and with `is_fleet` the whole fleet. `headers` are on every answer, errors included. A web page of any
-    origin may read a call that `is_readable_everywhere`, where CORS is on.
+    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who
+    answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes the call on, or the `custodian`, the box
+    that keeps the lease. Calls that the leader answers exist twice: they mean the box that was asked, and with `is_fleet` the
+    whole fleet. `headers` are on every answer, errors included. A web page of any origin may read a call that
+    `is_readable_everywhere`, where CORS is on.
     """
 
     method: str

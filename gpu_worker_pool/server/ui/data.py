@@ -37,9 +37,7 @@ MOST_SCOPES = 64
 class ScopedAnswer:
     """An answer that is shared by all pages with the same scope."""
 
-    def __init__(
-        self, make: Callable[[Target], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False
-    ) -> None:
+    def __init__(self, make: Callable[[Target], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
         self._make = make
         self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
         self.stop = self._shared.stop
