@@ -5,7 +5,6 @@ Only the standard library is loaded here; the server's own process loads what `g
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -175,12 +174,8 @@ class ServerProcess:
             self._ready = None
 
     def close(self) -> None:
-        """Kill the server, free its port and remove its temporary folder, and the record of its holders."""
+        """Kill the server, free its port and remove its temporary folder."""
         self.kill()
-        scope = hashlib.sha256(self.env["GPU_POOL_LOCK_SCOPE"].encode()).hexdigest()[:8]
-        for record in Path("/dev/shm").glob(f"gpu-worker-pool.{scope}.*"):  # noqa: S108 - see host/holder_record.py
-            with suppress(OSError):
-                record.unlink()
         self._held.close()
 
     def log(self) -> str:

@@ -6,14 +6,12 @@ import gc
 import logging
 import os
 from collections.abc import Generator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from _pytest.assertion import rewrite
 from hypothesis import settings
 
-from gpu_worker_pool.host.holder_record import FOLDER, prefix
 from gpu_worker_pool.testing import ServerProcess
 from tests.preloaded import NO_CERTIFICATES, ROOT, PreloadedPopen
 
@@ -125,13 +123,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; all else as it was."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-
-
-def pytest_sessionfinish() -> None:
-    """Remove what applications in this process have noted of their holders."""
-    for record in FOLDER.glob(f"{prefix()}*"):
-        with suppress(OSError):
-            record.unlink()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,7 +26,6 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import ServiceUnavailableError, StaleAssignmentError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding
 
 from .servers_here import find_servers_here
@@ -223,7 +222,6 @@ class LeaseDesk:
     def _lease(self, assignment: Assignment) -> WorkerLease:
         return WorkerLease(
             command_env(os.environ, assignment),
-            mark_names(assignment.lease_id or "", assignment.uuids),
             tuple(assignment.gpu_ids),
             self._grace(assignment),
             safe_until(assignment),

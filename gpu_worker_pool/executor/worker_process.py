@@ -45,7 +45,6 @@ class WorkerLease:
     """What a worker and its guard are told of the lease. Times are on the clock of leases; None: not limited."""
 
     env: Mapping[str, str]
-    marks: Sequence[str]
     gpu_ids: tuple[int | str, ...]
     grace_s: float
     safe_until: float | None
@@ -135,7 +134,6 @@ class WorkerProcess:
             "limit_grace_s": lease.grace_s,
             "group": 0,
             "grace_s": lease.grace_s,
-            "marks": list(lease.marks),
         }
         with theirs, open(os.devnull, "wb") as nothing:  # noqa: PTH123 - quick
             streams = [number if _is_open(number) else nothing.fileno() for number in (1, 2)]

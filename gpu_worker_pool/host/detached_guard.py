@@ -216,7 +216,7 @@ def _fork_beside() -> int:
 
 
 def _become(argv: list[str], env: dict[str, str], log: str) -> None:
-    """Become this program, with nothing of the guard's: it would keep the address and the marks of the guard."""
+    """Become this program, with nothing of the guard's: it would keep the address of the guard."""
     try:
         os.setsid()
         os.chdir("/")

@@ -167,7 +167,7 @@ def lock_holder(uuid: str, scope: str | None = None) -> LockHolder | None:
         return None
 
 
-def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True) -> LockHolder:
+def ask_holder(name: str, *, is_certain: bool = True) -> LockHolder:
     """Ask the holder of a lock. What cannot be learned stays unknown; the GPU is not free for that."""
     pid, user, url, journal = 0, "unknown", None, None
     with socket.socket(socket.AF_UNIX) as connection:
@@ -177,7 +177,7 @@ def ask_holder(name: str, *, is_certain: bool = True, needs_answer: bool = True)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             pid, uid, _ = _CREDENTIALS.unpack(credentials)
             user = user_of(uid)
-            said = json.loads(connection.recv(_ANSWER_BYTES)) if needs_answer else None
+            said = json.loads(connection.recv(_ANSWER_BYTES))
             if isinstance(said, dict):
                 url, journal = _cleaned(said.get("url")), said.get("journal")
         except ConnectionRefusedError:

@@ -80,15 +80,6 @@ def descendants(of: int) -> list[int]:
     return found
 
 
-def mark(name: str) -> socket.socket:
-    """Mark a GPU as held by this process, as in host/holder_mark.py."""
-    bound = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):
-        bound.bind(name)
-        bound.listen(64)
-    return bound
-
-
 def frame(message: dict[str, Any]) -> bytes:
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body
@@ -124,7 +115,6 @@ class Guard:
         self._kill_at: float | None = None
         self._kills = 0
         self._is_line_open = True
-        self._marks: list[socket.socket] = []
         self._has_children = False
         self._inherited = {number: signal.getsignal(number) for number in _IGNORED}
 
@@ -227,7 +217,6 @@ class Guard:
         self._grace_s = message["grace_s"]
         self._safe_until = message["safe_until"]
         self._limit, self._limit_grace_s = message["limit"], message["limit_grace_s"]
-        self._marks = [mark(name) for name in message["marks"]]
         try:
             started = subprocess.Popen(  # noqa: S603 - the user's command is what this is for
                 message["command"],

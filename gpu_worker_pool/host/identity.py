@@ -30,11 +30,12 @@ class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a f
 class ForeignProcess(Exception):  # noqa: N818 - a fact about the client, not a fault
     """The client names a process of another user as the holder."""
 
-    def __init__(self, pid: int, user: str) -> None:
+    def __init__(self, process: ProcessId, user: str) -> None:
         super().__init__(
-            f"pid {pid} is a process of {user}; the holder must be a process of the user who requests the lease. Only an "
-            "administrator may name another"
+            f"pid {process.pid} is a process of {user}; the holder must be a process of the user who requests the lease. "
+            "Only an administrator may name another"
         )
+        self.process = process
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +56,33 @@ class Machine:
         return cls(_host_names(socket.gethostname()), boot_id(), pid_namespace(), own_proc())
 
     def local_process(
-        self, holder: Holder, *, is_loopback: bool, is_watched: Callable[[ProcessId], bool] = lambda _: False
+        self,
+        holder: Holder,
+        *,
+        uid: int | None,
+        may_name_any: bool = False,
+        is_watched: Callable[[ProcessId], bool] = lambda _: False,
     ) -> ProcessId | None:
-        """The client's process, if it is on this machine; None if it is elsewhere or unknown.
+        """The holder's process, if it is on this machine and the caller may name it; None if it is elsewhere or unknown.
 
-        Raises NoSuchProcess if it is on this machine and does not run. A process that `is_watched` is known to exist, and not looked up.
+        `uid` is the caller's Unix user on this machine, as the kernel knows it. A caller without one is elsewhere, whatever
+        it says: every user can read what identifies this machine. With `may_name_any`, the process may be another user's.
+        A process whose user is hidden is nobody's. Raises NoSuchProcess if the process is on this machine and does not run,
+        and ForeignProcess if another user has it. A process that `is_watched` is known to exist, and not looked up.
         """
-        if holder.pid is None or not self._is_home_of(holder, is_loopback=is_loopback):
+        if uid is None or holder.pid is None or not self._is_home_of(holder):
             return None
         named = ProcessId(holder.pid, None if holder.pid_started is None else float(holder.pid_started))
-        if named.started is not None and is_watched(named):
-            return named
-        found = self._find_running(named)
+        is_known = named.started is not None and is_watched(named)
+        found = named if is_known else self._find_running(named)
         if found is None:
             raise NoSuchProcess(holder.pid)
-        return found
-
-    def check_owner(self, process: ProcessId, uid: int) -> None:
-        """Raise ForeignProcess if the process runs as another user. One whose user is hidden is taken as it is."""
-        uids = read_uids(self.proc, process.pid) if self.proc else ()
+        if may_name_any:
+            return found
+        uids = read_uids(self.proc, found.pid) if self.proc else ()
         if uids and uid not in uids:
-            raise ForeignProcess(process.pid, user_name(uids[0]))
+            raise ForeignProcess(found, user_name(uids[0]))
+        return found if uids else None
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether this very process runs. A process that cannot be checked counts as alive."""
@@ -88,7 +95,7 @@ class Machine:
             return process if _exists(process.pid) else None
         return None if seen.has_ended or not process.is_same(seen.id) else seen.id
 
-    def _is_home_of(self, holder: Holder, *, is_loopback: bool) -> bool:
+    def _is_home_of(self, holder: Holder) -> bool:
         # Containers share the boot, and copied images share the host name, so any one difference decides.
         if holder.boot_id is not None and holder.boot_id != self.boot_id:
             return False
@@ -96,7 +103,7 @@ class Machine:
             return False
         if holder.boot_id is not None and holder.pid_namespace is not None:
             return True
-        return is_loopback and holder.host is not None and _plain(holder.host) in self.host_names
+        return holder.host is not None and _plain(holder.host) in self.host_names
 
 
 def _exists(pid: int) -> bool:

@@ -70,7 +70,7 @@ async def _guarded(
     loop = asyncio.get_running_loop()
     # It is ended without grace: SIGKILL follows SIGTERM at once.
     limits = {"grace_s": 0.0, "safe_until": None, "limit": boot_time() + limit_s, "limit_grace_s": 0.0}
-    what = {"command": list(program.arguments), "env": dict(env), "cwd": program.cwd, "group": 0, "marks": []}
+    what = {"command": list(program.arguments), "env": dict(env), "cwd": program.cwd, "group": 0}
     message = guard.frame({"do": "start", **what, **limits})
     reading, writing = os.pipe()
     with open(reading, "rb") as theirs, open(os.devnull, "wb") as null:  # noqa: ASYNC230, PTH123 - they do not block

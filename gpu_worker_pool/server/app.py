@@ -30,7 +30,6 @@ from gpu_worker_pool.host.users import Users
 from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.wire.routes import FLEET_TABLE, TABLE
 
 from .agent.custody_store import CustodyStore
 from .agent.membership import Membership
@@ -39,8 +38,8 @@ from .authority.authority import Authority, JournalSource
 from .authority.led_elsewhere import LedElsewhereSource
 from .authority.own_journal import OwnJournal
 from .authority.pool import Pool
-from .authority.sampler import Sampler
-from .authority.snapshot import Snapshot
+from .box.sampler import Sampler
+from .box.snapshot import Snapshot
 from .fleet import (
     FleetUnusable,
     address_for_itself,
@@ -56,9 +55,9 @@ from .fleet import (
 from .hooks import Hooks, load_rules
 from .http.access import AccessRules
 from .http.forwarding import Forwarding
-from .http.front import READABLE, PolledStatistics
-from .http.pool_route import PoolRoute
-from .http.router import Router
+from .http.front import READABLE, PolledStatistics, check_head, nowhere
+from .http.pool_route import PoolRoute, write
+from .http.problems import Refusal, problem_of
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
 from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics, tokens
@@ -82,12 +81,14 @@ logger = logging.getLogger(__name__)
 
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
-# The first that matches a path answers, and leases are called for most often.
+# The calls that uvicorn has ended are answered in so many turns of the loop, before a disk that hangs can hold it up.
+TURNS_TO_ANSWER = 3
+# In the order of the home page.
 ROUTERS = (
-    leases.router,
     statistics.router,
-    events.router,
     page.router,
+    leases.router,
+    events.router,
     accounting.router,
     quotas.router,
     bookings.router,
@@ -194,20 +195,12 @@ class PoolApp(FastAPI):
         )
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         with_cors = settings.enable_cors
-        for router in (*ROUTERS, docs_router(settings)):
+        # The first route that matches a path answers, and leases are called for most often.
+        for router in sorted((*ROUTERS, docs_router(settings)), key=lambda each: each is not leases.router):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
         for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
             router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
-        self._router = Router(
-            (*TABLE, *FLEET_TABLE),
-            (),
-            prefix=settings.api_prefix,
-            rules=self.access,
-            users=users,
-            enable_cors=settings.enable_cors,
-            page_headers=(),
-        )
-        self.router.default = self._router
+        self.router.default = self._answer_nowhere
 
     def build_middleware_stack(self) -> ASGIApp:
         """What a call passes before its route. Each route turns every error into an answer itself."""
@@ -217,7 +210,12 @@ class PoolApp(FastAPI):
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                await http(scope, receive, send)
+                try:
+                    check_head(scope)
+                except Refusal as refused:
+                    await write(problem_of(refused), (), scope, send)
+                else:
+                    await http(scope, receive, send)
             elif scope["type"] == "lifespan":
                 await self._live(receive, send)
             elif self._endpoint is None or scope["path"] != self.websocket_path:
@@ -227,17 +225,28 @@ class PoolApp(FastAPI):
 
         return serve
 
+    async def _answer_nowhere(self, scope: Scope, _: Receive, send: Send) -> None:
+        """Answer a call of which no route knows the path."""
+        statistics_paths = [
+            route.path_regex
+            for route in self.routes
+            if isinstance(route, PoolRoute) and route.declared.is_readable_everywhere
+        ]
+        answer = nowhere(
+            scope, self.settings.api_prefix, lambda path: any(each.match(path) for each in statistics_paths)
+        )
+        await write(answer, (), scope, send)
+
     @cached_property
     def endpoints(self) -> Mapping[str, str]:
         """What the home page says of each call, by its path."""
-        found = {
-            route.path_format.replace("{lease_id}", "{id}"): route.declared.help
-            for route in self.routes
-            if isinstance(route, PoolRoute) and route.declared.help
-        }
-        table = TABLE if self.pool.membership is None else (*TABLE, *FLEET_TABLE)
-        return found | {
-            f"{self.settings.api_prefix}{resource.path}": resource.help for resource in table if resource.help
+        prefix, settings = self.settings.api_prefix, self.settings
+        routers = (*ROUTERS, *((fleet.router,) if settings.gpu_pool_fleet else ()), docs_router(settings))
+        return {
+            f"{prefix}{declared.path.replace(':path}', '}').replace('{lease_id}', '{id}')}": declared.help
+            for router in routers
+            for declared in router.declared
+            if declared.help
         }
 
     @property
@@ -289,6 +298,8 @@ class PoolApp(FastAPI):
             await self._page_data.close()
             await self._shared.close()
             await self._forwarding.close()
+            for _ in range(TURNS_TO_ANSWER):
+                await asyncio.sleep(0)
         self._stop_waiting()
         if self._agent is not None:
             await self._agent.stop()

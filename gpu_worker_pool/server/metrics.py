@@ -20,8 +20,8 @@ from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.queue.idleness import idle_s
 
 from .authority.pool import Pool
-from .authority.sampler import Sampler
-from .http.loop_share import LoopShare
+from .box.sampler import Sampler
+from .loop_share import LoopShare
 from .views.gpu_view import STATES, gpu_states
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"

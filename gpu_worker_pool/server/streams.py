@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfService, IgnoredNames, Nothing, QueueChange
 
 from .authority.pool import Pool
-from .authority.snapshot import Snapshot
-from .http.response import encode
+from .box.snapshot import Snapshot
 from .http.target import Target
 from .views.lease_view import lease_view
 from .views.scoped import first_waiters, nodes_of
@@ -164,7 +164,7 @@ class Streams:
         # The readings are of the box of this server, and of no other.
         own = frozenset({self._pool.node})
         if readers := self._readers(own, with_whole=self._pool.membership is None):
-            _send(readers, "readings", snapshot.ask("summary_body"))
+            _send(readers, "readings", snapshot.summary_body)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
         if not self._followers:

@@ -1,6 +1,6 @@
 """One process that asks for many tiny shares, as fast as it is answered, and leaves.
 
-    python -m tests.e2e.flooder NAME PORT SCOPE NUMBER MEMORY_MB
+    python -m tests.e2e.flooder NAME PORT NUMBER MEMORY_MB
 
 Standard output gets its history (see gpu_worker_pool/run_history.py). It is more important than most, so that its shares
 are granted. It asks no more when standard input ends. It gives half of its leases back and leaves the others, and those that wait, to the server, which notices
@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import sys
 import time
 from typing import Any
 
-from tests.e2e.worker import NoAnswer, call, identity, mark, now
+from tests.e2e.worker import NoAnswer, call, identity, now
 
 PRIORITY = 0
 
@@ -25,14 +24,12 @@ PRIORITY = 0
 class Flooder:
     """Asks, looks what it got, and leaves."""
 
-    def __init__(self, name: str, port: int, scope: str, memory_mb: float) -> None:
+    def __init__(self, name: str, port: int, memory_mb: float) -> None:
         self.name = name
         self.port = port
-        self.scope = scope
         self.form = {"memory_mb": memory_mb, "ttl_s": 60.0, "priority": PRIORITY, "worker_id": name, **identity()}
         self.parent = os.getppid()
-        # With the marks of their GPUs.
-        self.held: dict[str, list[socket.socket]] = {}
+        self.held: list[str] = []
 
     def say(self, what: str, **facts: object) -> None:
         os.write(1, json.dumps({"what": what, "who": self.name, "at": now(), **facts}).encode() + b"\n")
@@ -64,7 +61,7 @@ class Flooder:
         self.say("answered", call=method, lease=lease, sent=sent, status=status, uuids=uuids, **facts)
         # The server watches this process, so no TTL runs against the lease.
         if answer.get("state") == "active" and answer["expires_in_s"] is None and lease not in self.held:
-            self.held[lease] = [mark(self.scope, lease, uuid) for uuid in uuids]
+            self.held.append(lease)
             self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=answer["fence"])
 
     def look(self) -> None:
@@ -82,8 +79,8 @@ class Flooder:
         self.say("exits")
 
 
-def main(name: str, port: int, scope: str, number: int, memory_mb: float) -> None:
-    flooder = Flooder(name, port, scope, memory_mb)
+def main(name: str, port: int, number: int, memory_mb: float) -> None:
+    flooder = Flooder(name, port, memory_mb)
     for turn in range(number):
         flooder.ask(turn)
         if select.select([sys.stdin], [], [], 0.0)[0]:
@@ -95,4 +92,4 @@ def main(name: str, port: int, scope: str, number: int, memory_mb: float) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

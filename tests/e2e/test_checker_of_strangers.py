@@ -36,8 +36,8 @@ def away(scribe: Scribe, at: float) -> None:
     scribe.lines.append({"what": "server_away", "at": at, "who": "nemesis"})
 
 
-def second_server(scribe: Scribe, at: float, *granted: str, **facts: object) -> None:
-    scribe.lines.append({"what": "second_server", "at": at, "who": "nemesis", "granted": granted, **facts})
+def second_server(scribe: Scribe, at: float, *granted: str) -> None:
+    scribe.lines.append({"what": "second_server", "at": at, "who": "nemesis", "granted": granted})
 
 
 def an_outage_in_which_only_remote_holders_give_up(scribe: Scribe) -> None:
@@ -47,17 +47,6 @@ def an_outage_in_which_only_remote_holders_give_up(scribe: Scribe) -> None:
     away(scribe, 1.0)
     scribe.say("left", 2.1, "remote", left_at=2.1, why="gave up")
     scribe.gave_back("local", 90.0)
-
-
-def a_server_takes_over_what_is_free(scribe: Scribe) -> None:
-    """The GPU of a remote holder is among it, and that of a local one who has left, or got it later."""
-    local_holder(scribe, "a", 0.2)
-    away(scribe, 1.0)
-    second_server(scribe, 3.0, "gpu1", since=2.0, has_taken_over=True)
-    scribe.left("a", 4.0)
-    second_server(scribe, 5.0, "gpu0", since=2.0, has_taken_over=True)
-    local_holder(scribe, "b", 6.0, fence=2)
-    second_server(scribe, 7.0, "gpu0", since=5.5, has_taken_over=True)
 
 
 def an_outsider_is_elsewhere(scribe: Scribe) -> None:
@@ -73,7 +62,6 @@ def an_outsider_is_elsewhere(scribe: Scribe) -> None:
     [
         an_outsider_came_to_a_holder,
         an_outage_in_which_only_remote_holders_give_up,
-        a_server_takes_over_what_is_free,
         an_outsider_is_elsewhere,
     ],
 )
@@ -101,11 +89,6 @@ def granted_by_another_server(scribe: Scribe) -> None:
     second_server(scribe, 1.0, "gpu0")
 
 
-def taken_over_from_a_living_holder(scribe: Scribe) -> None:
-    local_holder(scribe, "a", 0.2)
-    second_server(scribe, 2.0, "gpu0", since=1.0, has_taken_over=True)
-
-
 def lost_by_outage(scribe: Scribe) -> None:
     local_holder(scribe, "a", 0.2)
     away(scribe, 1.0)
@@ -128,7 +111,6 @@ def starved(scribe: Scribe) -> None:
         ("outsider", granted_beside_an_outsider),
         ("outsider", granted_beside_an_outsider_after_waiting),
         ("second_server", granted_by_another_server),
-        ("second_server", taken_over_from_a_living_holder),
         ("lost_by_outage", lost_by_outage),
         ("lost_by_outage", given_up_by_a_local_holder),
         ("starved", starved),

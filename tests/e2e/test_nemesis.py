@@ -35,7 +35,6 @@ def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:
         "network_cut",
         "outsider_left",
         "second_server_beside_first",
-        "second_server_took_over",
         "held_through_outage",
         "given_up_in_outage",
         "shares_granted",

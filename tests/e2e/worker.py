@@ -13,8 +13,6 @@ witness, and it is independent of the pool. Nobody waits for that lock; one that
 It writes to a "resource" as well: a file per GPU to which everybody appends (fence, lease). The order of its lines is the
 order of the writes, so whoever reads it can tell which of them a resource that compares fences would have refused.
 
-A local one marks its GPUs for other servers, as the package's client does (gpu_worker_pool/host/holder_mark.py).
-
 Everything it sees goes to its history, a line in one write. See gpu_worker_pool/history_check.py for what must not be
 found there.
 """
@@ -61,8 +59,6 @@ class Orders:
     longest_wait_s: float = 2.0
     rounds: int | None = None
     crowd: int = 0
-    # Of the marks; without it there are none.
-    scope: str = ""
     # Other servers of the same fleet, to turn to where one does not answer or does not lead.
     other_ports: tuple[int, ...] = ()
     # Of the paths: /fleet for GPUs of the whole fleet.
@@ -130,14 +126,6 @@ def identity() -> dict[str, object]:
         "boot_id": boot_id,
         "pid_namespace": os.readlink("/proc/self/ns/pid"),  # noqa: PTH115
     }
-
-
-def mark(scope: str, lease: str, uuid: str) -> socket.socket:
-    """Tell other servers on this machine that this process has the GPU, as long as it lives."""
-    found = socket.socket(socket.AF_UNIX)
-    found.bind(f"\0gpu-worker-pool/holder/{scope}/{uuid}/{lease}")
-    found.listen()
-    return found
 
 
 class Worker:
@@ -295,7 +283,6 @@ class Worker:
 
     def hold(self, lease: str, gpus: list[dict[str, Any]], fence: int, until: float) -> None:
         uuids, gpu_ids = [gpu["uuid"] for gpu in gpus], [gpu["gpu_id"] for gpu in gpus]
-        marks = [mark(self.orders.scope, lease, uuid) for uuid in uuids if until == inf and self.orders.scope]
         self.say("took", lease=lease, uuids=uuids, gpu_ids=gpu_ids, fence=fence, until=until)
         witnesses = [self.take_witness(lease, uuid) for uuid in uuids]
         done_at = now() + self.random.uniform(self.orders.shortest_hold_s, self.orders.longest_hold_s)
@@ -323,8 +310,6 @@ class Worker:
         for witness in witnesses:
             os.close(witness)
         self.say("left", lease=lease, why=why, left_at=left_at)
-        for each in marks:
-            each.close()
 
     def give_back(self, lease: str) -> None:
         self.insist("DELETE", lease)

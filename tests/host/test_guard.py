@@ -23,7 +23,7 @@ def guarding(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Po
     with ours, subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL) as process:
         theirs.close()
         start: dict[str, Any] = {"do": "start", "command": command, "env": dict(os.environ), "safe_until": None}
-        start |= {"limit": None, "group": 0, "grace_s": 1.0, "marks": [], "limit_grace_s": 0.0, **options}
+        start |= {"limit": None, "group": 0, "grace_s": 1.0, "limit_grace_s": 0.0, **options}
         socket.send_fds(ours, [guard.frame(start)], [0, 1, 2])
         yield process, ours
 

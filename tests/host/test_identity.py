@@ -19,11 +19,12 @@ import pytest
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.identity import Machine, NoSuchProcess, _host_names
+from gpu_worker_pool.host.identity import ForeignProcess, Machine, NoSuchProcess, _host_names
 from gpu_worker_pool.host.processes import ProcessTable
 
 ROOT = Path(__file__).parent.parent.parent
 GENEROUS_S = 60
+US = os.getuid()
 CAT = shutil.which("cat") or "/bin/cat"
 UNSHARE = shutil.which("unshare")
 
@@ -92,16 +93,30 @@ def who(machine: Machine, pid: int | None, **changes: Any) -> Holder:
 
 
 class TestWhoIsLocal:
-    def test_the_same_boot_and_namespace_are_enough_however_the_request_came(self, here: Machine) -> None:
+    def test_the_same_boot_and_namespace_are_enough_for_a_caller_of_this_machine(self, here: Machine) -> None:
         me = os.getpid()
         holder = who(here, me, host="elsewhere.example.org")
 
-        assert here.local_process(holder, is_loopback=False) == ProcessId(me, start_of(me))
+        assert here.local_process(holder, uid=US) == ProcessId(me, start_of(me))
+
+    def test_a_caller_from_elsewhere_has_no_process_here_whatever_it_says(self, here: Machine) -> None:
+        for pid in (os.getpid(), 1, 2**22 + 1):
+            holder = dataclasses.replace(who(here, os.getpid()), pid=pid, pid_started=None)
+            assert here.local_process(holder, uid=None) is None
+            assert here.local_process(holder, uid=None, may_name_any=True) is None
+
+    def test_a_process_of_another_user_is_for_administrators_to_name(self, here: Machine) -> None:
+        holder = who(here, os.getpid())
+
+        with pytest.raises(ForeignProcess, match=f"pid {os.getpid()} is a process of") as raised:
+            here.local_process(holder, uid=US + 1)
+        assert raised.value.process.pid == os.getpid()
+        assert here.local_process(holder, uid=US + 1, may_name_any=True) is not None
 
     def test_the_start_time_is_looked_up_where_it_is_not_sent(self, here: Machine, spawn: Spawn) -> None:
         pid = spawn().pid
 
-        found = here.local_process(who(here, pid, pid_started=None), is_loopback=False)
+        found = here.local_process(who(here, pid, pid_started=None), uid=US)
 
         assert found == ProcessId(pid, start_of(pid))
 
@@ -113,11 +128,11 @@ class TestWhoIsLocal:
             asked.append(process)
             return process.started == 5.0
 
-        assert here.local_process(holder, is_loopback=False, is_watched=is_watched) == ProcessId(os.getpid(), 5.0)
+        assert here.local_process(holder, uid=US, is_watched=is_watched) == ProcessId(os.getpid(), 5.0)
         with pytest.raises(NoSuchProcess):
-            here.local_process(who(here, os.getpid(), pid_started=6), is_loopback=False, is_watched=is_watched)
+            here.local_process(who(here, os.getpid(), pid_started=6), uid=US, is_watched=is_watched)
         # Without a start time it might be a later process with the same pid.
-        here.local_process(who(here, os.getpid(), pid_started=None), is_loopback=False, is_watched=is_watched)
+        here.local_process(who(here, os.getpid(), pid_started=None), uid=US, is_watched=is_watched)
         assert [process.started for process in asked] == [5.0, 6.0]
 
     @pytest.mark.parametrize("said", ["boot_id", "pid_namespace"])
@@ -125,34 +140,33 @@ class TestWhoIsLocal:
         lying = who(here, os.getpid(), **{said: "another"})
         alone = who(here, os.getpid(), **{"boot_id": None, "pid_namespace": None, said: "another"})
 
-        assert here.local_process(lying, is_loopback=True) is None
-        assert here.local_process(alone, is_loopback=True) is None
+        assert here.local_process(lying, uid=US) is None
+        assert here.local_process(alone, uid=US) is None
 
     @pytest.mark.parametrize("spelling", [str, str.upper, lambda name: name.partition(".")[0], "{}.".format])
-    def test_a_host_of_ours_counts_over_loopback(self, here: Machine, spelling: Callable[[str], str]) -> None:
+    def test_a_host_of_ours_counts(self, here: Machine, spelling: Callable[[str], str]) -> None:
         holder = Holder(host=spelling(socket.gethostname()), pid=os.getpid())
 
-        assert here.local_process(holder, is_loopback=True) == ProcessId(os.getpid(), start_of(os.getpid()))
-        assert here.local_process(holder, is_loopback=False) is None
+        assert here.local_process(holder, uid=US) == ProcessId(os.getpid(), start_of(os.getpid()))
 
-    def test_a_boot_without_a_namespace_still_needs_host_and_loopback(self, here: Machine) -> None:
+    def test_a_boot_without_a_namespace_still_needs_the_host(self, here: Machine) -> None:
         holder = who(here, os.getpid(), pid_namespace=None)
 
-        assert here.local_process(holder, is_loopback=False) is None
-        assert here.local_process(holder, is_loopback=True) is not None
+        assert here.local_process(holder, uid=US) is not None
+        assert here.local_process(dataclasses.replace(holder, host=None), uid=US) is None
 
     @pytest.mark.parametrize("host", [None, "", "elsewhere", "localhost.example.org"])
     def test_without_a_host_of_ours_a_pid_says_nothing(self, here: Machine, host: str | None) -> None:
-        assert here.local_process(Holder(host=host, pid=os.getpid()), is_loopback=True) is None
+        assert here.local_process(Holder(host=host, pid=os.getpid()), uid=US) is None
 
     def test_without_a_pid_there_is_nobody_to_watch(self, here: Machine) -> None:
-        assert here.local_process(who(here, None), is_loopback=True) is None
+        assert here.local_process(who(here, None), uid=US) is None
 
 
 class TestNoSuchProcess:
     def refusal(self, machine: Machine, holder: Holder) -> str:
         with pytest.raises(NoSuchProcess) as raised:
-            machine.local_process(holder, is_loopback=True)
+            machine.local_process(holder, uid=US)
         assert raised.value.pid == holder.pid
         return str(raised.value)
 
@@ -240,7 +254,9 @@ class TestIsAlive:
         id_ = ProcessId(process.pid, 1.0)
 
         assert blind.is_alive(id_)
-        assert blind.local_process(who(here, process.pid, pid_started=1.0), is_loopback=False) == id_
+        holder = who(here, process.pid, pid_started=1.0)
+        assert blind.local_process(holder, uid=US, may_name_any=True) == id_
+        assert blind.local_process(holder, uid=US) is None, "its user is hidden"
 
         process.communicate(timeout=GENEROUS_S)
         assert not blind.is_alive(id_) or shown == "gibberish"
@@ -302,7 +318,7 @@ from gpu_worker_pool.host.identity import Machine
 here, pid = Machine.here(), os.getpid()
 holder = Holder(pid=pid, boot_id=here.boot_id, pid_namespace=here.pid_namespace)
 print(json.dumps([pid, here.boot_id, here.pid_namespace, here.proc is not None,
-    here.local_process(holder, is_loopback=False), here.is_alive(ProcessId(pid)), here.is_alive(ProcessId(pid + 500))]))
+    here.local_process(holder, uid=os.getuid(), may_name_any=True), here.is_alive(ProcessId(pid)), here.is_alive(ProcessId(pid + 500))]))
 """
         if UNSHARE is None:
             pytest.skip("there is no unshare here")
@@ -322,7 +338,7 @@ print(json.dumps([pid, here.boot_id, here.pid_namespace, here.proc is not None,
         assert pid == 1
         assert their_boot == here.boot_id
         holder = Holder(host=socket.gethostname(), pid=pid, boot_id=their_boot, pid_namespace=their_namespace)
-        assert here.local_process(holder, is_loopback=True) is None
+        assert here.local_process(holder, uid=US) is None
         # Within, a /proc that shows the outside is not believed.
         assert sees_proc is has_own_proc
         assert itself[0] == 1

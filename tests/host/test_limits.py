@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.host.limits import ENOUGH, is_scarce, raise_limit
-from tests.server.authority.deaths.processes import GENEROUS_S
+from tests.server.box.deaths.processes import GENEROUS_S
 from tests.server.running import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")

@@ -94,8 +94,6 @@ AT_MOST: dict[str, dict[str, int]] = {
         "heads of requests read": 0,
         "files looked at": 4,
         "files written, without SQLite": 1,
-        # The list of sockets, for the marks of holders.
-        "files opened": 1,
         "steps of the core": 2,
         "decisions: Tick": 1,
         "decisions: Release": 1,

@@ -6,19 +6,16 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
-from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
+from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of, python_as
-from tests.preloaded import PreloadedPopen
 
 GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 
@@ -72,61 +69,44 @@ def test_servers_that_simulate_the_same_gpus_meet_only_in_a_scope(scope: str, co
         assert gpu["verdict"]["code"] == code
 
 
-HOLDER = """
-import sys
-from gpu_worker_pool import gpu
-with gpu(service_endpoint=sys.argv[1]) as assignment:
-    print(assignment.gpu_id, flush=True)
-    sys.stdin.read()
-"""
+def test_what_another_user_leaves_on_the_machine_keeps_no_gpu_from_the_pool() -> None:
+    """Servers once read the files and sockets of holders that every user can make."""
+    scope = f"test-{secrets.token_hex(4)}"
+    env = {"SIMULATED_GPUS": "1", "GPU_POOL_NODE": "box", "GPU_POOL_LOCK_SCOPE": scope}
+    record = Path("/dev/shm", f"gpu-worker-pool.{sha256(scope.encode()).hexdigest()[:8]}.any")  # noqa: S108 - on purpose
+    with ServerProcess(env) as server, socket.socket(socket.AF_UNIX) as mark:
+        (gpu,) = server.json("/pool")["gpus"]
+        mark.bind(f"\0gpu-worker-pool/holder/{scope}/{gpu['uuid']}/any")
+        try:
+            record.write_bytes(b"[" * 200_000 + b"\n")
+            server.restart()
+
+            assert server.ask("/leases/one", "PUT", body={}).status == 201, server.log()
+        finally:
+            record.unlink()
 
 
-def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_path: Path) -> None:
+def test_a_holder_that_a_dead_server_left_and_that_uses_its_gpu_keeps_it_from_the_next_one(tmp_path: Path) -> None:
+    """A server with another journal does not know the lease; it sees the process."""
     smi = install(tmp_path)
-    smi.say("".join(GPUS.replace("0, GPU-aaaa", f"{index}, GPU-{index}") for index in range(3)))
-    scope = {"GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}"}
-    env = {**smi.environment(), "SIMULATED_GPUS": "", "LD_LIBRARY_PATH": "", **scope}
-    own = {**inherited_environment(os.environ), **scope}
-    with ExitStack() as stack:
-        first = stack.enter_context(ServerProcess(env))
-        # No mark of its own: another process names it, by HTTP.
-        bare = stack.enter_context(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE))
-        stack.callback(bare.kill)
-        named = {"pid": bare.pid, "host": socket.gethostname()}
-        assert first.ask("/leases/bare", "PUT", body=named).json["is_local"]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": own, "text": True}
-        client = stack.enter_context(PreloadedPopen([sys.executable, "-c", HOLDER, first.url], **pipes))
-        command = [
-            sys.executable,
-            "-m",
-            "gpu_worker_pool",
-            "run",
-            "--endpoint",
-            first.url,
-            "--",
-            "sh",
-            "-c",
-            "echo on; cat",
-        ]
-        run = stack.enter_context(PreloadedPopen(command, **pipes))
-        stack.callback(run.kill)
-        stack.callback(client.kill)
-        assert client.stdout is not None
-        assert run.stdout is not None
-        assert client.stdout.readline().strip() in {"0", "1", "2"}
-        assert run.stdout.readline() == "on\n"
-
+    env = {
+        **smi.environment(),
+        "SIMULATED_GPUS": "",
+        "LD_LIBRARY_PATH": "",
+        "GPU_POOL_LOCK_SCOPE": f"test-{secrets.token_hex(4)}",
+    }
+    smi.say(GPUS)
+    with ServerProcess(env) as first, subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as holder:
+        named = {"pid": holder.pid, "host": socket.gethostname()}
+        assert first.ask("/leases/one", "PUT", body=named).json["is_local"]
+        smi.say(GPUS.replace("81920, 0, 0,", "81920, 4096, 0,"), f"GPU-aaaa, {holder.pid}, 4096, cat\n")
         first.kill()
-        second = stack.enter_context(ServerProcess(env))
+        with ServerProcess(env) as second:
+            waiting = second.ask("/leases/next", "PUT", body={})
+            assert (waiting.status, f"pid {holder.pid}" in waiting.json["reason"]) == (202, True), waiting.json
 
-        gpus = second.json("/pool")["gpus"]
-        assert [gpu["verdict"]["code"] for gpu in gpus] == ["other_server"] * 3
-        assert any(f"pid {bare.pid}, by the record /" in gpu["reason"] for gpu in gpus)
-        assert any(f"pid {client.pid})" in gpu["reason"] for gpu in gpus)
-        waiting = second.ask("/leases/next", "PUT", body={})
-        assert (waiting.status, "free when that process ends" in waiting.json["reason"]) == (202, True)
+            holder.kill()
+            holder.wait()
+            smi.say(GPUS)
 
-        bare.kill()
-        bare.wait()
-
-        assert second.ask("/leases/next?wait_s=30").json["state"] == "active"
+            assert second.ask("/leases/next?wait_s=30").json["state"] == "active"

@@ -20,7 +20,6 @@ from gpu_worker_pool.client.command_label import label_text
 from gpu_worker_pool.client.events import ending_text
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.models import LeaseEnding
 
 from .jobs import Batch, Job
@@ -181,7 +180,6 @@ class BatchRunner:
                     grace_s=self._grace_s,
                     safe_until=safe_until(assignment),
                     limit=limit_of(assignment),
-                    marks=mark_names(assignment.lease_id or "", assignment.uuids),
                 )
             ttl_s = self.sources.ttl_s
             return await watch(guarded, assignment, outcome, ttl_s=ttl_s, grace_s=self._grace_s, on_ending=warn)

@@ -25,7 +25,6 @@ from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.jobs.life import (
     GuardOutcome,
     JobClosed,
@@ -312,7 +311,6 @@ class JobRun:
                     grace_s=grace_s,
                     safe_until=safe_until(assignment),
                     limit=limit_of(assignment),
-                    marks=mark_names(assignment.lease_id or "", assignment.uuids),
                     cwd=spec.cwd,
                     umask=spec.umask,
                     log=str(record.log),

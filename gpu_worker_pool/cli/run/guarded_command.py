@@ -67,13 +67,12 @@ class GuardLine:
         grace_s: float,
         safe_until: float | None,
         limit: float | None = None,
-        marks: Sequence[str] = (),
         **more: Any,
     ) -> None:
         """Start the command with these standard streams, in this process group (0: one of its own).
 
         `grace_s` is the time between SIGTERM and SIGKILL if this process dies, or if the command leaves processes
-        behind. `safe_until` and `limit` are as in `tell_safe_until` and `tell_limit`. `marks` are the names by which the guard says which GPUs it holds.
+        behind. `safe_until` and `limit` are as in `tell_safe_until` and `tell_limit`.
         `more` is for a guard of another kind. Failure with 126 or 127 where the command cannot be run.
         """
         self._safe_until = safe_until
@@ -82,7 +81,7 @@ class GuardLine:
             "limit": limit,
             "limit_grace_s": _grace_before(limit, grace_s),
         }
-        limits |= {"group": group, "grace_s": grace_s, "marks": list(marks)}
+        limits |= {"group": group, "grace_s": grace_s}
         message = guard.frame({"do": "start", "command": list(command), "env": dict(env), **limits, **more})
         sent = socket.send_fds(self._line, [message], list(streams))
         await asyncio.get_running_loop().sock_sendall(self._line, message[sent:])

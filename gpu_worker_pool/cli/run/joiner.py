@@ -23,7 +23,6 @@ from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.holder_mark import mark_names
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.leases import GangLeaseView, NodePart
 from gpu_worker_pool.wire.reader import read
@@ -68,7 +67,7 @@ class Joiner:
                 )
             env = {**os.environ, **self._environment(part), **gang.env(part.node, os.environ)}
             env |= {LEASE_ID_VARIABLE: self.lease_id, LEASE_URL_VARIABLE: servers.config.endpoints[own].url}
-            return await self._run(servers, own, lease, part, env, signals)
+            return await self._run(servers, own, lease, env, signals)
 
     async def _ask(self, servers: Servers, endpoint: str) -> GangLeaseView:
         """The lease, which must be active; Failure with REFUSED where it is not, another one where that is not known."""
@@ -96,7 +95,6 @@ class Joiner:
         servers: Servers,
         endpoint: str,
         lease: GangLeaseView,
-        part: NodePart,
         env: dict[str, str],
         signals: Signals,
     ) -> int:
@@ -116,7 +114,6 @@ class Joiner:
                 group=os.getpgrp() if shares_terminal else 0,
                 grace_s=grace_s,
                 safe_until=_safe_until(boot_time(), ttl_s),
-                marks=mark_names(self.lease_id, (ref.uuid for ref in part.gpus)),
             )
             following = asyncio.create_task(self._follow(servers, endpoint, guarded, ttl_s, grace_s))
             try:

@@ -20,7 +20,6 @@ from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, Inherite
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError
-from gpu_worker_pool.host.holder_mark import mark_names
 
 from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
 from .gpu_request import GpuRequest, acquire, core_request, release
@@ -278,7 +277,6 @@ class Runner:
                 grace_s=grace_s,
                 safe_until=safe_until(assignment),
                 limit=limit_of(assignment),
-                marks=mark_names(assignment.lease_id or "", assignment.uuids),
             )
             async with signals.passed_to(pass_on):
                 code = await wait_for_end(guarded, assignment, ttl_s, lose, warn_and_watch())

@@ -19,13 +19,11 @@ from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request, Wishes
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
 from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
@@ -70,13 +68,12 @@ class ServerLeases:
 
     needs_heartbeat = True
 
-    def __init__(self, endpoint: Endpoint, fleet_id: str | None = None, marks: HolderMarks | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, fleet_id: str | None = None) -> None:
         self.endpoint = self._endpoint = endpoint
         self.endpoint_id: str | None = endpoint.id
         self._scope = "" if fleet_id is None else "/fleet"
         # Whether the server holds the answer to a renewal; an older one refuses to be asked.
         self._holds_renewals = True
-        self._marks = marks or HolderMarks()
         # Which server granted each lease. Another one may answer at the same address later.
         self._granters: dict[str, Granter] = {}
         self._strangers: set[Granter] = set()
@@ -99,8 +96,8 @@ class ServerLeases:
     async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:
         if not self._holds_renewals:
             wait_s = 0.0
-        form = RenewForm(ids=tuple(lease_ids), wait_s=wait_s, warned=tuple(warned))
-        body = {name: value for name, value in _values(form).items() if value}  # an older server knows only the ids
+        form = {"ids": list(lease_ids), "wait_s": wait_s, "warned": list(warned)}
+        body = {name: value for name, value in form.items() if value}  # an older server knows only the ids
         reply = await self._endpoint.call(
             "POST", f"{self._scope}/leases/renew", body=body, extra_s=wait_s, is_vital=True
         )
@@ -126,7 +123,6 @@ class ServerLeases:
         )
 
     async def release(self, lease_id: str) -> None:
-        self._marks.drop(lease_id)
         path = f"{self._scope}/leases/{lease_id}"
         reply = await self._endpoint.call("DELETE", f"{path}?as=holder", is_vital=True)
         if reply.status == 422:  # an older server does not know who releases
@@ -148,7 +144,6 @@ class ServerLeases:
         return Granter.of(reply, pool.pool_id if pool else None)
 
     def _forget(self, lease_id: str) -> None:
-        self._marks.drop(lease_id)
         self._granters.pop(lease_id, None)
 
     def _is_granter(self, lease_id: str, answering: Granter, *, is_whole: bool = True) -> bool:
@@ -189,8 +184,6 @@ class ServerLeases:
                     return NotBelieved(str(error))
                 is_local = lease.is_local and lease.expires_in_s is None
                 self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
-                if is_local and lease.pid == os.getpid():
-                    self._marks.add(lease.id, (gpu.key.uuid for gpu in gpus))
                 since, ends_at = _safe_since(reply, lease), _ends_at(lease)
                 return Granted(gpus, lease.fence, env, since, is_local, ends_at, lease.pool_id, node_envs)
             case "queued":
@@ -224,16 +217,16 @@ def _same_body(wishes: Wishes, facts: Sequence[Any], terms: Sequence[Any], wait_
     del values["node"]  # for the server to find out
     if is_local and sys.platform == "linux":
         del values["owner"]
-    form = LeaseForm(**{**values, "labels": dict(values["labels"]), "wait_s": wait_s})
-    sent = {name: value for name, value in _values(form).items() if value is not None and value != {}}
-    if not form.preemptible:
+    form = {**values, "labels": dict(values["labels"]), "wait_s": wait_s}
+    sent = {name: value for name, value in form.items() if value is not None and value != {}}
+    if not sent["preemptible"]:
         del sent["preemptible"]  # an older server does not know it
-    if form.nodes == 1:
+    if sent["nodes"] == 1:
         del sent["nodes"]  # the same
     return json.dumps(sent).encode()
 
 
-def _values(body: Wishes | LeaseForm | RenewForm) -> dict[str, Any]:
+def _values(body: Wishes) -> dict[str, Any]:
     """The fields by name. `asdict` would copy each value."""
     return {name: getattr(body, name) for name in body.__dataclass_fields__}
 

@@ -16,7 +16,6 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.first_answers import wait_for_answers
 from gpu_worker_pool.wire.transport import Transport
@@ -53,13 +52,11 @@ class KnownEndpoints:
         self._config = config
         self._on_lost, self._on_warned, self._on_seen = on_lost, on_warned, on_seen
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
-        # Those of all endpoints: any entry point of a fleet may release what another one granted.
-        self._marks = HolderMarks()
         self.members: dict[str, Member] = {}
         self.fleets: dict[str, FleetPool] = {}
         for endpoint_id, url in config.endpoints.items():
             endpoint = Endpoint(endpoint_id, url, self._transport, config)
-            book = ServerLeases(endpoint, marks=self._marks)
+            book = ServerLeases(endpoint)
             self.members[endpoint_id] = Member(endpoint, book, Heartbeat(book, on_lost, on_warned))
         # Also those of a fleet that an endpoint has left: leases there are still kept alive.
         self._entries: dict[str, list[Entry]] = {}
@@ -280,7 +277,7 @@ class KnownEndpoints:
         self._tell_of_change()
 
     def _entry(self, member: Member, fleet: FleetPool) -> Entry:
-        leases = ServerLeases(member.endpoint, fleet.id, self._marks)
+        leases = ServerLeases(member.endpoint, fleet.id)
         book = FleetLeases(fleet.id, member.endpoint, fleet.entries, self.note_failure)
         return Entry(fleet, leases, book, Heartbeat(book, self._on_lost, self._on_warned))
 

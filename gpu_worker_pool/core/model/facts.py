@@ -73,7 +73,7 @@ def facts_of(
         return SlotFacts(installed.index, installed.name, installed.memory_total_mb)
     known = SlotFacts(reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
-        return known._replace(is_ours=not reading.is_other_server_up)
+        return known._replace(is_ours=False)
     load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)
     if reading.fault is not None or slot.key in excluded:
         return known

@@ -95,8 +95,6 @@ class Reading:
     # Some statistics servers report a percentage and no megabytes.
     reported_memory_percent: float | None = None
     other_server: str | None = None
-    # False if that server is gone, and only the holder of one of its leases is left.
-    is_other_server_up: bool = True
 
     def __post_init__(self) -> None:
         if not isfinite(self.at):
@@ -126,7 +124,6 @@ class Reading:
             self.has_utilization,
             self.reported_memory_percent,
             self.other_server,
-            self.is_other_server_up,
         )
 
     @property

@@ -43,9 +43,7 @@ def was_or_were(wishes: Wishes) -> str:
 
 def _other_server_of(state: PoolState, wishes: Wishes) -> str | None:
     """The server that has a GPU which would do; None if none has."""
-    readings = [
-        slot.reading for slot in state.slots_on(wishes.node) if slot.reading and slot.reading.is_other_server_up
-    ]
+    readings = [slot.reading for slot in state.slots_on(wishes.node) if slot.reading]
     servers = (found.other_server for found in readings if matches_model(wishes.model, found.gpu.name))
     return next(filter(None, servers), None)
 

@@ -34,12 +34,12 @@ from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.loop import LiveTime, Waiters
 from gpu_worker_pool.server.agent.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
 from gpu_worker_pool.server.authority.own_box import as_installed
-from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.authority.snapshot import Snapshot
+from gpu_worker_pool.server.box.holders import Holders, User
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.service import FleetView
 
-from .box_holders import BoxHolders
 from .custody_store import CustodyStore
 from .handshake import FleetKey
 from .leader_knowledge import LeaderKnowledge
@@ -81,7 +81,7 @@ class Agent:
         self._fleet_key = key
         self._leadership = leadership
         self._custody = store.custody(node, boot_id(), boot_time(), least_fence)
-        self._holders = BoxHolders(node, self._on_death, sampler.records, simulated)
+        self._holders = Holders(self._on_death, simulated)
         self._search = LeaderSearch(listed, zlib.crc32(f"{node} {url}".encode()) % 1000 / 1000)
         self._waiters = Waiters()
         self._live = LiveTime(boot_time, self._custody.lose_time, self._tick)
@@ -105,7 +105,7 @@ class Agent:
 
     def start(self) -> None:
         logger.info("%d leases are in the custody of this box", len(self._custody.leases))
-        self._holders.note(self._custody.leases.values(), (), self._custody.leases)
+        self._use_gpus()
         self._live.start()
         self._do(self._custody.start())
         self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._stay_joined())]
@@ -264,7 +264,6 @@ class Agent:
             self._search.joined(self._leader_url or "")
             self._boxes = {}
             self._learn(message.boxes)
-            self._holders.begin(message.pool_id, self._custody.leases)
             self._said = None
             logger.info("the leader at %s has taken this box (epoch %d)", self._leader_url, message.epoch)
         elif isinstance(message, Orders) and (message.boxes is not None or message.forgotten):
@@ -292,15 +291,23 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._custody.tick(boot_time()))
 
+    def _use_gpus(self) -> None:
+        """The GPUs of this box are used by the holders of its leases, and by no other."""
+        users: dict[str, list[User]] = {reading.gpu.key.uuid: [] for reading in self._sampler.snapshot.readings}
+        for lease in self._custody.leases.values():
+            user = (lease.request.holder.process_on(self.node), lease.fence, lease.request.wishes.memory_mb)
+            for uuid in lease.gpus:
+                users.setdefault(uuid, []).append(user)
+        self._holders.use(users)
+
     def _on_death(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
         self._do(self._custody.died(lease_id, self._now()))
 
     def _observe(self, snapshot: Snapshot) -> None:
         if self._link is None or self._is_stopped:
             return
         self._now()
-        report = self._custody.report(self._holders.marked(snapshot), snapshot.at)
+        report = self._custody.report(snapshot.readings, snapshot.at)
         if report is not None:
             self._link.send(report)
             self._live.ring_at(self._custody.next_due_at())
@@ -335,16 +342,9 @@ class Agent:
             else:
                 return
 
-    def _note_holders(self, part: Sequence[tuple[CustodyAction, LeaderLink | None]]) -> None:
-        leases = self._custody.leases
-        added = [action.lease for action, _ in part if isinstance(action, Keep)]
-        ended = [action.lease_id for action, _ in part if isinstance(action, Drop)]
-        ended += [action.over.lease_id for action, _ in part if isinstance(action, NoteOver)]
-        if added or ended:
-            self._holders.note((lease for lease in added if lease.id in leases), ended, leases)
-
     def _carry_out(self, part: Sequence[tuple[CustodyAction, LeaderLink | None]]) -> None:
-        self._note_holders(part)
+        if any(isinstance(action, Keep | Drop | NoteOver) for action, _ in part):
+            self._use_gpus()
         dead: set[str] = set()
         for action, link in part:
             match action:

@@ -23,13 +23,13 @@ from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.outbox import Writer
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 
 from .own_box import OwnBox
 from .pool import Pool
 from .presence import Presence
-from .sampler import Sampler
-from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,6 @@ class Authority:
         self._driver.close()
         if self._source is not None:
             await self._source.stop()
-        if self._box is not None:
-            self._box.close()
         if self.leader is not None:
             self.leader.end("the leader stops")
         self._loop = None
@@ -126,7 +124,7 @@ class Authority:
         self.pool.pool_id = pool_id
         logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
         if self._box is not None:
-            self._box.lead(state, pool_id)
+            self._box.lead(state)
 
     def note_fence(self, fence: int) -> None:
         """Note, before the start, the highest fence that this box has had in a fleet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -15,14 +15,12 @@ from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import may_serve_when_read
-from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.holder_record import HolderRecord
 from gpu_worker_pool.ledger.driver import Driver
-
-from .deaths import DeathWatch
-from .sampler import Sampler
-from .snapshot import Snapshot
+from gpu_worker_pool.server.box.holders import Holders, User
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -40,42 +38,31 @@ class OwnBox:
         self._sampler = sampler
         self._node = node
         self._simulated = simulated
-        self._deaths: DeathWatch | None = None
+        self._holders: Holders | None = None
         self._late_sample: asyncio.TimerHandle | None = None
-        self._record: HolderRecord | None = None
         self._has_told_inventory = False
         driver.early_listeners.append(self._follow_early)
         driver.listeners.append(self._follow)
 
     def start(self) -> None:
-        self._deaths = DeathWatch(self._on_death, asyncio.get_running_loop())
+        self._holders = Holders(lambda lease_id: self._driver.note(cmd.ReportDeath(lease_id)), self._simulated)
 
     def stop(self) -> None:
         if self._late_sample is not None:
             self._late_sample.cancel()
-        if self._deaths is not None:
-            self._deaths.close()
-
-    def close(self) -> None:
-        """Leave the record of the holders; the driver is closed."""
-        if self._record is not None:
-            self._record.close()
+        if self._holders is not None:
+            self._holders.close()
 
     def is_alive(self, process: ProcessId) -> bool:
-        return self._deaths is None or self._deaths.is_alive(process)
+        return self._holders is None or self._holders.is_alive(process)
 
     def is_watched(self, process: ProcessId) -> bool:
         """Whether the process is known by a descriptor. A death that is not reported yet is noticed at the grant."""
-        return self._deaths is not None and self._deaths.is_watched(process)
+        return self._holders is not None and self._holders.is_watched(process)
 
-    def lead(self, state: PoolState, pool_id: str) -> None:
-        """The driver has taken charge of this pool."""
+    def lead(self, state: PoolState) -> None:
+        """The driver has taken charge of this pool. The processes of its leases are watched from now on."""
         self._has_told_inventory = False
-        if self._simulated is None:
-            self._record = HolderRecord(pool_id)
-            self._sampler.records.own = self._record.path
-            active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
-            self._record.begin(_held_here(active, self._node))
         for lease in list(state.leases.values()):
             if not isinstance(lease, EndedLease):
                 self._watch(lease.request.holder, lease.id)
@@ -84,7 +71,7 @@ class OwnBox:
 
     def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
         """Take in new readings."""
-        readings = tuple(self._marked(reading, snapshot) for reading in snapshot.readings)
+        readings = snapshot.readings
         if readings and is_regular and self._driver.is_leading and not self._has_told_inventory:
             # The GPUs that are there now: one that was removed is not waited for.
             self._has_told_inventory = True
@@ -93,7 +80,7 @@ class OwnBox:
             # This reading was made because leases ended, or after a take-over; the next regular one is soon enough for the other GPUs.
             slots = self._driver.state.slots
             readings = tuple(reading for reading in readings if _is_awaited(slots.get(reading.gpu.key)))
-        if readings and self._deaths is not None:
+        if readings and self._holders is not None:
             self._driver.note(cmd.Observe(tuple(map(self._on_pool_clock, readings))))
         self._driver.outbox.let_go()
 
@@ -101,23 +88,10 @@ class OwnBox:
         at = reading.at + self._driver.clock_base
         return reading if at == reading.at else replace(reading, at=at)
 
-    def _marked(self, reading: Reading, snapshot: Snapshot) -> Reading:
-        """The reading, with the process that holds the GPU under a lease of a server that is gone, if there is one."""
-        if reading.other_server is not None:
-            return reading
-        for mark in snapshot.marks:
-            if mark.uuid == reading.gpu.key.uuid and self._driver.state.find(mark.lease_id) is None:
-                return replace(reading, other_server=left_by_another_server(mark.who), is_other_server_up=False)
-        return reading
-
-    def _on_death(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
-        self._driver.note(cmd.ReportDeath(lease_id))
-
     def _watch(self, holder: Holder, lease_id: str) -> None:
         process = holder.process_on(self._node)
-        if self._deaths is not None and process is not None:
-            self._deaths.watch(process, lease_id)
+        if self._holders is not None and process is not None:
+            self._holders.watch(process, lease_id)
 
     def _follow_early(self, events: Sequence[ev.Event]) -> None:
         left: set[GpuKey] = set()
@@ -152,13 +126,6 @@ class OwnBox:
         if not self._driver.is_in_charge:
             return
         changed: set[GpuKey] = set()
-        if self._record is not None:
-            # The answers leave after this, so no holder is missing in the record if this server is killed.
-            ids = [event.lease_id for event in events if isinstance(event, ev.LeaseGranted)]
-            leases = [lease for id_ in ids if isinstance(lease := self._driver.state.leases.get(id_), ActiveLease)]
-            self._record.note(
-                _held_here(leases, self._node), [event.lease_id for event in events if isinstance(event, ev.LeaseEnded)]
-            )
         for event in events:
             if isinstance(event, ev.TakenOver):
                 self._sampler.sample_soon()  # all readings so far are void
@@ -166,43 +133,24 @@ class OwnBox:
                 changed.update(event.gpus)
             elif isinstance(event, ev.LeaseEnded):
                 changed.update(event.draining)
-                if self._deaths is not None:
-                    self._deaths.forget(event.lease_id)
+                if self._holders is not None:
+                    self._holders.forget(event.lease_id)
         self._update_simulated(changed)
 
     def _update_simulated(self, keys: set[GpuKey]) -> None:
-        if self._simulated is None or not keys:
-            return
-        for key in keys:
-            slot = self._driver.state.slots.get(key)
-            holders = []
-            for lease_id, occupant in slot.occupants.items() if slot else ():
-                lease = self._driver.state.leases.get(lease_id)
-                if isinstance(lease, ActiveLease):
-                    # A holder without a local process gets a pid that no process can have.
-                    pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
-                    holders.append(SimulatedHolder(pid, started, occupant.asked_mb))
-            try:
-                self._simulated.occupy(key.uuid, holders)
-            except ValueError:
-                logger.debug("there is no simulated GPU %s any more", key.uuid)
+        if self._simulated is not None and self._holders is not None:
+            self._holders.use({key.uuid: list(self._users(key)) for key in keys})
 
-
-def _held_here(leases: Iterable[ActiveLease], node: str) -> dict[str, tuple[ProcessId, list[str]]]:
-    """The leases of processes of this node, with the UUIDs of their GPUs there."""
-    return {
-        lease.id: (process, [key.uuid for key in lease.gpus if key.node == node])
-        for lease in leases
-        if (process := lease.request.holder.process_on(node)) is not None
-    }
+    def _users(self, key: GpuKey) -> Iterator[User]:
+        slot = self._driver.state.slots.get(key)
+        for lease_id, occupant in slot.occupants.items() if slot else ():
+            lease = self._driver.state.leases.get(lease_id)
+            if isinstance(lease, ActiveLease):
+                yield occupant.process, lease.fence, occupant.asked_mb
 
 
 def as_installed(reading: Reading) -> InventoryGpu:
     return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
-
-
-def left_by_another_server(who: str) -> str:
-    return f"held under a lease of another server, which does not run ({who}); free when that process ends"
 
 
 def _is_awaited(slot: GpuSlot | None) -> bool:

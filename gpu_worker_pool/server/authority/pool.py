@@ -23,14 +23,14 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.agent.membership import Membership
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.forwarded import Forwarded
-from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
 from .presence import Presence, WaitingConnection
-from .sampler import Sampler
-from .snapshot import Snapshot
 
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
@@ -170,17 +170,16 @@ class Pool:
         *,
         caller: str,
         is_known: bool,
-        is_loopback: bool,
         uid: int | None = None,
-        forwarded: Forwarded | None = None,
         is_admin: bool = False,
+        forwarded: Forwarded | None = None,
     ) -> list[ev.Event]:
-        """Request a lease, or repeat a request. NoSuchProcess if it names a process of this machine that does not exist,
-        ForeignProcess if that runs as another user than `uid`. If another box passed the request on, that box has looked.
+        """Request a lease, or repeat a request. `uid` is the caller's Unix user on this machine, None if it is elsewhere.
+        NoSuchProcess and ForeignProcess as in `local_process`. If another box passed the request on, that box has looked.
         """
         if not is_known:
             if forwarded is None:
-                process = self.local_process(request.holder, is_loopback=is_loopback, uid=uid)
+                process = self.local_process(request.holder, uid=uid, may_name_any=is_admin)
             else:
                 process = forwarded.holder_process(is_admin=is_admin)
             if process is not None:
@@ -200,12 +199,9 @@ class Pool:
         self._presence.note_unclaimed(lease_id)
         self.expect_claim(lease_id)
 
-    def local_process(self, holder: Holder, *, is_loopback: bool, uid: int | None) -> ProcessId | None:
-        """The process of a holder, if it is on this machine; NoSuchProcess and ForeignProcess as in `request`."""
-        process = self._machine.local_process(holder, is_loopback=is_loopback, is_watched=self.is_watched)
-        if process is not None and uid is not None:
-            self._machine.check_owner(process, uid)
-        return process
+    def local_process(self, holder: Holder, *, uid: int | None, may_name_any: bool) -> ProcessId | None:
+        """The process of a holder, if it is on this machine and its caller may name it (host/identity.py)."""
+        return self._machine.local_process(holder, uid=uid, may_name_any=may_name_any, is_watched=self.is_watched)
 
     async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
         self._presence.note_heartbeat(*lease_ids)

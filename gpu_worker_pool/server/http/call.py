@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope
@@ -16,9 +14,6 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.wire.bounds import is_printable
-from gpu_worker_pool.wire.routes import Parameter
-from gpu_worker_pool.wire.strict import FormT, parse_form
 
 from .access import (
     AccessRules,
@@ -36,8 +31,6 @@ from .access import (
 from .bodies import read_body
 from .connection import Connection
 from .forwarded import Forwarded
-from .problems import Refusal
-from .response import Response
 from .target import EVERYTHING
 
 MAX_PARAMETERS = 20
@@ -153,9 +146,14 @@ class Call(Request):
 
     @property
     def uid(self) -> int | None:
-        """The Unix user of a caller on the box that was asked; None if the caller is elsewhere, or the user is not known."""
+        """The Unix user of a caller on the box that was asked; None if the caller is elsewhere, or the user is not known.
+
+        With GPU_POOL_LOCAL=socket, loopback is elsewhere: a forwarder may be at the other end.
+        """
         if self.forwarded is not None:
             return self.forwarded.uid
+        if not (self._connection.is_unix or self.rules.takes_loopback):
+            return None
         try:
             return self._connection.uid if self.is_loopback else None
         except UserNotKnown:
@@ -201,83 +199,12 @@ class Call(Request):
         if self._token is not None:
             self._identify()
 
-    async def no_body(self) -> None:
-        """Refuse a call with a body. What a caller says must not be dropped in silence."""
-        if await self.body():
-            method = self.scope["method"]
-            raise Refusal(422, f"{method} takes no body; put what you have to say into the query, or leave it out.")
-
-    async def form(self, kind: type[FormT]) -> FormT:
-        return parse_form(kind, await self.body())
-
-    def query(self, *known: Parameter) -> dict[str, Any]:
-        """The values of these parameters by name; Refusal if one is invalid, unknown or given twice."""
-        if not self.raw_query:
-            return {parameter.name: parameter.default for parameter in known}
-        found: dict[str, str | None] = {parameter.name: None for parameter in known}
-        try:
-            pairs = parse_qsl(self.raw_query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
-        except ValueError:
-            raise Refusal(422, f"The query has too many parameters; there must be at most {MAX_PARAMETERS}.") from None
-        for name, text in pairs:
-            if name not in found:
-                allowed = f"it must be {_one_of(tuple(found))}" if found else "this call takes none"
-                raise Refusal(422, f"The query has an unknown parameter {name[:40]!r}; {allowed}.")
-            if found[name] is not None:
-                raise Refusal(422, f"The query's parameter {name} is given twice; send it once.")
-            found[name] = text
-        return {parameter.name: _value(parameter, found[parameter.name]) for parameter in known}
-
-    def lenient_query(self, parameter: Parameter) -> Any:
-        """The value of one parameter; all others are ignored."""
-        for name, text in parse_qsl(self.raw_query[:1000], keep_blank_values=not parameter.is_whole):
-            if name == parameter.name:
-                return _value(parameter, text)
-        return parameter.default
-
     @property
     def raw_query(self) -> str:
         query: bytes = self.scope.get("query_string", b"")
         return query.decode("latin-1")
 
 
-_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?|\.[0-9]{1,18}")
-
-
-def _value(parameter: Parameter, text: str | None) -> Any:
-    if text is None:
-        return parameter.default
-    if parameter.choices:
-        if text in parameter.choices:
-            return text
-        wanted = _one_of(parameter.choices)
-    elif parameter.is_whole:
-        if text.isascii() and text.isdigit() and len(text) < 10:
-            return int(text)
-        wanted = "a whole number from 0 to 999999999"
-    elif parameter.range is not None:
-        low, high = parameter.range.low, parameter.range.high
-        # Without the underscores and names that Python's float takes.
-        if _DECIMAL.fullmatch(text) and low <= (number := float(text)) <= high:
-            return number
-        wanted = f"a number of {parameter.unit} from {low:.15g} to {high:.15g}"
-    elif parameter.longest is not None:
-        if len(text) <= parameter.longest and is_printable(text):
-            return text.strip() or None
-        wanted = f"a text of at most {parameter.longest} printable characters"
-    else:
-        return text
-    raise Refusal(422, f"{parameter.name}: {text[:40]!r} is not valid; it must be {wanted}.")
-
-
-def _one_of(choices: tuple[str, ...]) -> str:
-    return " or ".join(choices) if len(choices) <= 2 else f"one of {', '.join(choices)}"
-
-
 async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-Handler = Callable[[Call], Awaitable[Response]]
-Handlers = Mapping[str, Handler]

@@ -227,17 +227,12 @@ class Forwarding:
         caller = call.caller_or_none()
         is_admin = caller is not None and caller.is_admin
         try:
-            process = self._pool.local_process(holder, is_loopback=call.is_loopback, uid=None)
+            return {"process": self._pool.local_process(holder, uid=call.uid, may_name_any=is_admin)}
         except NoSuchProcess as error:
             return {"no_process": (422, f"{error}.")}
-        if process is not None and not is_admin and call.uid is not None:
-            try:
-                self._pool.local_process(holder, is_loopback=call.is_loopback, uid=call.uid)
-            except ForeignProcess as error:
-                return {"process": process, "no_process": (403, f"{error}.")}
-            except NoSuchProcess as error:
-                return {"no_process": (422, f"{error}.")}
-        return {"process": process}
+        except ForeignProcess as error:
+            # The leader may know the caller's token as an administrator's.
+            return {"process": error.process, "no_process": (403, f"{error}.")}
 
     def _learn(self, call: Call, status: int, body: bytes) -> None:
         """Note which box keeps an active lease, so that its renewals find it also while there is no leader."""

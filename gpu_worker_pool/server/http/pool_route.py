@@ -25,9 +25,13 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse
+from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
 from .access import Caller, Denied
@@ -36,9 +40,8 @@ from .call import Call
 from .fleet_routing import leader_answers
 from .forwarding import Forwarding
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
-from .loop_share import LoopShare
 from .problems import Refusal, problem_of
-from .response import Headers, Response, encode
+from .response import Headers, Response
 from .validation import read_form, read_query, read_text
 
 # Who may make a call. ANYONE: also a caller that is not identified. WRITER: on the server's machine, or with a token.
@@ -184,6 +187,7 @@ class PoolRoute(APIRoute):
             description=" ",
             tags=list(declared.tags),
             response_model=model if is_typed else None,
+            response_class=JSONResponse if is_typed else HttpResponse,
             responses=responses,
         )
 
@@ -272,7 +276,7 @@ def _denied(caller: Caller, wanted: str, local: str) -> Denied:
 def allowed_methods(scope: Scope) -> str:
     """The methods at the path of a call."""
     found = [
-        route.declared.method
+        "GET, HEAD" if route.declared.method == "GET" else route.declared.method
         for route in scope["app"].routes
         if isinstance(route, PoolRoute) and route.path_regex.match(scope["path"])
     ]

@@ -10,10 +10,10 @@ from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.driver import TooManyCalls
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.service import FollowersProblem, Problem
-from gpu_worker_pool.wire.strict import FormError
 
-from .response import Response, as_headers, encode
+from .response import Response, as_headers
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,6 @@ def _refusal(error: Exception) -> Refusal:
     match error:
         case Refusal():
             return error
-        case FormError():
-            return Refusal(error.status, error.detail)
         case NoSuchProcess():
             return Refusal(422, f"{error}.")
         case TooManyCalls():

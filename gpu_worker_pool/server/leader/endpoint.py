@@ -15,7 +15,7 @@ from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
 from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
 from gpu_worker_pool.server.http.connection import Connection
-from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.version import VERSION
 
 from .fleet_leader import FleetLeader

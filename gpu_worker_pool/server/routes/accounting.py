@@ -19,11 +19,11 @@ from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usage, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import Hours, Since, Until
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
-from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.bounds import DEFAULT_HOURS

@@ -20,10 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse
 from starlette.staticfiles import StaticFiles
 
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Headers, Response, encode, secure_headers
+from gpu_worker_pool.server.http.response import Headers, Response, secure_headers
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView

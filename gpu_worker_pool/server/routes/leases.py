@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, Que
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import (
     AsHolder,
     Devices,
@@ -24,12 +25,11 @@ from gpu_worker_pool.server.forms import (
 )
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
-from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.scoped import live_leases
@@ -76,10 +76,9 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
         request,
         caller=call.turn_name(caller),
         is_known=known is not None,
-        is_loopback=call.is_loopback,
-        uid=None if caller.is_admin else call.uid,
-        forwarded=call.forwarded,
+        uid=call.uid,
         is_admin=caller.is_admin,
+        forwarded=call.forwarded,
     )
     _refuse(lease_id, events)
     is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)

@@ -9,14 +9,15 @@ from dataclasses import fields, replace
 from typing import Final
 
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.authority.readings_history import encode_readings
-from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.authority.snapshot import Snapshot
+from gpu_worker_pool.server.box.readings_history import encode_readings
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Response, encode, redirect
+from gpu_worker_pool.server.http.response import JSON, Response, redirect
 from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
@@ -72,9 +73,9 @@ class Statistics:
     def polled(self) -> Mapping[str, Callable[[], bytes]]:
         """What is polled most, by its path: bodies that are encoded already."""
         return {
-            "/gpu/stats": lambda: self.snapshot().ask("stats_body"),
-            "/gpu/count": lambda: self.snapshot().ask("count_body"),
-            "/gpu/summary": lambda: self.snapshot().ask("summary_body"),
+            "/gpu/stats": lambda: self.snapshot().stats_body,
+            "/gpu/count": lambda: self.snapshot().count_body,
+            "/gpu/summary": lambda: self.snapshot().summary_body,
         }
 
 
@@ -102,19 +103,19 @@ async def home(call: Call) -> Response:
 @router.get("/gpu/stats", help="Get detailed GPU statistics", response_model=wire.GpuStatistics)
 async def gpu_stats(call: Call) -> bytes:
     """All GPUs in detail."""
-    return call.part(Statistics).snapshot().ask("stats_body")
+    return call.part(Statistics).snapshot().stats_body
 
 
 @router.get("/gpu/count", help="Get number of installed GPUs", response_model=wire.GpuCount)
 async def gpu_count(call: Call) -> bytes:
     """The number of GPUs."""
-    return call.part(Statistics).snapshot().ask("count_body")
+    return call.part(Statistics).snapshot().count_body
 
 
 @router.get("/gpu/summary", help="Get summary of GPU usage", response_model=wire.GpuSummary)
 async def gpu_summary(call: Call) -> bytes:
     """All GPUs in brief."""
-    return call.part(Statistics).snapshot().ask("summary_body")
+    return call.part(Statistics).snapshot().summary_body
 
 
 @router.get("/health", help="Health check endpoint")

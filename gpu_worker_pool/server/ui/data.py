@@ -10,10 +10,10 @@ from typing import get_args
 
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.authority.readings_history import ReadingLines
-from gpu_worker_pool.server.authority.sampler import Sampler
+from gpu_worker_pool.server.box.readings_history import ReadingLines
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import PageHours, PageWeeks
-from gpu_worker_pool.server.http.response import encode
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens

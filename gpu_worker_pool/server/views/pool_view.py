@@ -7,8 +7,8 @@ from itertools import islice
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.http.loop_share import LoopShare
 from gpu_worker_pool.server.http.target import Target
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.leases import LeaseView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView, ThresholdsView
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,14 +179,3 @@ def test_a_gpu_of_another_server_is_never_granted_and_what_only_it_could_serve_i
         (refused,) = box.ask("two", **wishes)
         assert isinstance(refused, ev.Refused)
         assert theirs in refused.why
-
-
-def test_a_request_waits_for_the_holder_that_a_dead_server_left() -> None:
-    held = reading(0, other_server="held by pid 7")
-    box = Box(replace(held, is_other_server_up=False))
-
-    box.ask("ada")
-    assert box.stage("ada") == "queued"
-    box.observe_now(reading(0))
-
-    assert box.stage("ada") == "active"

@@ -1,8 +1,8 @@
 """A second server on the same GPUs, by another Unix user, with its own port and state directory. It comes and goes.
 
 While the first server has the GPUs, the second must grant none, also after the first has been killed: it may only be
-restarting. A second server that comes while the first is away takes the GPUs, and must grant none that a local holder of
-the first still has. Those of remote holders it cannot know.
+restarting. A second server that comes while the first is away takes the GPUs, and knows no lease of the first one. That is
+for operators to avoid, and does not happen here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_worker_pool.testing import COMMAND, ServerProcess
-from tests.e2e.worker import call, now
+from tests.e2e.worker import call
 from tests.other_user import ALICE, command_as, folder_of
 
 from .scene import Fault, Scene
@@ -60,14 +60,9 @@ class SecondServer:
             if not is_clear:
                 self.scene.recorder.say("second_server_unclear")
 
-    async def take_over(self) -> None:
-        """While the first is away, and stays away until this has gone."""
-        async with self.one_at_a_time:
-            await self.come_once(None)
-
-    async def come_once(self, authority: int | None) -> bool:
-        """Whether the same process, or none, had the GPUs all the while that the second took to look for them."""
-        since, self.is_looking = now(), True
+    async def come_once(self, authority: int) -> bool:
+        """Whether the same process had the GPUs all the while that the second took to look for them."""
+        self.is_looking = True
         try:
             self.server.launch()
             await asyncio.to_thread(self.server.wait_until_ready)
@@ -75,7 +70,7 @@ class SecondServer:
             is_clear = authority == self.first.authority
             self.is_looking = not is_clear
             for _ in range(self.scene.random.randint(1, 3) if is_clear else 0):
-                await self.ask(since, has_taken_over=authority is None)
+                await self.ask()
                 await asyncio.sleep(self.scene.random.uniform(0.1, 0.6))
         finally:
             self.server.kill()
@@ -89,7 +84,7 @@ class SecondServer:
         while not (await self.call("GET", "/gpu/count"))[1]["gpu_count"]:  # noqa: ASYNC110 - a server tells nobody
             await asyncio.sleep(0.02)
 
-    async def ask(self, since: float, *, has_taken_over: bool) -> None:
+    async def ask(self) -> None:
         """Ask for all GPUs one by one, for a share, and give back what it granted."""
         granted: list[str] = []
         forms: list[dict[str, object]] = [{}] * self.scene.plan.gpus + [{"memory_mb": 1000.0}]
@@ -99,8 +94,8 @@ class SecondServer:
             _, answer = await self.call("PUT", path, {**form, "ttl_s": 5.0})
             if answer.get("state") == "active":
                 granted += [gpu["uuid"] for gpu in answer["gpus"]]
-        self.scene.recorder.say("second_server", granted=granted, since=since, has_taken_over=has_taken_over)
-        self.scene.recorder.counts["second_server_took_over" if has_taken_over else "second_server_beside_first"] += 1
+        self.scene.recorder.say("second_server", granted=granted)
+        self.scene.recorder.counts["second_server_beside_first"] += 1
         self.scene.recorder.counts["second_server_granted"] += len(granted)
         for path in paths:
             await self.call("DELETE", path)

@@ -77,7 +77,7 @@ class Strangers:
     async def ask_for_shares(self) -> None:
         name = f"flood{self.scene.recorder.counts['flooded']}"
         server, memory_mb = self.scene.server, self.scene.random.randint(2, 50)
-        orders = [name, str(server.port), server.scope, str(self.scene.plan.shares), str(memory_mb)]
+        orders = [name, str(server.port), str(self.scene.plan.shares), str(memory_mb)]
         command = command_as(BOB, *FLOODER, *orders)
         if isinstance(command, str):
             command = [sys.executable, *FLOODER, *orders]

@@ -38,8 +38,8 @@ class Crew:
 
     def start(self, role: Orders, *, is_spared: bool = False) -> str:
         name = f"w{self.scene.recorder.counts['worker_started']}"
-        port, folder, scope = role.port or self.scene.proxy.port, str(self.scene.folder), self.scene.server.scope
-        orders = replace(role, name=name, port=port, folder=folder, scope=scope)
+        port = role.port or self.scene.proxy.port
+        orders = replace(role, name=name, port=port, folder=str(self.scene.folder))
         self.workers[name] = (orders, _popen((*PYTHON, str(WORKER), orders.encoded()), self.scene.folder))
         if is_spared:
             self.spared.add(name)

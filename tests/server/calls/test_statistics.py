@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.http.loop_share import LoopShare
+from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.views.gpu_view import STATES
 from gpu_worker_pool.testing import ServerProcess

@@ -180,7 +180,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         await ask(lambda: SqliteAccounts(journal_path(settings)))
     assert caught.value.status == 503
     async with app.running():
-        await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False, is_loopback=False)
+        await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False)
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
         assert isinstance(pool.state.find("a"), EndedLease)
         assert await ask(lambda: SqliteAccounts(journal_path(settings))) == {"leases": 1}

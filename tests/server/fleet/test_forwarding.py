@@ -167,6 +167,18 @@ async def test_what_a_box_says_of_its_caller_is_what_counts(tmp_path: Path) -> N
         assert not leader.app.pool.state.leases
 
 
+async def test_a_box_vouches_only_for_a_process_that_a_caller_of_its_machine_may_name(tmp_path: Path) -> None:
+    async with two_boxes(tmp_path) as boxes:
+        for number, (headers, process) in enumerate(
+            ((ADA, os.getpid()), ({**ADA, "X-Forwarded-For": "10.0.0.7"}, None))
+        ):
+            await boxes.other.ask(f"/leases/{number}", "PUT", own_process(), headers)
+            lease = boxes.leader.app.pool.state.find(str(number))
+            assert lease is not None
+            found = lease.request.holder.process_on(OTHER)
+            assert (found and found.pid) == process, headers
+
+
 async def test_no_call_is_passed_on_twice_and_without_a_leader_the_reason_is_told(tmp_path: Path) -> None:
     async with two_boxes(tmp_path) as boxes:
         leader, other = boxes.leader, boxes.other

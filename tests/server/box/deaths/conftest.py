@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
-from tests.server.authority.deaths.processes import Child, Reports
+from tests.server.box.deaths.processes import Child, Reports
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

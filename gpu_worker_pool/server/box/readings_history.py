@@ -8,8 +8,8 @@ from datetime import datetime
 
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.server.http.response import encode, encode_with
-from gpu_worker_pool.wire.page import Lines
+from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.wire.page import Lines, PastView
 from gpu_worker_pool.wire.statistics import GpuHistory, GpuPast, HistoryPoint
 
 from .snapshot import Snapshot
@@ -40,10 +40,11 @@ def encode_readings(snapshots: Sequence[Snapshot], latest: Snapshot, max_history
     gpus = []
     for gpu in sorted(first.values(), key=lambda gpu: gpu.index):
         uuid = gpu.key.uuid
-        gpus.append(encode(GpuPast(gpu_id=gpu.index, uuid=uuid, name=gpu.name, readings=tuple(points[uuid]))))
+        gpus.append(GpuPast(gpu_id=gpu.index, uuid=uuid, name=gpu.name, readings=tuple(points[uuid])))
         pauses.yield_if_due()
-    frame = GpuHistory(max_history=max_history, gpus=(), timestamp=latest.timestamp, source=latest.source)
-    return encode_with(frame, gpus=gpus)
+    return encode(
+        GpuHistory(max_history=max_history, gpus=tuple(gpus), timestamp=latest.timestamp, source=latest.source)
+    )
 
 
 class _Point:
@@ -86,17 +87,16 @@ class ReadingLines:
             self._last = snapshot
             pauses.yield_if_due()
         points = list(self._points)
-        gpus = []
+        gpus: dict[str, Lines] = {}
         for uuid in dict.fromkeys(uuid for point in points for uuid in point.percents):
             both = [point.percents.get(uuid, (None, None)) for point in points]
-            lines = Lines(
+            gpus[uuid] = Lines(
                 memory_percent=tuple(memory for memory, _ in both),
                 utilization_percent=tuple(load for _, load in both),
             )
-            gpus.append(b"%b:%b" % (encode(uuid), encode(lines)))
             pauses.yield_if_due()
-        times = encode([round(point.taken.timestamp(), 3) for point in points if point.taken])
-        return b'{"max_history":%d,"measured_at":%b,"gpus":{%b}}' % (self._max_history, times, b",".join(gpus))
+        times = tuple(round(point.taken.timestamp(), 3) for point in points if point.taken)
+        return encode(PastView(max_history=self._max_history, measured_at=times, gpus=gpus))
 
     def _new_among(self, snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
         for number in range(len(snapshots), 0, -1):

@@ -14,8 +14,6 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.gpu_lock import GpuLocks
-from gpu_worker_pool.host.holder_mark import HolderMark, MarkReader
-from gpu_worker_pool.host.holder_record import RecordReader
 from gpu_worker_pool.host.visible_devices import InstalledGpu, VisibleDevices, select_visible
 
 from .snapshot import Snapshot
@@ -46,8 +44,6 @@ class Sampler:
         self._clock = clock
         self._on_sample = on_sample
         self._locks = locks
-        self._marks = MarkReader()
-        self.records = RecordReader()
         self._probe: Probe | None = None
         self._attempts = 0
         self._last_error: str | None = None
@@ -98,15 +94,9 @@ class Sampler:
         else:
             visible = self._visible_of(found.readings)
             source = probe.source if probe else "none"
-            marks: tuple[HolderMark, ...] = ()
             if source != "simulated" or (self._locks is not None and self._locks.is_for_simulated):
                 visible = tuple(map(self._locked, visible))
-                free = {reading.gpu.key.uuid for reading in visible if reading.other_server is None}
-                marks = (*self._marks.read(), *self.records.read(free))
-            snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error, marks)
-            if for_history:
-                # Of the others a waiter is in a hurry: a GPU was released.
-                snapshot.prepare(self.snapshot)
+            snapshot = Snapshot(began, _now(), visible, source, len(found.readings), found.error)
             self.snapshot = snapshot
             if for_history:
                 self.history.append(snapshot)

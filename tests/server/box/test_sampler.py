@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
-from gpu_worker_pool.server.authority.sampler import Sampler
-from gpu_worker_pool.server.authority.snapshot import BodyName, Snapshot
+from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import BodyName, Snapshot
 
 
 def sampler_of(gpus: int) -> Sampler:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.host.holder_mark import HolderMark
-from gpu_worker_pool.host.pauses import Pauses
-from gpu_worker_pool.server.http.response import encode, encode_with
+from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire import statistics as wire
-
-BodyName = Literal["stats_body", "count_body", "summary_body"]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people.
-
-    `marks` are the processes of this machine that say which GPUs they hold; simulated GPUs have none.
-    """
+    """The visible GPUs at one time. `at` is on the clock for ages; `taken` is for people."""
 
     at: float
     taken: datetime
@@ -31,24 +24,6 @@ class Snapshot:
     source: str
     installed: int
     error: str | None = None
-    marks: tuple[HolderMark, ...] = ()
-    # The bodies that were asked for.
-    asked: set[str] = field(default_factory=set, compare=False, repr=False)
-
-    def prepare(self, before: Snapshot) -> None:
-        """Encode the bodies that were asked for of the snapshot before, so that the event loop need not: a thousand GPUs
-        take ten milliseconds. Call it in a thread, before the snapshot is shown.
-        """
-        pauses, encoders = Pauses(), {"stats_body": self._encode_stats, "summary_body": self._encode_summary}
-        for name, encode_body in encoders.items():
-            if name in before.asked:
-                self.__dict__[name] = encode_body(pauses.yield_if_due)
-
-    def ask(self, name: BodyName) -> bytes:
-        """A body, which is encoded once for all callers."""
-        self.asked.add(name)
-        body: bytes = getattr(self, name)
-        return body
 
     @property
     def timestamp(self) -> str:
@@ -62,7 +37,7 @@ class Snapshot:
 
     @cached_property
     def stats_body(self) -> bytes:
-        return self._encode_stats()
+        return encode(self.stats)
 
     @cached_property
     def count_body(self) -> bytes:
@@ -70,28 +45,20 @@ class Snapshot:
 
     @cached_property
     def summary_body(self) -> bytes:
-        return self._encode_summary()
-
-    def _encode_stats(self, pause: Callable[[], None] = lambda: None) -> bytes:
-        gpus = _encode_each(_gpu, self.readings, pause)
-        return encode_with(wire.GpuStatistics(gpus=(), **self._common), gpus=gpus)
-
-    def _encode_summary(self, pause: Callable[[], None] = lambda: None) -> bytes:
         """The body of /gpu/summary. Totals are of the known values; null if none is known."""
-        gpus = _encode_each(_gpu_in_short, self.readings, pause)
         total_mb = _known(reading.memory_total_mb for reading in self.readings)
         used_mb = _known(reading.memory_used_mb for reading in self.readings)
         utilization = _known(reading.utilization_percent for reading in self.readings)
         unknown = None if self.readings else 0.0
-        frame = wire.GpuSummary(
+        summary = wire.GpuSummary(
             total_memory_mb=round(sum(total_mb)) if total_mb or not self.readings else None,
             total_used_memory_mb=round(sum(used_mb)) if used_mb or not self.readings else None,
             total_memory_usage_percent=_percent(self.readings),
             average_utilization_percent=round(fmean(utilization), 2) if utilization else unknown,
-            gpus_summary=(),
+            gpus_summary=tuple(map(_gpu_in_short, self.readings)),
             **self._common,
         )
-        return encode_with(frame, gpus_summary=gpus)
+        return encode(summary)
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -101,16 +68,6 @@ class Snapshot:
             "source": self.source,
             "error": self.error,
         }
-
-
-def _encode_each(
-    view: Callable[[Reading], object], readings: Iterable[Reading], pause: Callable[[], None]
-) -> list[bytes]:
-    encoded = []
-    for reading in readings:
-        encoded.append(encode(view(reading)))
-        pause()
-    return encoded
 
 
 def _gpu_in_short(reading: Reading) -> wire.GpuInShort:

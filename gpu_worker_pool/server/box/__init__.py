@@ -1,0 +1,1 @@
+"""This box: its GPUs are read, and the processes of holders are watched."""
