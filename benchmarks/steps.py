@@ -63,7 +63,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "encode the answer": ("server.calls.lease_answers:JsonFrame.join",),
     "write to the socket": ("server.http.exchange:Exchange.answer",),
     SHOWN: ("ledger.driver:Driver._tell_late",),
-    READINGS: ("server.authority.authority:Authority._observe",),
+    READINGS: ("server.authority.pool:Pool._observe",),
 }  # fmt: skip
 ALL = (*(step for step in STEPS if step not in {SHOWN, READINGS}), TO_WRITER, FROM_WRITER, WHOLE_CALL)
 

@@ -20,7 +20,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.server.agent.handshake import FleetKey
 from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
-from gpu_worker_pool.server.authority.own_box import as_installed
+from gpu_worker_pool.server.box.snapshot import as_installed
 from gpu_worker_pool.server.version import VERSION
 
 # A thousand boxes have ten thousand GPUs.

@@ -28,7 +28,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.server.authority.own_box import as_installed
+from gpu_worker_pool.server.box.snapshot import as_installed
 from gpu_worker_pool.server.garbage import GarbageCollection
 
 from .boxes import GPUS_A_BOX, readings_of

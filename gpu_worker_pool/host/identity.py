@@ -14,7 +14,6 @@ from gpu_worker_pool.core.model.request import Holder
 
 from .clock import boot_id
 from .processes import PROC, read_process, read_uids
-from .users import user_name
 
 HOSTS = Path("/etc/hosts")
 
@@ -30,7 +29,9 @@ class NoSuchProcess(Exception):  # noqa: N818 - a fact about the client, not a f
 class ForeignProcess(Exception):  # noqa: N818 - a fact about the client, not a fault
     """The client names a process of another user as the holder."""
 
-    def __init__(self, process: ProcessId, user: str) -> None:
+    def __init__(self, process: ProcessId, uid: int) -> None:
+        # By its number: the directory of users may take long for a name, and the event loop must not wait for that.
+        user = "root" if uid == 0 else f"another user (uid {uid})"
         super().__init__(
             f"pid {process.pid} is a process of {user}; the holder must be a process of the user who requests the lease. "
             "Only an administrator may name another"
@@ -81,7 +82,7 @@ class Machine:
             return found
         uids = read_uids(self.proc, found.pid) if self.proc else ()
         if uids and uid not in uids:
-            raise ForeignProcess(found, user_name(uids[0]))
+            raise ForeignProcess(found, uids[0])
         return found if uids else None
 
     def is_alive(self, process: ProcessId) -> bool:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
+import logging
 import os
 import pwd
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 from gpu_worker_pool.core.model.configured import Role
 
-# A directory service may be slow, and each new connection asks.
-_KEEP_S = 10.0
+logger = logging.getLogger(__name__)
+
+# A directory service (LDAP, say) may be slow or down. What it said is taken for as long as this, and is then asked again
+# while the last word is served.
+KEEP_S = 120.0
+# A word that is older gives no rights of a group any more, unless the directory confirms it.
+TRUST_S = 3600.0
+# A caller that is not known yet waits for it this long.
+LOOKUP_S = 5.0
 _MOST_KEPT = 1024
+_MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +49,37 @@ def user_name(uid: int | None = None) -> str:
         return f"uid-{uid}"
 
 
+class UserNotLookedUp(Exception):  # noqa: N818 - a fact, not a mistake
+    """The directory of users has not said yet who a user is."""
+
+    def __init__(self, uid: int) -> None:
+        super().__init__(f"the directory of users of this machine (NSS) has not said who uid {uid} is")
+
+
 class Users:
-    """Looks users up by uid. The members of `admin_group` are administrators, those of `operator_group` operators; None
-    for no group.
+    """Looks users up by uid, in threads of its own: a directory that does not answer holds no other caller. The members of
+    `admin_group` are administrators, those of `operator_group` operators; None for no group. `look_up` asks the directory
+    for the name and the role of a user, and may take long.
     """
 
-    def __init__(self, admin_group: str | None = None, operator_group: str | None = None) -> None:
+    def __init__(
+        self,
+        admin_group: str | None = None,
+        operator_group: str | None = None,
+        *,
+        look_up: Callable[[int], User] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._own_uid = os.geteuid()
         self._admin_group = admin_group
         self._operator_group = operator_group
+        self._look_up = look_up or self._ask_directory
+        self._clock = clock
         self._known: dict[int, tuple[float, User]] = {}
+        # The lookups that are under way or wait for a thread.
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._running = 0
+        self._waiting: deque[int] = deque()
 
     def why_no_members(self) -> list[str]:
         """Why a group gives no rights to any user; nothing of a group that is not set, or exists."""
@@ -55,14 +91,60 @@ class Users:
         ]
 
     def find(self, uid: int) -> User:
-        now = monotonic()
-        looked_up_at, user = self._known.get(uid, (-_KEEP_S, None))
-        if user is None or now - looked_up_at >= _KEEP_S:
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
-            user = User(user_name(uid), self._role(uid))
-            self._known[uid] = now, user
-        return user
+        """The user, by what the directory said last; UserNotLookedUp if it has said nothing yet. It asks nobody."""
+        if uid not in self._known:
+            raise UserNotLookedUp(uid)
+        said_at, user = self._known[uid]
+        is_old = self._clock() - said_at >= TRUST_S
+        return User(user.name) if is_old and uid not in {0, self._own_uid} else user
+
+    async def know(self, uid: int, timeout_s: float = LOOKUP_S) -> None:
+        """Let the directory be asked, if it was not lately. Only a user without a word that can be trusted is waited for,
+        and no longer than `timeout_s`; all callers of one user share one lookup.
+        """
+        known = self._known.get(uid)
+        age_s = inf if known is None else self._clock() - known[0]
+        if age_s < KEEP_S:
+            return
+        asked = self._asked.get(uid)
+        if asked is None:
+            asked = self._asked[uid] = asyncio.get_running_loop().create_future()
+            self._waiting.append(uid)
+            self._ask_next()
+        if age_s >= TRUST_S:
+            await asyncio.wait({asked}, timeout=timeout_s)
+
+    def _ask_next(self) -> None:
+        while self._waiting and self._running < _MOST_AT_ONCE:
+            self._running += 1
+            loop, uid = asyncio.get_running_loop(), self._waiting.popleft()
+            # A daemon: a directory that never answers does not keep the server from ending.
+            threading.Thread(target=self._ask, args=(uid, loop), name="users", daemon=True).start()
+
+    def _ask(self, uid: int, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            user = self._look_up(uid)
+        except Exception:
+            logger.exception("the user with uid %d cannot be looked up", uid)
+            user = None
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._note, uid, user)
+
+    def _note(self, uid: int, user: User | None) -> None:
+        self._running -= 1
+        if user is not None:
+            if len(self._known) >= _MOST_KEPT and uid not in self._known:
+                del self._known[min(self._known, key=lambda known: self._known[known][0])]
+            known = self._known.get(uid)
+            # The same object while nothing has changed.
+            self._known[uid] = self._clock(), known[1] if known is not None and known[1] == user else user
+        asked = self._asked.pop(uid)
+        if not asked.done():
+            asked.set_result(None)
+        self._ask_next()
+
+    def _ask_directory(self, uid: int) -> User:
+        return User(user_name(uid), self._role(uid))
 
     def _role(self, uid: int) -> Role:
         if uid in {0, self._own_uid} or is_in_group(uid, self._admin_group):

@@ -26,7 +26,7 @@ from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
-from gpu_worker_pool.host.users import Users
+from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
 from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
@@ -34,10 +34,8 @@ from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from .agent.custody_store import CustodyStore
 from .agent.membership import Membership
 from .agent.message_codec import PATH as AGENT_PATH
-from .authority.authority import Authority, JournalSource
-from .authority.led_elsewhere import LedElsewhereSource
-from .authority.own_journal import OwnJournal
-from .authority.pool import Pool
+from .authority.journal_sources import LedElsewhere, OwnJournal
+from .authority.pool import JournalSource, Pool
 from .box.sampler import Sampler
 from .box.snapshot import Snapshot
 from .fleet import (
@@ -54,6 +52,7 @@ from .fleet import (
 )
 from .hooks import Hooks, load_rules
 from .http.access import AccessRules
+from .http.connection import Connection
 from .http.forwarding import Forwarding
 from .http.front import READABLE, PolledStatistics, check_head, nowhere
 from .http.pool_route import PoolRoute, write
@@ -105,6 +104,7 @@ class PoolApp(FastAPI):
         settings: ServerSettings,
         make_probe: Callable[[], Probe] | None = None,
         machine: Machine | None = None,
+        look_up_user: Callable[[int], User] | None = None,
     ) -> None:
         super().__init__(
             title=settings.title,
@@ -116,7 +116,7 @@ class PoolApp(FastAPI):
         self.settings = settings
         self.is_stopping = False
         self.tokens = settings.load_tokens()
-        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group)
+        users = Users(settings.gpu_pool_admin_group, settings.gpu_pool_operator_group, look_up=look_up_user)
         for why in users.why_no_members():
             logger.error("%s", why)
         self.access = AccessRules(
@@ -149,7 +149,7 @@ class PoolApp(FastAPI):
             on_sample=self._on_sample,
             locks=self.locks,
         )
-        self._authority = Authority(
+        self.pool = Pool(
             settings.pool_settings(),
             machine or Machine.here(),
             self._sampler,
@@ -159,7 +159,6 @@ class PoolApp(FastAPI):
             is_in_fleet=self._is_in_fleet,
         )
         self._simulated = simulated_probe
-        self.pool: Pool = self._authority.pool
         self.tokens.added = lambda: self.pool.state.tokens
         self.pool.follow(self.tokens.note)
         self.statistics = Statistics(self._sampler, settings, self.pool)
@@ -198,8 +197,8 @@ class PoolApp(FastAPI):
         # The first route that matches a path answers, and leases are called for most often.
         for router in sorted((*ROUTERS, docs_router(settings)), key=lambda each: each is not leases.router):
             router.add_to(self, prefix=settings.api_prefix, with_cors=with_cors)
-        for router in (fleet.router, *ROUTERS) if settings.gpu_pool_fleet else (fleet.elsewhere,):
-            router.add_to(self, prefix=settings.api_prefix, is_fleet=router not in {fleet.router, fleet.elsewhere})
+        for router in (fleet.router, *ROUTERS):
+            router.add_to(self, prefix=settings.api_prefix, is_fleet=router is not fleet.router)
         self.router.default = self._answer_nowhere
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -241,7 +240,7 @@ class PoolApp(FastAPI):
     def endpoints(self) -> Mapping[str, str]:
         """What the home page says of each call, by its path."""
         prefix, settings = self.settings.api_prefix, self.settings
-        routers = (*ROUTERS, *((fleet.router,) if settings.gpu_pool_fleet else ()), docs_router(settings))
+        routers = (*ROUTERS, *((fleet.router,) if self.pool.membership else ()), docs_router(settings))
         return {
             f"{prefix}{declared.path.replace(':path}', '}').replace('{lease_id}', '{id}')}": declared.help
             for router in routers
@@ -255,7 +254,7 @@ class PoolApp(FastAPI):
         return self._agent
 
     def _on_sample(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
-        self._authority.observe(snapshot, is_regular=is_regular)
+        self.pool.observe(snapshot, is_regular=is_regular)
         if self._agent is not None:
             self._agent.observe(snapshot)
 
@@ -271,11 +270,13 @@ class PoolApp(FastAPI):
         try:
             self._database = fleet_database(self.settings)
             if self._is_in_fleet:
-                pool = self.settings.pool_settings()
-                await self._make_agent(await asyncio.to_thread(check_own_journal, journal_path(self.settings), pool))
+                settings = self.settings.pool_settings()
+                fence = await asyncio.to_thread(check_own_journal, journal_path(self.settings), settings)
+                source = await self._join_fleet(fence)
             else:
-                self._authority.note_fence(await asyncio.to_thread(check_custody, custody_path(self.settings)))
-            await self._authority.start(self._journal_source())
+                self.pool.note_fence(await asyncio.to_thread(check_custody, custody_path(self.settings)))
+                source = OwnJournal(self.pool, self._open_journal)
+            await self.pool.start(source, self._agent)
         except (JournalInUse, StateDirError, FleetUnusable) as error:
             self.why_not_started = str(error)
             self.locks.close()
@@ -303,18 +304,18 @@ class PoolApp(FastAPI):
         self._stop_waiting()
         if self._agent is not None:
             await self._agent.stop()
-        await self._authority.stop()
+        await self.pool.stop()
         await self._hooks.stop()
         self._sampler.stop()
         self.locks.close()
 
-    async def _make_agent(self, least_fence: int) -> None:
-        """Open what this box keeps of its fleet. JournalInUse if another server does."""
+    async def _join_fleet(self, least_fence: int) -> JournalSource:
+        """Open what this box keeps of its fleet, and take part in it. JournalInUse if another server does."""
         from .agent.agent import Agent  # noqa: PLC0415 - it loads aiohttp, which a server without a fleet does not need
-        from .leader.candidate_leadership import CandidateLeadership  # noqa: PLC0415 - as above
+        from .authority.candidate import Candidate  # noqa: PLC0415 - only candidates of a fleet need it
         from .leader.endpoint import AgentEndpoint  # noqa: PLC0415
 
-        settings, leader = self.settings, self._authority.leader
+        settings, leader = self.settings, self.pool.leader
         assert leader is not None  # noqa: S101 - it is in a fleet
         key = fleet_key(settings)
         try:
@@ -323,45 +324,37 @@ class PoolApp(FastAPI):
             raise
         except JournalError as error:
             raise FleetUnusable(str(error)) from None
-        is_candidate = self._database is not None
+        node, url = settings.gpu_pool_node, own_address(settings, self.port)
+        if self._database is not None:
+            self.candidate = Candidate(
+                self.pool, leader, self._database, boot_time, node=node, url=url, spread_s=spread_s(node, url)
+            )
         self._agent = Agent(
-            settings.gpu_pool_node,
+            node,
             store,
             self._sampler,
-            url=own_address(settings, self.port),
+            url=url,
             own_url=address_for_itself(settings, self.port),
             key=key,
             listed=listed_boxes(settings),
-            leadership=CandidateLeadership(self._authority.pool, leader, self._stand_back) if is_candidate else None,
+            leadership=self.candidate,
             simulated=self._simulated,
             least_fence=least_fence,
         )
-        self.pool.membership = self._agent
         self._renewals.secret = key.secret
-        if not is_candidate:
-            self.pool.fleet = self._agent.view
-        self._endpoint = AgentEndpoint(settings.gpu_pool_node, key, leader, self._known_leader)
-
-    def _stand_back(self) -> None:
-        if self.candidate is not None:
-            self.candidate.stand_back()
+        self._endpoint = AgentEndpoint(
+            node, key, leader, self._known_leader, lambda scope: Connection.of_scope(scope).is_own
+        )
+        return self.candidate or LedElsewhere(self.pool, self._agent)
 
     def _known_leader(self) -> str | None:
         fleet = self.pool.fleet()
         return None if fleet is None else fleet.leader_url
 
-    def _journal_source(self) -> JournalSource:
+    def _open_journal(self) -> SqliteJournal:
         settings = self.settings
-        if self._agent is not None and self._database is None:
-            return LedElsewhereSource(self._agent)
-        if self._database is None:
-            durability, node = settings.gpu_pool_durability, settings.gpu_pool_node
-            return OwnJournal(lambda: SqliteJournal(journal_path(settings), durability=durability, node=node))
-        from .authority.candidate import Candidate  # noqa: PLC0415 - only candidates of a fleet need it
-
-        node, url = settings.gpu_pool_node, own_address(settings, self.port)
-        self.candidate = Candidate(self._database, boot_time, node=node, url=url, spread_s=spread_s(node, url))
-        return self.candidate
+        durability, node = settings.gpu_pool_durability, settings.gpu_pool_node
+        return SqliteJournal(journal_path(settings), durability=durability, node=node)
 
     def _open_accounts(self) -> Accounts:
         return SqliteAccounts(journal_path(self.settings)) if self._database is None else self._database.accounts()
@@ -370,8 +363,6 @@ class PoolApp(FastAPI):
         """Answer all calls that wait: they must not keep the server from stopping."""
         self.is_stopping = True
         self.pool.release_waiters()
-        if self._authority.leader is not None:
-            self._authority.leader.release_waiters()
         if self._agent is not None:
             self._agent.release_waiters()
         self._streams.close()
@@ -425,9 +416,12 @@ def create_app(
     settings: ServerSettings | None = None,
     make_probe: Callable[[], Probe] | None = None,
     machine: Machine | None = None,
+    look_up_user: Callable[[int], User] | None = None,
 ) -> PoolApp:
-    """Make the application. The settings are those of the environment, and the machine is this one, unless given."""
-    return PoolApp(settings or ServerSettings.load(), make_probe, machine)
+    """Make the application. The settings are those of the environment, the machine is this one, and users are looked up in
+    its directory, unless given.
+    """
+    return PoolApp(settings or ServerSettings.load(), make_probe, machine, look_up_user)
 
 
 def _journal_name(settings: ServerSettings) -> str | None:

@@ -40,7 +40,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.gpus.simulated import parse_spec
 from gpu_worker_pool.wire.bounds import is_printable
 
-from .http.tokens import Tokens
+from .http.tokens import MIN_TOKEN_LENGTH, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -293,6 +293,13 @@ class ServerSettings(BaseSettings):
                 "GPU_POOL_TOKENS has no token, though it is set; no token of it is accepted until that is fixed"
             )
             return Tokens.broken()
+        if tokens.too_short:
+            logger.error(
+                "GPU_POOL_TOKENS: the token of entry %s has fewer than %d characters and can be guessed, so it is not "
+                "accepted; make one by `gpu-pool token add NAME`, or write a random one: openssl rand -hex 16",
+                ", ".join(map(str, tokens.too_short)),
+                MIN_TOKEN_LENGTH,
+            )
         return tokens
 
     @property

@@ -16,7 +16,7 @@ from tests.server.leasing import wait_until_free
 
 GPUS = "2xA100-80GB,2xT4"
 # As the documents show them. The server on "this machine" has none, so that everybody there may do everything.
-TOKENS = {"ada": "a-long-secret", "admin": "another-long-secret"}
+TOKENS = {"ada": "a-long-random-secret", "admin": "another-long-secret"}
 QUICK = {"SIMULATED_GPUS": GPUS, "REFRESH_INTERVAL": "0.05", "GPU_POOL_DURABILITY": "normal"}
 
 

@@ -27,8 +27,8 @@ from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
 from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
+from gpu_worker_pool.server.forms import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.forms import LeaseForm
 from tests.documents.blocks import ROOT, all_blocks, documents, without_blocks
 
 # Read by nobody but the tests, or not a setting.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import pwd
@@ -16,7 +17,7 @@ import pytest
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host import connections
 from gpu_worker_pool.host.connections import UserNotKnown, uid_of_tcp_peer, uid_of_unix_peer
-from gpu_worker_pool.host.users import Users, is_in_group, user_name
+from gpu_worker_pool.host.users import User, Users, is_in_group, user_name
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is"),
@@ -115,6 +116,11 @@ def test_the_user_of_a_unix_socket() -> None:
         assert uid_of_unix_peer(ours) == os.geteuid()
 
 
+def found(users: Users, uid: int) -> User:
+    asyncio.run(users.know(uid, timeout_s=60.0))
+    return users.find(uid)
+
+
 def test_names_groups_and_administrators() -> None:
     nobody = 61_999
     assert user_name(0) == "root"
@@ -124,9 +130,9 @@ def test_names_groups_and_administrators() -> None:
     assert not is_in_group(nobody, "root")
     assert not is_in_group(0, None)
     users = Users("root")
-    assert users.find(0).role is Role.ADMINISTRATOR
-    assert users.find(os.geteuid()).role is Role.ADMINISTRATOR
-    assert users.find(nobody).role is Role.USER
+    assert found(users, 0).role is Role.ADMINISTRATOR
+    assert found(users, os.geteuid()).role is Role.ADMINISTRATOR
+    assert found(users, nobody).role is Role.USER
     assert users.why_no_members() == []
     assert "GPU_POOL_ADMIN_GROUP='no-such-group'" in str(Users("no-such-group").why_no_members())
     assert "GPU_POOL_OPERATOR_GROUP='none'" in str(Users("root", "none").why_no_members())
@@ -138,7 +144,7 @@ def test_members_of_the_second_group_are_operators() -> None:
     other = next(user for user in pwd.getpwall() if user.pw_uid not in {0, os.geteuid()} and user.pw_gid != 0)
     group = grp.getgrgid(other.pw_gid).gr_name
 
-    assert Users(None, group).find(other.pw_uid).role is Role.OPERATOR
-    assert Users(group, group).find(other.pw_uid).role is Role.ADMINISTRATOR
-    assert Users().find(other.pw_uid).role is Role.USER
+    assert found(Users(None, group), other.pw_uid).role is Role.OPERATOR
+    assert found(Users(group, group), other.pw_uid).role is Role.ADMINISTRATOR
+    assert found(Users(), other.pw_uid).role is Role.USER
     assert Users(None, group).operators().endswith(f"the members of the group {group}")

@@ -86,7 +86,7 @@ async def test_a_program_gets_the_notice_and_no_shell_reads_it(tmp_path: Path) -
     program.write_text(f'#!/bin/sh\ncat > {tmp_path}/stdin\necho "$@" > {tmp_path}/args\nenv > {tmp_path}/env\n')
     program.chmod(0o700)
 
-    env = {"PATH": os.environ["PATH"], "GPU_POOL_TOKENS": "ada:a-long-secret"}
+    env = {"PATH": os.environ["PATH"], "GPU_POOL_TOKENS": "ada:a-long-random-secret"}
     failed = await attempt(Program((str(program), "$HOME; touch x")), env=env)
 
     assert failed is None

@@ -28,8 +28,6 @@ FILE = "COUNTS_FILE"
 COUNTED = {
     "commits": "ledger.sqlite.file:SqliteFile.transaction",
     "steps of the core": "ledger.driver:step",
-    "answers in one write": "server.http.exchange:Exchange.answer",
-    "bodies that had to be waited for": "server.http.bodies:_collect",
     "heads of requests read": "server.http.protocol:BoundedProtocol.on_headers_complete",
 }
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, given, settings
 
-from gpu_worker_pool.host.users import Users
-from gpu_worker_pool.server.http.access import AccessRules
-from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.docs import Docs
-from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
-from gpu_worker_pool.wire.routes import TABLE
-from tests.server.calls.test_usage import no_body
 
 if TYPE_CHECKING:
     import schemathesis
@@ -47,12 +38,3 @@ def test_the_server_keeps_to_its_own_description() -> None:
             call()
             calls += 1
         assert calls >= 10
-
-
-async def test_the_description_is_made_once_and_all_callers_share_its_bytes() -> None:
-    docs = Docs(TABLE, ServerSettings(_env_file=None, simulated_gpus="1"), None)
-    call = Call({"headers": []}, no_body, AccessRules(), Users())
-    first, *others = await asyncio.gather(*(docs.openapi(call) for _ in range(3)))
-    assert isinstance(first.body, bytes)
-    assert json.loads(first.body)["openapi"]
-    assert all(other.body is first.body for other in others)

@@ -223,7 +223,7 @@ def judge_state_dir(state: StateDir) -> list[Finding]:
 def judge_tokens(tokens: Tokens, heard: list[str], open_file: str | None) -> list[Finding]:
     """Whether the tokens can be used and are secret. `open_file` is a file of tokens that every user can read."""
     name = "tokens"
-    if tokens.is_broken:
+    if tokens.is_broken or tokens.too_short:
         return [Finding(name, "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")]
     if tokens.is_unset:
         text = "GPU_POOL_TOKENS is not set; tokens that were added while a server ran are not in the settings"

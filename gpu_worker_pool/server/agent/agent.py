@@ -33,19 +33,16 @@ from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.loop import LiveTime, Waiters
 from gpu_worker_pool.server.agent.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
-from gpu_worker_pool.server.authority.own_box import as_installed
 from gpu_worker_pool.server.box.holders import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
-from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.service import FleetView
 
 from .custody_store import CustodyStore
 from .handshake import FleetKey
-from .leader_knowledge import LeaderKnowledge
-from .leader_question import ask_who_leads
-from .link import LeaderLink, LinkLost, connect
-from .membership import BoxRenewal
+from .link import LeaderLink, LinkLost, ask_who_leads, connect
+from .membership import BoxRenewal, LeaderKnowledge
 from .renewals import Renewals
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,9 @@ from typing import Protocol
 from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 
+# While a client waits on an open connection, the server renews its lease, this often within the TTL.
+RENEWALS_PER_TTL = 3
+
 
 @dataclass(frozen=True, slots=True)
 class BoxRenewal:
@@ -73,3 +76,28 @@ class Membership(Protocol):
         With `wait_s`, and if there is no news and no lease that is elsewhere, it renews them again and again until one of
         them has ended or was warned, or the time is over. `warned` are the leases of whose warning the caller knows.
         """
+
+
+class LeaderKnowledge(Protocol):
+    """What this process knows of the leader, because it can lead itself."""
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether it leads now, and is sure of it."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not known who leads."""
+
+    def leader_url(self) -> str | None:
+        """The leader by the database; None if that is not known."""
+
+    def stand_back(self) -> None:
+        """Do not lead for a while: this box has another key than the leader."""
+
+    def node_of_key(self, key: str) -> str | None:
+        """As in Membership."""
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        """As in Membership."""

@@ -10,10 +10,9 @@ from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import KeptRenewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.loop import Waiters
-from gpu_worker_pool.server.authority.pool import RENEWALS_PER_TTL
 from gpu_worker_pool.wire.leases import EndWarning, NotRenewed, Renewed
 
-from .membership import BoxRenewal
+from .membership import RENEWALS_PER_TTL, BoxRenewal
 
 
 class Renewals:

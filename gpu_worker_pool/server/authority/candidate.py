@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.fleet.append_outcome import head_went_back
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -36,9 +37,10 @@ from gpu_worker_pool.ledger.fleet_database import FleetDatabase, HistoryChanged
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.outbox import history_of
+from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 from gpu_worker_pool.wire.service import FleetView
 
-from .authority import Authority
+from .pool import JournalSource, Pool
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +54,13 @@ EVENTS_AT_ONCE = 500
 FIRST_S = 5.0
 
 
-class Candidate:
+class Candidate(JournalSource):
+    """It also tells the agent of its box who leads: the database says so."""
+
     def __init__(
         self,
+        pool: Pool,
+        leader: FleetLeader,
         database: FleetDatabase,
         clock: Callable[[], float],
         *,
@@ -62,8 +68,9 @@ class Candidate:
         url: str,
         spread_s: float,
     ) -> None:
+        self._pool = pool
+        self._leader = leader
         self._database = database
-        self._authority: Authority | None = None
         self._clock = clock
         self._node = node
         self._url = url
@@ -82,22 +89,13 @@ class Candidate:
         # When the journal was last read to the end that it then had.
         self._caught_up_at: float | None = None
 
-    async def start(self, authority: Authority) -> None:
+    async def start(self) -> None:
         """Begin, and wait for a while until it is known who leads."""
-        self._authority = authority
-        authority.pool.fleet = self.view
-        authority.pool.follow(self._note)
-        if authority.leader is not None:
-            authority.leader.lead_later_epoch = self._lead_later_epoch
+        self._pool.follow(self._note)
         self._begin(self._listen())
         self._keep_running()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_settled.wait(), FIRST_S)
-
-    @property
-    def _led(self) -> Authority:
-        assert self._authority is not None  # noqa: S101 - `start` has set it
-        return self._authority
 
     def view(self) -> FleetView:
         """The fleet as this candidate knows it."""
@@ -134,7 +132,25 @@ class Candidate:
         """Claim nothing for a while: a leader that lives has another key."""
         self.election.stand_back(self._clock())
 
-    def _lead_later_epoch(self, epoch_seen: int) -> None:
+    @property
+    def is_leading(self) -> bool:
+        return self._leader.is_leading
+
+    @property
+    def trouble(self) -> str | None:
+        return self._pool.trouble
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        return self._leader.boxes
+
+    def node_of_key(self, key: str) -> str | None:
+        return self._leader.node_of_key(key)
+
+    def leader_url(self) -> str | None:
+        return self.view().leader_url
+
+    def lead_later_epoch(self, epoch_seen: int) -> None:
         reason = (
             f"a box has seen epoch {epoch_seen}, so the database was put back; this server leads again in a later epoch"
         )
@@ -236,7 +252,7 @@ class Candidate:
             logger.error("the database of the fleet: %s", why)
         self._trouble = why
         if self.election.leadership is None:
-            self._led.say_trouble(f"nobody is known to lead the fleet: {why}")
+            self._pool.say_trouble(f"nobody is known to lead the fleet: {why}")
             self._is_settled.set()
 
     def _say_unread(self, why: str) -> None:
@@ -287,7 +303,7 @@ class Candidate:
             if isinstance(question, LoadSnapshot):
                 logger.info("reading the journal from its last snapshot: %s", question.reason)
                 snapshot = await self._database.load_snapshot()
-                ended = await self._database.load_ended(self._led.pool.state.settings.remembered_ended_leases)
+                ended = await self._database.load_ended(self._pool.state.settings.remembered_ended_leases)
                 state = self._empty_state()
                 state.ended.update((lease.id, lease) for lease in ended)
                 events = () if snapshot is None else snapshot.events
@@ -333,7 +349,7 @@ class Candidate:
                 return
         self._writer = writer
         logger.warning("this server leads the fleet from now on (epoch %d)", won.epoch)
-        self._led.lead(
+        self._pool.lead(
             self._state,
             writer,
             pool_id=self._database.pool_id,
@@ -346,7 +362,7 @@ class Candidate:
     def _show(self, row: LeaderRow, events: Sequence[Event]) -> None:
         if not self._is_another(row):
             row = replace(row, expires_in_s=0.0)  # what is left of this server's own leadership
-        self._led.follow(self._state, row, events, pool_id=self._database.pool_id)
+        self._pool.show(self._state, row, events, pool_id=self._database.pool_id)
 
     def _is_another(self, row: LeaderRow | None) -> bool:
         return row is not None and row.url != self._url
@@ -376,7 +392,7 @@ class Candidate:
         # What is not written may be in this state.
         self.following.reload("this server led before")
         why = f"{reason}: {trouble}" if trouble else reason
-        self._led.step_down(f"this server no longer leads the fleet: {why}")
+        self._pool.step_down(f"this server no longer leads the fleet: {why}")
 
     async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
         if self.following.is_snapshot_due(head, is_leader=is_leader):
@@ -392,4 +408,4 @@ class Candidate:
             logger.warning("the leadership could not be handed over, and ends by itself: %s", error)
 
     def _empty_state(self) -> PoolState:
-        return PoolState(settings=self._led.pool.state.settings)
+        return PoolState(settings=self._pool.state.settings)

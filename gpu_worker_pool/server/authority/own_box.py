@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
@@ -20,7 +20,7 @@ from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.server.box.holders import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
-from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +147,6 @@ class OwnBox:
             lease = self._driver.state.leases.get(lease_id)
             if isinstance(lease, ActiveLease):
                 yield occupant.process, lease.fence, occupant.asked_mb
-
-
-def as_installed(reading: Reading) -> InventoryGpu:
-    return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
 
 
 def _is_awaited(slot: GpuSlot | None) -> bool:

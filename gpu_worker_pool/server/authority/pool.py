@@ -1,83 +1,234 @@
-"""The interface of the pool for the HTTP calls."""
+"""The pool of this server: one facade over the driver of the leases, for the HTTP calls and for what feeds it.
+
+On a server with a pool of its own, readings and deaths of holders come from its own box (own_box.py); in a fleet they come
+from the agents of all boxes (leader/fleet_leader.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
 from math import inf
 from typing import Any
 
+from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.core.model.request import Holder, Request
+from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.planner import FreeAt, StartTimes
+from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
+from gpu_worker_pool.ledger.outbox import Writer
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot
-from gpu_worker_pool.server.http.bodies import ClientGone
-from gpu_worker_pool.server.http.forwarded import Forwarded
+from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
-from .presence import Presence, WaitingConnection
+from .own_box import OwnBox
+from .presence import Presence
 
-# While a client waits on an open connection, the server renews its lease, this often within the TTL.
-RENEWALS_PER_TTL = 3
+logger = logging.getLogger(__name__)
+
 # Expected starts are worked out again after so many times as long as that took.
 FORECAST_SHARE = 20.0
 
 
+class JournalSource(ABC):
+    """Where the history of the pool is. It lets the pool lead once that is known, if this server is to lead."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin. JournalInUse or StateDirError if the server must not run at all."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop. The driver is closed already."""
+
+    def view(self) -> FleetView | None:
+        """What is known of the fleet that this server belongs to."""
+        return None
+
+    def lead_later_epoch(self, epoch_seen: int) -> None:  # noqa: B027 - only candidates lead
+        """A box of the fleet has seen this epoch, which is above the leader's."""
+
+
 class Pool:
-    """The pool of this box. A change returns once it is written; NotWritten if it cannot be.
+    """The pool of this server. A change returns once it is written; NotWritten if it cannot be.
 
     `id` identifies this server, whatever names it has, until it restarts; `pool_id` identifies its journal, and is None
-    until that is open.
+    until that is open. `leader` is None on a server with a pool of its own, and `membership`, the fleet as this box sees it,
+    is None there and before the start.
     """
 
-    def __init__(self, driver: Driver, sampler: Sampler, machine: Machine, presence: Presence, *, node: str) -> None:
+    def __init__(
+        self,
+        settings: PoolSettings,
+        machine: Machine,
+        sampler: Sampler,
+        *,
+        node: str,
+        max_waiting: int,
+        simulated: SimulatedProbe | None = None,
+        is_in_fleet: bool = False,
+    ) -> None:
         self.id = secrets.token_hex(8)
         self.pool_id: str | None = None
-        # What is known of the fleet that this server belongs to.
-        self.fleet: Callable[[], FleetView | None] = lambda: None
-        # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
-        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
-        # Whether a process of this box is known by a descriptor. Any other is looked up.
-        self.is_watched: Callable[[ProcessId], bool] = lambda _: False
-        # Ends a lease whose caller was noted as not told of it, unless that asks again in time.
-        self.expect_claim: Callable[[str], None] = lambda _: None
-        # The fleet as this box sees it; None on a server without one.
-        self.membership: Membership | None = None
         self.node = node
-        self._driver = driver
-        self._sampler = sampler
+        self.membership: Membership | None = None
         self._machine = machine
-        self._presence = presence
-        # The driver's own calls, which need nothing more here.
+        self._sampler = sampler
+        self._driver = driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
+        self._presence = presence = Presence(driver, max_waiting)
+        self._box = None if is_in_fleet else OwnBox(driver, sampler, node=node, simulated=simulated)
+        self.leader = FleetLeader(driver, presence.expect_claim, self._lead_later_epoch) if is_in_fleet else None
+        # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
+        self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = (
+            None if self.leader is None else self.leader.confirmed
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._source: JournalSource | None = None
+        self._starts: Mapping[str, FreeAt] = {}
+        self._starts_good_until = -inf
+        driver.listeners.append(self._log_ends)
+        # The driver's own calls, and those of its clients' presence, which need nothing more here.
         self.now = driver.now
         self.find = driver.find
         self.is_written = driver.outbox.is_written
         self.caught_up = driver.caught_up
-        self.release_waiters = driver.release_waiters
         # `follow` calls a listener with events once they are written and their callers answered, `follow_writes` with the
         # duration of each commit.
         self.follow = driver.late_listeners.append
         self.follow_writes = driver.outbox.write_listeners.append
-        self._starts: Mapping[str, FreeAt] = {}
-        self._starts_good_until = -inf
         # Notes that the clients of leases are there, without renewing the leases.
         self.note_heartbeat = presence.note_heartbeat
         self.has_room_to_wait_for = presence.has_room_for
+        self.renew = presence.renew
+        self.renew_until_ended = presence.renew_until_ended
+        self.wait = presence.wait
+
+    # --- taking charge -----------------------------------------------------------------------------------------------
+
+    async def start(self, source: JournalSource, membership: Membership | None = None) -> None:
+        """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirError if another
+        user could change it; any other trouble is reported by the calls.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._source, self.membership = source, membership
+        if self._box is not None:
+            self._box.start()
+        await source.start()
+
+    async def stop(self) -> None:
+        """Answer all waiters, write what is left, and close everything."""
+        if self._box is not None:
+            self._box.stop()
+        self._driver.close()
+        if self._source is not None:
+            await self._source.stop()
+        if self.leader is not None:
+            self.leader.end("the leader stops")
+        self._loop = None
+
+    def release_waiters(self) -> None:
+        """Answer all calls that wait, with what is known so far."""
+        self._driver.release_waiters()
+        if self.leader is not None:
+            self.leader.release_waiters()
+
+    def lead(
+        self,
+        state: PoolState,
+        writer: Writer,
+        *,
+        pool_id: str,
+        wall_clock: Callable[[], float],
+        epoch: int = 0,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take charge of a pool with this history."""
+        if self.leader is not None:
+            self.leader.begin(epoch, pool_id)
+            self._presence.take_over(lease.id for lease in state.leases.values() if isinstance(lease, ActiveLease))
+        # The nodes of a fleet are announced by their agents.
+        node = None if self._box is None else self.node
+        self._driver.lead(
+            state, writer, boot_id=boot_id(), wall_clock=wall_clock, epoch=epoch, node=node, may_act=may_act
+        )
+        self.pool_id = pool_id
+        logger.info("%d leases in the journal, %d of them in the queue", len(state.leases), len(state.queue))
+        if self._box is not None:
+            self._box.lead(state)
+
+    def note_fence(self, fence: int) -> None:
+        """Note, before the start, the highest fence that this box has had in a fleet."""
+        self._driver.fence_seen = fence
+
+    def show(self, state: PoolState, row: LeaderRow, events: Sequence[ev.Event], *, pool_id: str) -> None:
+        """Show a pool that another server leads, in which these events have happened."""
+        self.pool_id = pool_id
+        if row.expires_in_s > 0:
+            self._driver.say_trouble(f"{row.holder} leads the fleet; ask {row.url}", row.url)
+        else:
+            self._driver.say_trouble("nobody leads the fleet; ask again in a few seconds")
+        self._driver.follow(state, events, boot_id=boot_id(), wall_now=row.wall_now)
+
+    def step_down(self, why: str) -> None:
+        """Stop leading, and refuse all callers."""
+        self._driver.step_down(why)
+        if self.leader is not None:
+            self.leader.end(why)
+
+    def say_trouble(self, why: str) -> None:
+        """Refuse all callers that want a change, with this reason."""
+        self._driver.say_trouble(why)
+        if not self._driver.is_open:
+            self._observe(self._sampler.snapshot, is_regular=True)
+
+    def observe(self, snapshot: Snapshot, *, is_regular: bool) -> None:
+        """Take in new readings, from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._observe, snapshot, is_regular)
+
+    def _observe(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
+        if self._box is not None:
+            self._box.observe(snapshot, is_regular=is_regular)
+        elif snapshot.readings and is_regular and not self._driver.is_open:
+            # The leader has the readings of this box from its agent. Where none is known, they are only shown.
+            self._driver.note(cmd.Observe(snapshot.readings))
+
+    def _is_alive(self, process: ProcessId) -> bool:
+        """Whether a holder's process runs. In a fleet its box says so, before the grant is told."""
+        return self._box is None or self._box.is_alive(process)
+
+    def _lead_later_epoch(self, epoch_seen: int) -> None:
+        if self._source is not None:
+            self._source.lead_later_epoch(epoch_seen)
+
+    def _log_ends(self, events: Sequence[ev.Event]) -> None:
+        for event in events if self._driver.is_in_charge else ():
+            if isinstance(event, ev.LeaseEnded) and event.by is not None:
+                why = f": {event.why}" if event.why else ""
+                logger.info("lease %s was ended by %s (%s)%s", event.lease_id, event.by, event.reason, why)
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    def fleet(self) -> FleetView | None:
+        """What is known of the fleet that this server belongs to."""
+        return None if self._source is None else self._source.view()
 
     @property
     def state(self) -> PoolState:
@@ -163,28 +314,10 @@ class Pool:
         if not self._driver.is_leading:
             raise self._driver.not_written()
 
-    async def request(
-        self,
-        lease_id: str,
-        request: Request,
-        *,
-        caller: str,
-        is_known: bool,
-        uid: int | None = None,
-        is_admin: bool = False,
-        forwarded: Forwarded | None = None,
-    ) -> list[ev.Event]:
-        """Request a lease, or repeat a request. `uid` is the caller's Unix user on this machine, None if it is elsewhere.
-        NoSuchProcess and ForeignProcess as in `local_process`. If another box passed the request on, that box has looked.
-        """
-        if not is_known:
-            if forwarded is None:
-                process = self.local_process(request.holder, uid=uid, may_name_any=is_admin)
-            else:
-                process = forwarded.holder_process(is_admin=is_admin)
-            if process is not None:
-                node = self.node if forwarded is None else forwarded.node
-                request = _with_process(request, process, node)
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    async def request(self, lease_id: str, request: Request, *, caller: str) -> list[ev.Event]:
+        """Request a lease, or repeat a request."""
         try:
             events = await self._driver.do(cmd.RequestLease(lease_id, request), caller)
         except NotWritten:
@@ -197,42 +330,13 @@ class Pool:
     def note_not_told(self, lease_id: str) -> None:
         """Note that the caller of a lease that is written is answered with 503."""
         self._presence.note_unclaimed(lease_id)
-        self.expect_claim(lease_id)
+        self._presence.expect_claim(lease_id)
 
     def local_process(self, holder: Holder, *, uid: int | None, may_name_any: bool) -> ProcessId | None:
         """The process of a holder, if it is on this machine and its caller may name it (host/identity.py)."""
-        return self._machine.local_process(holder, uid=uid, may_name_any=may_name_any, is_watched=self.is_watched)
-
-    async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
-        self._presence.note_heartbeat(*lease_ids)
-        return await self._driver.do(cmd.Renew(lease_ids), caller)
-
-    async def renew_until_ended(
-        self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
-    ) -> tuple[list[ev.Event], float]:
-        """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last
-        renewal, and after how many seconds it was made.
-
-        ClientGone if the client disconnects first.
-        """
-        known = self._warnings(lease_ids)  # now: the caller has just been told of these
-        driver, leases = self._driver, self._driver.state.leases
-        began = driver.now()
-        until = began + wait_s
-        step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
-        with self._presence.watching(len(lease_ids), caller), self._connection(None, gone) as connection:
-            while True:
-                left_s = max(until - driver.now(), 0.0)
-                await driver.wait_for_change(lease_ids, min(left_s, step_s), gone)
-                _check_is_there(gone, connection)
-                held_s = driver.now() - began
-                events = await self.renew(*lease_ids, caller=caller)
-                is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
-                if is_over or any(isinstance(event, ev.Refused) for event in events):
-                    return events, held_s
-
-    def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
-        return [getattr(self.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
+        # One that is known by a descriptor is not looked up.
+        is_watched = self._box.is_watched if self._box is not None else lambda _: False
+        return self._machine.local_process(holder, uid=uid, may_name_any=may_name_any, is_watched=is_watched)
 
     def expected_starts(self) -> Mapping[str, FreeAt]:
         """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
@@ -269,42 +373,3 @@ class Pool:
         """End a lease as the operator; return whether the lease is known."""
         events = await self._driver.do(cmd.Revoke(lease_id, by, why))
         return not any(isinstance(event, ev.Refused) for event in events)
-
-    async def wait(
-        self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
-    ) -> None:
-        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
-
-        Waiting renews the lease if its caller may renew it: that is `renewed_by`.
-        """
-        driver = self._driver
-        until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
-        with self._connection(None if renewed_by is None else lease.id, gone) as connection:
-            while (left_s := until - driver.now()) > 0:
-                await driver.wait_while_queued(lease.id, min(left_s, step_s), gone)
-                # First: it may be granted at the same moment, and no client would take it.
-                _check_is_there(gone, connection)
-                if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
-                    return
-                if renewed_by is not None:
-                    await driver.do(cmd.Renew((lease.id,)), renewed_by)
-
-    @contextmanager
-    def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:
-        try:
-            with self._presence.connection(lease_id) as connection:
-                yield connection
-        finally:
-            gone.cancel()
-
-
-# A worker asks again and again for the same.
-@lru_cache(maxsize=256)
-def _with_process(request: Request, process: ProcessId, node: str) -> Request:
-    return replace(request, holder=replace(request.holder, process=process, node=node))
-
-
-def _check_is_there(gone: asyncio.Future[None], connection: WaitingConnection) -> None:
-    if gone.done():
-        connection.is_broken = True
-        raise ClientGone("The client went away while it waited.")

@@ -1,12 +1,29 @@
-"""The connections that wait for an answer, the waiters whose connection broke, and the callers that were told a 503."""
+"""The clients of leases: the connections on which they wait, those whose connection broke, and those that were told a 503."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
+from gpu_worker_pool.ledger.driver import Driver
+from gpu_worker_pool.server.agent.membership import RENEWALS_PER_TTL
+
+logger = logging.getLogger(__name__)
+
+# A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
+GRACE_S = 2.0
+# A caller that was answered with 503, although its request is written, has this long to ask again, or its TTL if that is
+# shorter. Then the lease ends.
+UNCLAIMED_S = 5.0
+NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
 # So many leases may the connections of one caller wait for together. No honest caller has as many, and each costs memory.
 MOST_WATCHED = 10_000
 
@@ -16,6 +33,10 @@ class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
         super().__init__(
             f"{most} connections wait for a lease already, which is the limit; ask without wait_s, or later."
         )
+
+
+class ClientGone(Exception):  # noqa: N818 - an event, not a mistake
+    """The client disconnected before it had sent everything, or while it waited. There is no caller to answer."""
 
 
 @dataclass(slots=True)
@@ -28,7 +49,8 @@ class WaitingConnection:
 class Presence:
     """Counts the connections that wait; at most `max_waiting` may."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, driver: Driver, max_waiting: int) -> None:
+        self._driver = driver
         self.waiting = 0
         self._max_waiting = max_waiting
         self._polls: Counter[str] = Counter()
@@ -36,6 +58,7 @@ class Presence:
         self._away: set[str] = set()
         # With a note of its own for each time that the caller was not told.
         self._unclaimed: dict[str, object] = {}
+        driver.listeners.append(self._follow)
 
     @property
     def has_room(self) -> bool:
@@ -102,3 +125,96 @@ class Presence:
     def is_away(self, lease_id: str) -> bool:
         """Whether the last connection of the lease's client broke, and no call came since."""
         return lease_id in self._away
+
+    def expect_claim(self, lease_id: str) -> None:
+        """Give the caller of a lease that is written time to ask again, if it was not told of it."""
+        note, lease = self.unclaimed(lease_id), self._driver.state.leases.get(lease_id)
+        if note is not None and lease is not None:
+            limit_s = min(UNCLAIMED_S, lease.request.ttl_s)
+            asyncio.get_running_loop().call_later(limit_s, self._end_if_unclaimed, lease_id, note)
+
+    def _end_if_unclaimed(self, lease_id: str, note: object) -> None:
+        if self.unclaimed(lease_id) is note and self._driver.is_in_charge:
+            self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))
+
+    def _end_if_away(self, lease_id: str) -> None:
+        lease = self._driver.state.leases.get(lease_id)
+        if self.is_away(lease_id) and isinstance(lease, ActiveLease) and lease.ttl_s is not None:
+            logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
+            self._driver.note(cmd.ReportDeath(lease_id))
+
+    def _follow(self, events: Sequence[ev.Event]) -> None:
+        if not self._driver.is_in_charge:
+            return
+        for event in events:
+            if isinstance(event, ev.LeaseQueued):
+                self.expect_claim(event.lease_id)
+            elif isinstance(event, ev.LeaseGranted):
+                if self.is_away(event.lease_id):
+                    asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
+            elif isinstance(event, ev.LeaseEnded):
+                self.note_heartbeat(event.lease_id)
+
+    async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
+        self.note_heartbeat(*lease_ids)
+        return await self._driver.do(cmd.Renew(lease_ids), caller)
+
+    async def renew_until_ended(
+        self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
+    ) -> tuple[list[ev.Event], float]:
+        """Renew these leases until one of them has ended or was warned, or the time is over; return the events of the last
+        renewal, and after how many seconds it was made.
+
+        ClientGone if the client disconnects first.
+        """
+        known = self._warnings(lease_ids)  # now: the caller has just been told of these
+        driver, leases = self._driver, self._driver.state.leases
+        began = driver.now()
+        until = began + wait_s
+        step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
+        with self.watching(len(lease_ids), caller), self._connection(None, gone) as connection:
+            while True:
+                left_s = max(until - driver.now(), 0.0)
+                await driver.wait_for_change(lease_ids, min(left_s, step_s), gone)
+                _check_is_there(gone, connection)
+                held_s = driver.now() - began
+                events = await self.renew(*lease_ids, caller=caller)
+                is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
+                if is_over or any(isinstance(event, ev.Refused) for event in events):
+                    return events, held_s
+
+    def _warnings(self, lease_ids: Sequence[str]) -> list[Ending | None]:
+        return [getattr(self._driver.state.leases.get(lease_id), "ending", None) for lease_id in lease_ids]
+
+    async def wait(
+        self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
+    ) -> None:
+        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
+
+        Waiting renews the lease if its caller may renew it: that is `renewed_by`.
+        """
+        driver = self._driver
+        until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
+        with self._connection(None if renewed_by is None else lease.id, gone) as connection:
+            while (left_s := until - driver.now()) > 0:
+                await driver.wait_while_queued(lease.id, min(left_s, step_s), gone)
+                # First: it may be granted at the same moment, and no client would take it.
+                _check_is_there(gone, connection)
+                if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
+                    return
+                if renewed_by is not None:
+                    await driver.do(cmd.Renew((lease.id,)), renewed_by)
+
+    @contextmanager
+    def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:
+        try:
+            with self.connection(lease_id) as connection:
+                yield connection
+        finally:
+            gone.cancel()
+
+
+def _check_is_there(gone: asyncio.Future[None], connection: WaitingConnection) -> None:
+    if gone.done():
+        connection.is_broken = True
+        raise ClientGone("The client went away while it waited.")

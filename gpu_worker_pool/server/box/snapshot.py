@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire import statistics as wire
 
@@ -127,3 +127,7 @@ def _rounded(value: float | None, digits: int | None = None) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
+
+
+def as_installed(reading: Reading) -> InventoryGpu:
+    return InventoryGpu(reading.gpu.key.uuid, reading.gpu.index, reading.gpu.name, reading.memory_total_mb)

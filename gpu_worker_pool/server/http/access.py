@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
+from math import ceil
 from typing import Literal
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
-from gpu_worker_pool.host.users import User
+from gpu_worker_pool.host.users import User, UserNotLookedUp
 
-from .problems import Refusal
-from .tokens import Tokens
+from .guesses import Guesses
+from .problems import RETRY_AFTER, Refusal
+from .tokens import Tokens, digest_of
 
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'
 
@@ -35,6 +38,34 @@ class Denied(Refusal):
 
     def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:
         super().__init__(status, detail, {"WWW-Authenticate": challenge} if status == 401 else {})
+
+
+class WrongToken(Denied):
+    """The token of a call is not known. Its answer is held back for `hold_s`, so that guessing takes long."""
+
+    def __init__(self, detail: str, hold_s: float) -> None:
+        super().__init__(401, detail, f'{CHALLENGE}, error="invalid_token"')
+        self.hold_s = hold_s
+
+
+class DirectorySilent(Denied):
+    """The directory of users has not said yet who the caller is."""
+
+    def __init__(self, unknown: UserNotLookedUp) -> None:
+        super().__init__(403, f"The server cannot tell yet which user calls: {unknown}; ask again, or send a token.")
+        self.status, self.headers = 503, RETRY_AFTER
+
+
+class TooManyGuesses(Denied):
+    """Too many wrong tokens came from the address of the caller, so its token is not checked now."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(
+            403,
+            "Too many wrong tokens came from your address, so yours was not checked; send it again in "
+            f"{ceil(wait_s)} s. Tokens that were right from there before are accepted meanwhile.",
+        )
+        self.status, self.headers = 429, {"Retry-After": f"{ceil(wait_s)}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +113,7 @@ class AccessRules:
     socket: str | None = None
     administrators: str = "root"
     operators: str = "root"
+    guesses: Guesses = field(default_factory=Guesses)
 
 
 def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> Caller:
@@ -91,7 +123,7 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     authorization = headers.get("authorization")
     if authorization is not None:
         # Never taken as an anonymous call: a caller with a stale token must learn of it, also on this machine.
-        return caller_by_token(authorization, tokens)
+        return caller_by_token(authorization, rules, origin.host)
     _refuse_unless_local(origin, headers)
     how = f"call by its Unix socket {rules.socket}, or {HOW_TO_PROVE_IT}" if rules.socket else HOW_TO_PROVE_IT
     if not origin.is_unix and not rules.takes_loopback:
@@ -100,6 +132,8 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
         )
     try:
         user = origin.find_user()
+    except UserNotLookedUp as unknown:
+        raise DirectorySilent(unknown) from None
     except UserNotKnown as unknown:
         raise Denied(401, f"The server cannot tell which user of its machine calls: {unknown}; {how}.") from None
     if user is None:
@@ -107,13 +141,18 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     return Caller(user.name, is_local=True, role=user.role)
 
 
-def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
-    """The caller with this Authorization header; Denied if its token is not known."""
-    token = token_in(authorization)
+def caller_by_token(authorization: str, rules: AccessRules, host: str | None) -> Caller:
+    """The caller with this Authorization header, at the address `host`; Denied if its token is not known."""
+    token, tokens = token_in(authorization), rules.tokens
     if token is None:
         raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
+    digest = digest_of(token)
+    wait_s = rules.guesses.must_wait_s(host, digest)
+    if wait_s is not None:
+        raise TooManyGuesses(wait_s)
     proven = tokens.find(token)
     if proven is not None:
+        rules.guesses.note_right(host, digest)
         return Caller(name=proven.name, role=proven.role)
     if tokens.is_broken:
         detail = "This server's GPU_POOL_TOKENS cannot be read, so none of them is accepted; its log says why."
@@ -124,7 +163,13 @@ def caller_by_token(authorization: str, tokens: Tokens) -> Caller:
         )
     else:
         detail = "This token is not known, or no longer valid; ask the administrator of this server for a new one."
-    raise Denied(401, detail, f'{CHALLENGE}, error="invalid_token"')
+    raise WrongToken(detail, rules.guesses.note_wrong(host, digest))
+
+
+async def hold_back(error: Exception) -> None:
+    """Wait as long as the answer to a wrong token must be held back."""
+    if isinstance(error, WrongToken) and error.hold_s > 0:
+        await asyncio.sleep(error.hold_s)
 
 
 def token_in(authorization: str) -> str | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from starlette.types import Receive
 
+from gpu_worker_pool.server.authority.presence import ClientGone
+
 from .problems import Refusal
 
 MAX_BODY_BYTES = 65_536
@@ -14,10 +16,6 @@ BODY_TIMEOUT_S = 10.0
 
 # The rest of the body is not read, so the connection cannot be used again.
 CLOSE = {"Connection": "close"}
-
-
-class ClientGone(Exception):  # noqa: N818 - an event, not a mistake
-    """The client disconnected before it had sent everything, or while it waited. There is no caller to answer."""
 
 
 async def read_body(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.views.target import EVERYTHING
 
 from .access import (
     AccessRules,
@@ -31,20 +33,15 @@ from .access import (
 from .bodies import read_body
 from .connection import Connection
 from .forwarded import Forwarded
-from .target import EVERYTHING
-
-MAX_PARAMETERS = 20
-
 
 PartT = TypeVar("PartT")
 
 
 class Call(Request):
-    """One request. `parameters` are those in its path; `target` is what it means: the box that was asked, or the whole fleet."""
+    """One request. `target` is what it means: the box that was asked, or the whole fleet."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        self.parameters: Mapping[str, str] = {}
         self.target = EVERYTHING
         # What the box says that passed the call on, if one did.
         self.forwarded: Forwarded | None = None
@@ -102,7 +99,7 @@ class Call(Request):
         if self.forwarded is not None:
             if (known := self.forwarded.identified()) is not None:
                 return known
-            caller = caller_by_token(authorization or "", self.rules.tokens)
+            caller = caller_by_token(authorization or "", self.rules, self._host)
         else:
             origin = Origin(self._connection.host, self._connection.is_unix, self._find_user)
             caller = identify(origin, self.headers, self.rules)
@@ -171,6 +168,14 @@ class Call(Request):
             denied = (why.status, why.detail)
         host = self._connection.host
         return Forwarded(key, node, caller, denied, self.uid, self.is_loopback, process, no_process, host)
+
+    async def know_user(self) -> None:
+        """Let the Unix user of a local caller be looked up, off the event loop. What is not known in time stays unknown."""
+        if self.forwarded is None and self.is_loopback and "authorization" not in self.headers:
+            with suppress(UserNotKnown):
+                uid = await self._connection.find_uid()
+                if uid is not None:
+                    await self.part(Users).know(uid)
 
     def _find_user(self) -> User | None:
         uid = self._connection.uid

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.views.target import FLEET, Target
 
 from .call import Call
 from .forwarded import HEADER, check_forwarded
 from .problems import Refusal
-from .target import FLEET, Target
 
 
 def leader_answers(call: Call, answered_by: Literal["box", "leader", "custodian"], *, is_fleet: bool) -> bool:
@@ -22,7 +22,9 @@ def leader_answers(call: Call, answered_by: Literal["box", "leader", "custodian"
             node_of_key=None if membership is None else membership.node_of_key,
         )
     if membership is None and is_fleet:
-        raise no_fleet()
+        raise Refusal(
+            404, "This server belongs to no fleet, so there is nothing below /fleet; leave that out to mean this box."
+        )
     if membership is None or answered_by == "box":
         return False
     call.target = FLEET if is_fleet else Target(call.via_box or membership.node)
@@ -30,9 +32,3 @@ def leader_answers(call: Call, answered_by: Literal["box", "leader", "custodian"
         return False
     # The leader knows the tokens of the fleet.
     return answered_by == "leader" or ("authorization" in call.headers and call.caller_or_none() is None)
-
-
-def no_fleet() -> Refusal:
-    return Refusal(
-        404, "This server belongs to no fleet, so there is nothing below /fleet; leave that out to mean this box."
-    )

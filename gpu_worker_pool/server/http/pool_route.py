@@ -30,12 +30,12 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
-from .access import Caller, Denied
-from .bodies import ClientGone
+from .access import Caller, Denied, hold_back
 from .call import Call
 from .fleet_routing import leader_answers
 from .forwarding import Forwarding
@@ -210,7 +210,6 @@ class PoolRoute(APIRoute):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive)
-        call.parameters = scope["path_params"]
         with suppress(ClientGone):
             await write(await self._answer_any(call), self.declared.headers, scope, send)
 
@@ -231,15 +230,19 @@ class PoolRoute(APIRoute):
             # uvicorn ends the calls that are under way when it stops. It would answer them with a bare 500.
             return problem_of(Refusal(503, STOPPING, {"Retry-After": "1", "Connection": "close"}))
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
+            await hold_back(error)
             return problem_of(error)
 
     async def _answer(self, call: Call) -> Response:
         declared = self.declared
+        if declared.tags:
+            # Statistics and probes of monitoring are for all, and wait for no directory of users.
+            await call.know_user()
         if leader_answers(call, declared.answered_by, is_fleet=declared.is_fleet):
             return await call.part(Forwarding).pass_on(call)
         if declared.caller != ANYONE:
             check_caller(call, declared.caller)
-        arguments = {name: read_text(name, kind, call.parameters[name]) for name, kind in self._path_types.items()}
+        arguments = {name: read_text(name, kind, call.path_params[name]) for name, kind in self._path_types.items()}
         query = read_query(call.raw_query, self._query_types, ignores_unknown=declared.ignores_query)
         arguments |= {self._names[alias]: value for alias, value in query.items()}
         if declared.method != "GET":

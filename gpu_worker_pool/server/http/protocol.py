@@ -107,7 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._stop("rest")
         super().on_message_complete()
-        self.cycle.more_body = False
+        if self.cycle is not None:  # it is None for a WebSocket
+            self.cycle.more_body = False
 
     def on_response_complete(self) -> None:
         """Begin the next call, or watch that the connection is not idle for too long. A request that is answered and whose body

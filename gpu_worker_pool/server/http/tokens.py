@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.configured import AccessToken, Role, is_name
 
 # The name in the settings whose tokens are an administrator's.
 ADMIN = "admin"
-MIN_TOKEN_LENGTH = 8
+MIN_TOKEN_LENGTH = 16
 # The characters that every proxy passes on unchanged in an Authorization header.
 TOKEN = re.compile(r"[!-~]+")
 COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
@@ -38,6 +38,9 @@ class Tokens:
 
     _configured: Mapping[str, str] = field(default_factory=dict, repr=False)
     is_broken: bool = False
+    # The entries whose token is too short, by position, and their names. These tokens are not accepted.
+    too_short: tuple[int, ...] = ()
+    _refused_names: frozenset[str] = field(default=frozenset(), repr=False)
     added: Callable[[], Mapping[str, AccessToken]] = field(default=dict, repr=False, compare=False)
     # The calls that wait, by the digest of their token.
     _waiting: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict, repr=False, compare=False)
@@ -46,17 +49,23 @@ class Tokens:
     def parse(cls, text: str) -> Tokens:
         """Parse `name:token` entries, separated by commas, blanks or lines; `#` starts a comment.
 
-        A ValueError names an entry by its position only: in a mistaken `token:name` the name is the secret.
+        A ValueError names an entry by its position only: in a mistaken `token:name` the name is the secret. A token that is
+        too short is left out, and `too_short` has its position; all others are accepted.
         """
         owners: dict[str, tuple[str, int]] = {}
+        too_short: dict[int, str] = {}
         for position, entry in enumerate(re.split(r"[,\s]+", COMMENT.sub("", text).strip(", \t\r\n")), start=1):
             if not entry:  # only if the whole text is empty
                 continue
             name, token = _parse_entry(entry, position)
+            if len(token) < MIN_TOKEN_LENGTH:
+                too_short[position] = name
+                continue
             owner, earlier = owners.setdefault(digest_of(token), (name, position))
             if owner != name:
                 raise ValueError(f"entries {earlier} and {position} have the same token but not the same name")
-        return cls({digest: name for digest, (name, _) in owners.items()})
+        accepted = {digest: name for digest, (name, _) in owners.items()}
+        return cls(accepted, too_short=tuple(too_short), _refused_names=frozenset(too_short.values()))
 
     @classmethod
     def broken(cls) -> Tokens:
@@ -64,13 +73,14 @@ class Tokens:
 
     @property
     def is_unset(self) -> bool:
-        """Whether there are no tokens."""
-        return not self._configured and not self.is_broken and not self.added()
+        """Whether there are no tokens. One that is too short counts: the operator meant to have some."""
+        return not self._configured and not self.is_broken and not self.too_short and not self.added()
 
     @property
     def names(self) -> frozenset[str]:
         """The names that have a token."""
-        return frozenset((*self._configured.values(), *(token.name for token in self.added().values())))
+        added = (token.name for token in self.added().values())
+        return frozenset((*self._configured.values(), *self._refused_names, *added))
 
     def find(self, presented: str) -> Proven | None:
         """What this token proves; None if it is unknown. How long a search by digest takes says nothing of any token."""
@@ -127,8 +137,6 @@ def _parse_entry(entry: str, position: int) -> tuple[str, str]:
         raise ValueError(f"entry {position} has no name before its colon; write name:token")
     if not is_name(name):
         raise ValueError(f"entry {position}: the name must be 1 to 64 letters, digits or signs (. _ @ -)")
-    if len(token) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"entry {position}: the token must have at least {MIN_TOKEN_LENGTH} characters")
-    if not TOKEN.fullmatch(token):
+    if token and not TOKEN.fullmatch(token):
         raise ValueError(f"entry {position}: the token must be visible ASCII characters only")
     return name, token

@@ -34,8 +34,8 @@ def read_form(kind: type[FormT], body: bytes) -> FormT:
     except ValidationError as error:
         fields: dict[str, Any] = adapter.json_schema()["properties"]
         found = [one for one in error.errors(include_url=False) if not _is_of_its_parts(one)]
-        unknown = [_unknown_field(fields, str(one["loc"][0])) for one in found if _is_unknown(one)]
-        invalid = [_fault(one, fields[str(one["loc"][0])]) for one in found if not _is_unknown(one)]
+        unknown = [_unknown_field(fields, _name(one)) for one in found if _name(one) not in fields]
+        invalid = [_fault(one, fields[_name(one)]) for one in found if _name(one) in fields]
         raise Refusal(422, _sentences([*unknown, *invalid])) from None
     return form
 
@@ -88,8 +88,9 @@ def show(value: object) -> str:
     return json.dumps(value)
 
 
-def _is_unknown(fault: ErrorDetails) -> bool:
-    return fault["type"] == "unexpected_keyword_argument"
+def _name(fault: ErrorDetails) -> str:
+    """The field that a fault is of. A name that is not even a text has no place, but is the input itself."""
+    return str(fault["loc"][0] if fault["loc"] else fault["input"])
 
 
 def _is_of_its_parts(fault: ErrorDetails) -> bool:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
 from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
-from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.version import VERSION
 
@@ -46,13 +45,23 @@ class _Gone(Exception):  # noqa: N818 - a state of affairs, not a mistake
 
 
 class AgentEndpoint:
-    """`leader_url` says who leads, as far as this server knows."""
+    """`leader_url` says who leads, as far as this server knows, and `is_own` whether a connection is from a process of this
+    server's own user on this machine.
+    """
 
-    def __init__(self, node: str, key: FleetKey, leader: FleetLeader, leader_url: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        node: str,
+        key: FleetKey,
+        leader: FleetLeader,
+        leader_url: Callable[[], str | None],
+        is_own: Callable[[Scope], bool],
+    ) -> None:
         self._node = node
         self._key = key
         self._leader = leader
         self._leader_url = leader_url
+        self._is_own = is_own
         self._strangers = 0
         self._said: dict[str, None] = {}
 
@@ -83,7 +92,7 @@ class AgentEndpoint:
 
     def _check_origin(self, scope: Scope) -> None:
         """Without a key, only processes of this server's own user on this machine may be agents."""
-        if not self._key.is_set and not Connection.of_scope(scope).is_own:
+        if not self._key.is_set and not self._is_own(scope):
             raise _LinkRefused(
                 "this fleet has no key, so it takes only boxes of the same user on its own machine; set GPU_POOL_FLEET_KEY "
                 "to the same secret on all boxes"

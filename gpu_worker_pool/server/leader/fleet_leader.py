@@ -38,12 +38,15 @@ class AgentSession(Protocol):
 
 class FleetLeader:
     """It leads from `begin` to `end`. `sessions` are the agents that are connected. `on_never_kept` is called with each grant
-    that a box turns out not to have.
+    that a box turns out not to have, `on_outdated` with the epoch that a box has seen, if that is above the leader's.
     """
 
-    def __init__(self, driver: Driver, on_never_kept: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, driver: Driver, on_never_kept: Callable[[str], None], on_outdated: Callable[[int], None]
+    ) -> None:
         self._driver = driver
         self._on_never_kept = on_never_kept
+        self._on_outdated = on_outdated
         self._boxes: Boxes | None = None
         self.sessions: dict[int, AgentSession] = {}
         self._numbers = count(1)
@@ -52,8 +55,6 @@ class FleetLeader:
         self._waiters = Waiters()
         self._is_stopping = False
         self._last: tuple[LeaderMessage | None, str] = (None, "")
-        # Called with the epoch that a box has seen, if that is above the leader's.
-        self.lead_later_epoch: Callable[[int], None] = lambda _: None
         driver.listeners.append(self._written)
 
     @property
@@ -133,7 +134,7 @@ class FleetLeader:
                 case Confirmed(lease_id=lease_id):
                     self._waiters.tell(lease_id)
                 case Outdated(epoch_seen=epoch_seen):
-                    self.lead_later_epoch(epoch_seen)
+                    self._on_outdated(epoch_seen)
                     return  # it leads no more
                 case NeverKept(lease_id=lease_id):
                     self._on_never_kept(lease_id)

@@ -18,7 +18,7 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.views.plan_view import booking_view, booking_views
+from gpu_worker_pool.server.views.pool_view import booking_view, booking_views
 from gpu_worker_pool.wire.plans import BookingList, BookingView
 
 from .admin import DRAIN_PREFIX

@@ -68,7 +68,13 @@ class Document:
 
 def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
     """The OpenAPI document: FastAPI makes it from the functions that answer the calls."""
-    routes = [route.documented() for route in app.routes if isinstance(route, PoolRoute) and route.include_in_schema]
+    routes = [
+        route.documented()
+        for route in app.routes
+        if isinstance(route, PoolRoute)
+        and route.include_in_schema
+        and (settings.gpu_pool_fleet or not route.declared.is_fleet)
+    ]
     document = get_openapi(
         title=settings.title, version=settings.version, description=settings.description, routes=routes
     )
@@ -82,10 +88,13 @@ def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas[Problem.__name__] = TypeAdapter(Problem).json_schema(mode="serialization")
-    for kind, always in _ALWAYS.items():
-        schemas[kind.__name__]["required"] = sorted(always)
     told = document["paths"][f"{settings.api_prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
     told["x-events"] = {name: _schema(kind, schemas) for name, kind in EVENTS.items()}
+    for name, schema in schemas.items():
+        if not name.endswith("Form"):  # an answer has all of its keys
+            schema["required"] = list(schema.get("properties", ()))
+    for kind, always in _ALWAYS.items():
+        schemas[kind.__name__]["required"] = sorted(always)
     return document
 
 

@@ -9,10 +9,9 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.fleet_routing import no_fleet
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.views.scoped import nodes_of
+from gpu_worker_pool.server.views.target import nodes_of
 from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxView, FleetList
 
 from .renewals import FleetRenewals
@@ -53,17 +52,6 @@ async def forget_node(call: Call, node: str) -> FleetList:
 async def renew_at_box(call: Call) -> BoxRenewAnswer:
     """A heartbeat for leases that this box keeps."""
     return await call.part(FleetRenewals).renew_at_box(call)
-
-
-async def no_fleet_here(call: Call, rest: str) -> None:  # noqa: ARG001 - the signature of a route
-    """The answer of a server without a fleet to all of these calls."""
-    raise no_fleet()
-
-
-# The routes below /fleet of a server without a fleet.
-elsewhere = PoolRouter(is_documented=False, ignores_query=True)
-for declare in (elsewhere.get, elsewhere.put, elsewhere.post, elsewhere.delete):
-    declare("/fleet{rest:path}")(no_fleet_here)
 
 
 def box_views(pool: Pool) -> tuple[BoxView, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import floor
 from typing import Final
@@ -28,11 +29,10 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
-from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
 from gpu_worker_pool.server.views.pool_view import pool_view
-from gpu_worker_pool.server.views.scoped import live_leases
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.leases import AnyLease, LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.pool import PoolView
 
@@ -71,15 +71,8 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
         _check_may_manage(call, caller, known)
     else:
         _check_priority(pool, caller, request)
-    events = await pool.request(
-        lease_id,
-        request,
-        caller=call.turn_name(caller),
-        is_known=known is not None,
-        uid=call.uid,
-        is_admin=caller.is_admin,
-        forwarded=call.forwarded,
-    )
+        request = _with_process(call, request, is_admin=caller.is_admin)
+    events = await pool.request(lease_id, request, caller=call.turn_name(caller))
     _refuse(lease_id, events)
     is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
     lease = await _known(pool, lease_id)
@@ -164,7 +157,7 @@ async def list_leases(call: Call) -> bytes:
 
 async def _encode_list(pool: Pool, target: Target) -> bytes:
     await pool.caught_up()
-    ids = live_leases(pool.state, target, pool.now())
+    ids = target.live_leases(pool.state, pool.now())
     leases = [view async for _, view in listed_leases(pool, ids, LoopShare())]
     return encode(LeaseList(node=target.name(pool.node), leases=tuple(leases)))
 
@@ -229,6 +222,21 @@ def _check_priority(pool: Pool, caller: Caller, request: Request) -> None:
             f"priority is {request.priority}; it must be 0 or less, unless an operator allows {owner} more "
             f"(gpu-pool quota set {request.holder.owner or 'OWNER'} --max-priority {request.priority}).",
         )
+
+
+def _with_process(call: Call, request: Request, *, is_admin: bool) -> Request:
+    """The request with the process of its holder, if that is on the box that was asked: that box has looked it up.
+    NoSuchProcess and ForeignProcess as in host/identity.py.
+    """
+    passed_on = call.forwarded
+    if passed_on is None:
+        process = call.pool.local_process(request.holder, uid=call.uid, may_name_any=is_admin)
+    else:
+        process = passed_on.holder_process(is_admin=is_admin)
+    if process is None:
+        return request
+    node = call.pool.node if passed_on is None else passed_on.node
+    return replace(request, holder=replace(request.holder, process=process, node=node))
 
 
 async def _told(pool: Pool, lease: Lease, *, is_its_client: bool) -> Lease:

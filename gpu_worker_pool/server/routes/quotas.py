@@ -14,8 +14,8 @@ from gpu_worker_pool.server.forms import OwnerInPath, QuotaForm
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.loop_share import LoopShare
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
 
 MAX_QUOTAS = 10_000

@@ -19,10 +19,10 @@ from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import is_signed, sign
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage
-from gpu_worker_pool.server.http.bodies import ClientGone
 from gpu_worker_pool.server.http.call import Call, until_gone
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.forwarding import Forwarding

@@ -15,7 +15,6 @@ from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import PageHours, PageWeeks
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
-from gpu_worker_pool.server.http.target import Target
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.routes.accounting import PastLeases
 from gpu_worker_pool.server.routes.fleet import box_views
@@ -23,6 +22,7 @@ from gpu_worker_pool.server.routes.quotas import quota_list
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.server.views.pool_view import pool_view
+from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.page import PageView
 
 from .recent_events import RecentEvents

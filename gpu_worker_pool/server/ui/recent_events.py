@@ -11,8 +11,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.clock import iso_time
-from gpu_worker_pool.server.http.target import EVERYTHING, Target
 from gpu_worker_pool.server.views.lease_view import gpu_ref
+from gpu_worker_pool.server.views.target import EVERYTHING, Target
 from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 KEPT = 50

@@ -25,7 +25,7 @@ from tests.client.foreign_servers import (
 from tests.server.leasing import OFTEN, get, new_id, put, queue, queued, release, release_all, take, wait_until_free
 from tests.server.running import free_port
 
-ADA, BOB, ADMIN = "adas-secret", "bobs-secret", "admins-secret"
+ADA, BOB, ADMIN = "the-secret-of-ada", "the-secret-of-bob", "the-secret-of-admin"
 AS_ADA = {"Authorization": f"Bearer {ADA}"}
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 

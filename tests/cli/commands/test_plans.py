@@ -21,7 +21,7 @@ from tests.client.foreign_servers import Behaviour, ForeignServer, internal_erro
 from tests.server.leasing import OFTEN, get, new_id, queue, release, release_all, take
 from tests.server.running import free_port
 
-ADA, ADMIN = "adas-secret", "admins-secret"
+ADA, ADMIN = "the-secret-of-ada", "the-secret-of-admin"
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 
 

@@ -9,7 +9,7 @@ from gpu_worker_pool.urls import parse_endpoint
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 
-TOKEN = "a-long-secret"  # noqa: S105 - of nothing
+TOKEN = "a-long-random-secret"  # noqa: S105 - of nothing
 
 FREE_GPU = {
     "gpu_id": 0,

@@ -25,7 +25,7 @@ from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.gpus.fake_nvidia_smi import install
 from tests.server.running import ROOT, ask_over
 
-SECRET = "a-long-secret"  # noqa: S105 - of nothing
+SECRET = "a-long-random-secret"  # noqa: S105 - of nothing
 
 
 class Serving:

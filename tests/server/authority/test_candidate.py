@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.server.authority import candidate as module
-from gpu_worker_pool.server.authority.authority import Authority
 from gpu_worker_pool.server.authority.candidate import Candidate
 
 SECRET = "not-to-be-seen"  # noqa: S105 - of nothing
@@ -42,11 +41,13 @@ async def test_after_an_error_of_its_own_it_says_so_and_tries_again(monkeypatch:
     monkeypatch.setattr(module, "OPEN_AGAIN_S", 0.0)
     database = FaultyDatabase()
     said: list[str] = []
-    pool = SimpleNamespace(fleet=None, follow=lambda _: None)
-    authority = cast("Authority", SimpleNamespace(pool=pool, leader=None, say_trouble=said.append))
-    candidate = Candidate(cast("FleetDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0)
+    pool: Any = SimpleNamespace(follow=lambda _: None, say_trouble=said.append)
+    unused: Any = None
+    candidate = Candidate(
+        pool, unused, cast("FleetDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0
+    )
 
-    await candidate.start(authority)
+    await candidate.start()
     await asyncio.wait_for(database.was_opened_again.wait(), 10.0)
     await candidate.stop()
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.lease import ActiveLease
-from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.authority.presence import MOST_WATCHED, Presence
-from gpu_worker_pool.server.http.bodies import ClientGone
+from gpu_worker_pool.server.authority.presence import MOST_WATCHED, ClientGone, Presence
 from tests.ledger.test_driver import ask, look, opened, turns
 
 
-def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
-    presence = Presence(10)
+async def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
+    presence = Presence(await opened(), 10)
     with presence.watching(MOST_WATCHED - 5, "ada"):
         assert presence.has_room_for(5, "ada")
         assert not presence.has_room_for(6, "ada")
@@ -24,8 +21,8 @@ def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
     assert presence.has_room_for(MOST_WATCHED, "ada")
 
 
-def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
-    presence = Presence(10)
+async def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
+    presence = Presence(await opened(), 10)
     presence.note_unclaimed("a")
     first = presence.unclaimed("a")
     presence.note_heartbeat("b")
@@ -36,8 +33,8 @@ def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
     assert presence.unclaimed("a") is not first, "the time since the second 503 counts"
 
 
-def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
-    presence = Presence(10)
+async def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
+    presence = Presence(await opened(), 10)
     presence.note_unclaimed("forgotten")
     presence.take_over(["a", "b"])
     presence.note_heartbeat("b")
@@ -45,14 +42,13 @@ def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
 
 
 async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
-    driver, presence = await opened(), Presence(10)
-    unused: Any = None
-    pool = Pool(driver, unused, unused, presence, node="box")
+    driver = await opened()
+    presence = Presence(driver, 10)
     for lease_id in ("holder", "waiter"):
         await driver.do(ask(lease_id))
     lease = driver.state.queued("waiter")
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    waiting = asyncio.ensure_future(pool.wait(lease, 100.0, gone, renewed_by="ada"))
+    waiting = asyncio.ensure_future(presence.wait(lease, 100.0, gone, renewed_by="ada"))
     await turns()
     gone.set_result(None)
     driver.note(cmd.Release("holder"))

@@ -209,7 +209,7 @@ def test_a_wrong_method_is_a_problem(server: ServerProcess, path: str) -> None:
 
     assert answer.status == 405
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
 
 
 def test_any_page_may_read_and_none_with_credentials(server: ServerProcess) -> None:

@@ -16,9 +16,9 @@ from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app, journal_path
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.target import EVERYTHING
 from gpu_worker_pool.server.routes.accounting import MOST_OWNERS, PastLeases, usage_view
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.views.target import EVERYTHING
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import assert_problem, eventually, put, queue, release, take, wait_until_free
 from tests.server.past_leases import THEN, past, server_with_past
@@ -180,7 +180,7 @@ async def test_a_lease_that_ends_between_looking_and_reading_is_counted_once(tmp
         await ask(lambda: SqliteAccounts(journal_path(settings)))
     assert caught.value.status == 503
     async with app.running():
-        await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada", is_known=False)
+        await pool.request("a", Request(holder=Holder(owner="ada")), caller="ada")
         assert await ask(release_meanwhile) == {"leases": 1, "running": 1}
         assert isinstance(pool.state.find("a"), EndedLease)
         assert await ask(lambda: SqliteAccounts(journal_path(settings))) == {"leases": 1}
@@ -207,7 +207,7 @@ def test_reading_is_open_and_other_methods_are_not_possible(server: ServerProces
     assert answer.status == 200
     assert "access-control-allow-origin" not in answer.headers, "only statistics are for pages of any origin"
     assert server.ask("/usage", "HEAD").status == 200
-    assert server.ask("/usage", "DELETE").headers["allow"] == "GET"
+    assert server.ask("/usage", "DELETE").headers["allow"] == "GET, HEAD"
 
 
 def test_a_journal_in_trouble_is_told_and_what_was_lost_with_it_as_well() -> None:

@@ -20,7 +20,7 @@ from gpu_worker_pool.server.http.forwarded import HEADER, Forwarded
 from tests.listener import Listener
 from tests.server.fleet.two_boxes import KEY, LEADER, OTHER, TwoBoxes, two_boxes, until
 
-ADMIN, ADA = ({"Authorization": f"Bearer secret-of-{name}"} for name in ("admin", "ada"))
+ADMIN, ADA = ({"Authorization": f"Bearer the-secret-of-{name}"} for name in ("admin", "ada"))
 
 
 def said(**parts: Any) -> dict[str, str]:
@@ -74,8 +74,8 @@ async def test_calls_come_back_as_the_leader_answers_them(tmp_path: Path) -> Non
 
 
 async def test_a_token_that_is_added_at_one_box_holds_at_all(tmp_path: Path) -> None:
-    digest = hashlib.sha256(b"secret-of-olga").hexdigest()
-    olga = {"Authorization": "Bearer secret-of-olga"}
+    digest = hashlib.sha256(b"the-secret-of-olga").hexdigest()
+    olga = {"Authorization": "Bearer the-secret-of-olga"}
     async with two_boxes(tmp_path) as boxes:
         leader, other = boxes.leader, boxes.other
         form = {"name": "olga", "role": "operator"}

@@ -10,13 +10,16 @@ from typing import Any
 
 from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
 from gpu_worker_pool.server.agent.signature import sign
+from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.http.connection import Connection
-from gpu_worker_pool.wire.routes import FLEET_TABLE, RENEW_AT_BOX, TABLE
+from gpu_worker_pool.server.http.pool_route import PoolRoute
+from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX
 from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
 
-ADMIN = {"Authorization": "Bearer secret-of-admin"}
-ADA = {"Authorization": "Bearer secret-of-ada"}
+ADMIN = {"Authorization": "Bearer the-secret-of-admin"}
+ADA = {"Authorization": "Bearer the-secret-of-ada"}
 
 
 def ids(leases: list[dict[str, Any]]) -> set[str]:
@@ -43,11 +46,16 @@ def assert_same_keys(shown: object, answered: object) -> None:
 
 
 def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
-    for_fleet = {resource.path: resource.routes for resource in FLEET_TABLE}
-    twice = {f"/fleet{resource.path}": resource.routes for resource in TABLE if resource.answered_by != "box"}
-    assert twice.items() <= for_fleet.items()
-    assert for_fleet.keys() - twice.keys() == {"/fleet", "/fleet/nodes/{node}", RENEW_AT_BOX}
-    answered_here = {resource.path for resource in TABLE if resource.answered_by == "box"}
+    app = create_app(ServerSettings(_env_file=None, simulated_gpus="1", gpu_pool_fleet="http://gpu-01:8000"))
+    routes = [route for route in app.routes if isinstance(route, PoolRoute) and route.include_in_schema]
+    for_fleet = {(route.declared.method, route.path_format) for route in routes if route.declared.is_fleet}
+    own = [route for route in routes if not route.declared.is_fleet]
+    twice = {
+        (route.declared.method, f"/fleet{route.path_format}") for route in own if route.declared.answered_by != "box"
+    }
+    assert twice < for_fleet
+    assert {path for _, path in for_fleet - twice} == {"/fleet", "/fleet/nodes/{node}", RENEW_AT_BOX}
+    answered_here = {route.path_format for route in own if route.declared.answered_by == "box"}
     assert answered_here >= {"/gpu/stats", "/health", "/livez", "/readyz", "/config", "/metrics", "/ui", "/ui/{file}"}
 
 

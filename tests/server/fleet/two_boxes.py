@@ -28,7 +28,7 @@ from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 # Simulated GPUs are named after their node, and tests that run at the same time must not lock each other's.
 LEADER, OTHER = (f"gpu-{number}-{os.getpid()}" for number in ("01", "02"))
 KEY = "the key that the leader gave to gpu-02"
-TOKENS = "admin:secret-of-admin,ada:secret-of-ada"
+TOKENS = "admin:the-secret-of-admin,ada:the-secret-of-ada"
 FLEET_KEY = "a key that all boxes of the fleet have"
 
 
@@ -95,7 +95,7 @@ class TwoBoxes:
 
     async def read_the_other(self, gpus: int = 2) -> None:
         """gpu-02 has been read: the leader has these readings from its agent."""
-        driver = self.leader.app._authority._driver
+        driver = self.leader.app.pool._driver
         keys = [GpuKey(OTHER, f"GPU-other-{index}") for index in range(gpus)]
         installed = tuple(InventoryGpu(key.uuid, index, "NVIDIA A100", 80_000.0) for index, key in enumerate(keys))
         driver.note(cmd.AnnounceNode(OTHER, "a boot", installed))

@@ -124,9 +124,7 @@ async def listening(
     config.load()
     config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
     loop, state = asyncio.get_running_loop(), ServerState()
-    server = await loop.create_server(
-        lambda: Hasty(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
+    server = await loop.create_server(lambda: Hasty(config=config, server_state=state, app_state={}), "127.0.0.1", 0)
     try:
         async with asyncio.timeout(SOON_S):
             yield server.sockets[0].getsockname()
@@ -236,15 +234,14 @@ async def test_trailers_are_not_kept_as_headers() -> None:
 
 
 async def test_a_websocket_on_a_connection_that_served_a_call_stays_open() -> None:
-    async with listening(empty, keep_alive_s=0.05, head_s=0.05) as (host, port):
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://{host}:{port}/") as answer:
-                await answer.read()
-            async with session.ws_connect(f"http://{host}:{port}/link") as link:
-                # A connection that begins to be idle now is closed, and so all timers before are over.
-                await until_closed((host, port), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                await link.send_str("still there")
-                assert (await link.receive()).data == "still there"
+    async with listening(empty, keep_alive_s=0.05, head_s=0.05) as (host, port), aiohttp.ClientSession() as session:
+        async with session.get(f"http://{host}:{port}/") as answer:
+            await answer.read()
+        async with session.ws_connect(f"http://{host}:{port}/link") as link:
+            # A connection that begins to be idle now is closed, and so all timers before are over.
+            await until_closed((host, port), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await link.send_str("still there")
+            assert (await link.receive()).data == "still there"
 
 
 def test_the_names_of_uvicorn_that_the_protocol_relies_on_are_there() -> None:

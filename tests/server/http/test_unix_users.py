@@ -19,7 +19,7 @@ from gpu_worker_pool.server.http.access import (
 from gpu_worker_pool.server.http.tokens import Tokens
 
 HERE = {"host": "localhost:8000"}
-TOKENS = Tokens.parse("alice:alice-token-1,admin:admin-token-333")
+TOKENS = Tokens.parse("alice:alice-secret-token-1,admin:admin-secret-token-333")
 SOCKET = "/run/gpu-worker-pool/8000.sock"
 
 
@@ -45,7 +45,7 @@ def test_the_name_and_the_rights_are_the_users(origin: object, tokens: Tokens) -
 
 
 def test_a_token_counts_more_than_the_user() -> None:
-    headers = {**HERE, "authorization": "Bearer alice-token-1"}
+    headers = {**HERE, "authorization": "Bearer alice-secret-token-1"}
     assert identify(Origin("127.0.0.1", find_user=unknown), headers, AccessRules(TOKENS)) == Caller("alice")
 
 
@@ -78,7 +78,7 @@ def test_local_callers_can_be_taken_by_the_socket_only() -> None:
     with pytest.raises(Denied, match=SOCKET) as caught:
         identify(by_tcp(User("root", role=Role.ADMINISTRATOR)), HERE, rules)
     assert caught.value.status == 401
-    assert identify(by_tcp(None), {**HERE, "authorization": "Bearer admin-token-333"}, rules).is_admin
+    assert identify(by_tcp(None), {**HERE, "authorization": "Bearer admin-secret-token-333"}, rules).is_admin
 
 
 def test_a_platform_without_users_trusts_the_machine_as_before() -> None:

@@ -38,8 +38,8 @@ from tests.server.recorded.scenes import (
     walk,
 )
 
-TOKENS = {"GPU_POOL_TOKENS": "admin:secret-of-admin,ada:secret-of-ada,bob:secret-of-bob"}
-ADMIN, ADA, BOB = (f"Authorization: Bearer secret-of-{name}" for name in ("admin", "ada", "bob"))
+TOKENS = {"GPU_POOL_TOKENS": "admin:the-secret-of-admin,ada:the-secret-of-ada,bob:the-secret-of-bob"}
+ADMIN, ADA, BOB = (f"Authorization: Bearer the-secret-of-{name}" for name in ("admin", "ada", "bob"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,13 @@ async def test_what_a_slow_listener_has_missed_comes_in_pieces_in_order() -> Non
     pool: Any = SimpleNamespace(follow=lambda _: None, now=lambda: 0.0, membership=None, node="box")
     number = count(1)
     unread: Any = SimpleNamespace()
-    snapshot: Any = SimpleNamespace(ask=lambda _: b"%d" % next(number) + b"x" * EVENT_BYTES)
+
+    class Encoded:
+        @property
+        def summary_body(self) -> bytes:
+            return b"%d" % next(number) + b"x" * EVENT_BYTES
+
+    snapshot: Any = Encoded()
     stream = Streams(pool)
     stream.note_snapshot(unread)  # without a listener nothing is encoded
     messages = stream.subscribe("ann")

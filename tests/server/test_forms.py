@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.app import create_app
+from gpu_worker_pool.server.forms import LeaseForm, LeaseId, RenewForm
+from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.validation import read_form, read_text
 from gpu_worker_pool.server.routes.leases import to_request
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.forms import LeaseForm, RenewForm
-from gpu_worker_pool.wire.strict import FormError, check_lease_id, parse_form
 
 DOCUMENTED = [
     *("gpus", "memory_mb", "model", "among", "priority", "ttl_s", "wait_s", "memory_threshold_percent"),
@@ -52,9 +53,9 @@ def described() -> dict[str, Any]:
     return schema
 
 
-def refused(body: bytes | dict[str, Any], model: type[LeaseForm | RenewForm] = LeaseForm) -> FormError:
-    with pytest.raises(FormError) as caught:
-        parse_form(model, body if isinstance(body, bytes) else json.dumps(body).encode())
+def refused(body: bytes | dict[str, Any], model: type[LeaseForm | RenewForm] = LeaseForm) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        read_form(model, body if isinstance(body, bytes) else json.dumps(body).encode())
     caught.value.detail.encode()  # whatever was sent, the answer can be
     return caught.value
 
@@ -71,13 +72,13 @@ def test_the_fields_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b" {} "])
 def test_everything_may_be_left_out(body: bytes) -> None:
-    form = parse_form(LeaseForm, body)
+    form = read_form(LeaseForm, body)
     assert to_request(form, None) == Request()
     assert (form.wait_s, form.ttl_s) == (0, DEFAULT_TTL_S)
 
 
 def test_every_field_arrives_where_it_belongs() -> None:
-    form = parse_form(LeaseForm, json.dumps(FULL).encode())
+    form = read_form(LeaseForm, json.dumps(FULL).encode())
     request = to_request(form, "bob")
     assert request == Request(
         wishes=Wishes(2, 8000.0, "A100", 80.0, 90.5, ("0", "2", "GPU-8f1c")),
@@ -90,8 +91,8 @@ def test_every_field_arrives_where_it_belongs() -> None:
 
 
 def test_the_order_of_labels_makes_no_other_request() -> None:
-    one = parse_form(LeaseForm, b'{"labels": {"a": "1", "b": "2"}}')
-    other = parse_form(LeaseForm, b'{"labels": {"b": "2", "a": "1"}}')
+    one = read_form(LeaseForm, b'{"labels": {"a": "1", "b": "2"}}')
+    other = read_form(LeaseForm, b'{"labels": {"b": "2", "a": "1"}}')
     assert to_request(one, None) == to_request(other, None)
 
 
@@ -112,7 +113,7 @@ RANGES: list[tuple[str, Any, Any, Any, Any]] = [
 @pytest.mark.parametrize(("field", "below", "low", "high", "above"), RANGES)
 def test_ranges_end_where_they_say(field: str, below: Any, low: Any, high: Any, above: Any) -> None:
     for value in (low, high):
-        form = parse_form(LeaseForm, json.dumps({field: value}).encode())
+        form = read_form(LeaseForm, json.dumps({field: value}).encode())
         assert getattr(form, field) == value
         to_request(form, None)
     for value in (below, above):
@@ -146,7 +147,7 @@ TEXTS = [("worker_id", 256), ("owner", 256), ("host", 256), ("boot_id", 256), ("
 @pytest.mark.parametrize(("field", "longest"), TEXTS)
 def test_texts_are_bounded_and_printable(field: str, longest: int) -> None:
     for text in ("x" * longest, "Jürgen ☃ 🐧"):
-        form = parse_form(LeaseForm, json.dumps({field: text}).encode())
+        form = read_form(LeaseForm, json.dumps({field: text}).encode())
         assert getattr(form, field) == text
     assert (
         f"{field}: {longest + 1} characters are too many; there must be at most {longest}"
@@ -162,11 +163,11 @@ def test_a_blank_model_is_told_to_be_left_out() -> None:
 
 
 def test_the_order_and_spelling_of_gpus_make_no_other_request() -> None:
-    one = parse_form(LeaseForm, b'{"among": [10, "2", "GPU-8f"]}')
-    other = parse_form(LeaseForm, b'{"among": ["GPU-8f", "02", "10", 2]}')
+    one = read_form(LeaseForm, b'{"among": [10, "2", "GPU-8f"]}')
+    other = read_form(LeaseForm, b'{"among": ["GPU-8f", "02", "10", 2]}')
     assert to_request(one, None) == to_request(other, None)
     assert one.among == ("2", "10", "GPU-8f")
-    assert to_request(parse_form(LeaseForm, b'{"among": null}'), None) == Request()
+    assert to_request(read_form(LeaseForm, b'{"among": null}'), None) == Request()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ BAD_LABELS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("labels", GOOD_LABELS)
 def test_labels_that_are_taken(labels: dict[str, str]) -> None:
-    form = parse_form(LeaseForm, json.dumps({"labels": labels}).encode())
+    form = read_form(LeaseForm, json.dumps({"labels": labels}).encode())
     assert dict(to_request(form, None).labels) == labels
 
 
@@ -311,16 +312,16 @@ BAD_IDS = ["", ".", "..", "x" * 129, "a b", "a/b", "a\n", "ü", "a%20b", "\ud800
 
 @pytest.mark.parametrize("text", GOOD_IDS)
 def test_ids_that_are_taken(text: str) -> None:
-    assert check_lease_id(text) == text
-    assert parse_form(RenewForm, json.dumps({"ids": [text]}).encode()).ids == (text,)
+    assert read_text("id", LeaseId, text) == text
+    assert read_form(RenewForm, json.dumps({"ids": [text]}).encode()).ids == (text,)
 
 
 @pytest.mark.parametrize("text", BAD_IDS)
 def test_ids_that_are_not(text: str) -> None:
-    with pytest.raises(FormError, match="is not a lease id; it must be 1 to 128 letters") as caught:
-        check_lease_id(text)
+    with pytest.raises(Refusal, match="is not a lease id; it must be 1 to 128 letters") as caught:
+        read_text("ids.1", LeaseId, text)
     caught.value.detail.encode()
-    assert refused({"ids": ["fine", text]}, RenewForm).detail == f"ids.1: {caught.value.detail}"
+    assert refused({"ids": ["fine", text]}, RenewForm).detail == caught.value.detail
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,7 @@ def test_renewals_that_are_refused(body: dict[str, Any], fault: str) -> None:
 
 def test_a_thousand_leases_are_renewed_at_once() -> None:
     ids = [f"lease-{n}" for n in range(1000)]
-    assert parse_form(RenewForm, json.dumps({"ids": ids}).encode()).ids == tuple(ids)
+    assert read_form(RenewForm, json.dumps({"ids": ids}).encode()).ids == tuple(ids)
 
 
 # --- whatever is sent ----------------------------------------------------------------------------------------------
@@ -355,17 +356,17 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.sampled_from([*DOCUMENTED, "ids"]) | st.text(st.characters(), max_size=4), JSON, max_size=4)
 
 
-def _parse(model: type[LeaseForm | RenewForm], body: bytes) -> LeaseForm | RenewForm | FormError:
+def _parse(model: type[LeaseForm | RenewForm], body: bytes) -> LeaseForm | RenewForm | Refusal:
     try:
-        return parse_form(model, body)
-    except FormError as error:
+        return read_form(model, body)
+    except Refusal as error:
         return error
 
 
 def _take_or_refuse(body: bytes) -> None:
     for model in (LeaseForm, RenewForm):
         outcome = _parse(model, body)
-        if isinstance(outcome, FormError):
+        if isinstance(outcome, Refusal):
             assert outcome.status in {400, 422}
             assert 0 < len(outcome.detail.encode()) < 2000
         elif isinstance(outcome, LeaseForm):
