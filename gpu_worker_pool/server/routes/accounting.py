@@ -18,10 +18,10 @@ from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usa
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.forms import Hours, Since, Until
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.parameters import Hours, Since, Until
 from gpu_worker_pool.server.views.gpu_view import slot_order
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire

@@ -13,23 +13,14 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.forms import (
-    AsHolder,
-    Devices,
-    LeaseForm,
-    LeaseId,
-    LeasesLimit,
-    QueueLimit,
-    ReasonWords,
-    RenewForm,
-    WaitS,
-)
+from gpu_worker_pool.server.forms import LeaseForm, RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.loop_share import LoopShare
+from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
 from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.target import Target
