@@ -44,12 +44,10 @@ OUTSIDE = "outside of the server: the client, the network, both being woken"
 # The functions of each step, where they are looked up when they are called.
 STEPS: dict[str, tuple[str, ...]] = {
     "read from the socket": ("server.http.protocol:BoundedProtocol.data_received",),
-    "find the head, which is known": ("server.http.known_heads:KnownHeads.find",),
-    "coroutines of the call": (
-        "server.http.protocol:BoundedProtocol._begin_known", "server.http.protocol:BoundedProtocol._go_on",
-    ),
     "access check": ("server.http.call:Call.caller", "server.routes.leases:may_manage"),
-    "body and query": ("server.http.call:Call.query", "server.routes.leases:_lease_form", "server.calls.leases:_request_of"),
+    "body and query": (
+        "server.http.pool_route:read_query", "server.http.pool_route:read_form", "server.routes.leases:to_request",
+    ),
     "the holder's process": ("server.authority.pool:Pool.local_process", "server.authority.own_box:OwnBox.is_alive"),
     "decision": ("ledger.driver:step",),
     "driver around it: budget, live time, batch": ("ledger.driver:Driver._carry_out", "ledger.driver:Driver._end_turn"),
@@ -57,11 +55,8 @@ STEPS: dict[str, tuple[str, ...]] = {
     "events as rows, with checksums": ("ledger.sqlite.journal:event_rows", "ledger.sqlite.journal:ended_row"),
     "journal: SQLite, checks of its files, high-water mark": ("ledger.sqlite.journal:SqliteJournal.append",),
     "tell listeners and callers": ("ledger.outbox:Outbox._done",),
-    "make the answer": (
-        "server.calls.lease_answers:LeaseAnswers.active", "server.calls.lease_answers:LeaseAnswers.ended",
-    ),
-    "encode the answer": ("server.calls.lease_answers:JsonFrame.join",),
-    "write to the socket": ("server.http.exchange:Exchange.answer",),
+    "make the answer": ("server.routes.leases:lease_view", "server.routes.leases:outcome_view"),
+    "encode the answer": ("server.http.pool_route:encode",),
     SHOWN: ("ledger.driver:Driver._tell_late",),
     READINGS: ("server.authority.pool:Pool._observe",),
 }  # fmt: skip
@@ -170,7 +165,7 @@ def serve() -> None:
             wrap(place, lambda function, step=step: watch.time(function, step))  # type: ignore[misc]
     # Outside of the steps: these are moments.
     wrap("server.http.protocol:BoundedProtocol.data_received", lambda f: before(lambda _, data: watch.arrived(data), f))
-    wrap("server.http.exchange:Exchange.answer", lambda f: after(watch.answered, f))
+    wrap("server.http.protocol:BoundedProtocol.on_response_complete", lambda f: after(watch.answered, f))
     wrap("ledger.outbox:WriterThread.write", lambda f: before(lambda *_: watch.hand(), f))
     wrap("ledger.outbox:write", lambda f: before(lambda *_: watch.take(TO_WRITER), after(watch.hand, f)))
     wrap("ledger.outbox:Outbox._done", lambda f: before(lambda *_: watch.take(FROM_WRITER), f))
