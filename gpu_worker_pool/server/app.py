@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import Probe
@@ -200,29 +200,25 @@ class PoolApp(FastAPI):
         for router in (fleet.router, *ROUTERS):
             router.add_to(self, prefix=settings.api_prefix, is_fleet=router is not fleet.router)
         self.router.default = self._answer_nowhere
+        polled = {f"{settings.api_prefix}{path}": body for path, body in self.statistics.polled().items()}
+        self._http = PolledStatistics(self.router, polled, (READABLE,) if with_cors else ())
 
-    def build_middleware_stack(self) -> ASGIApp:
-        """What a call passes before its route. Each route turns every error into an answer itself."""
-        prefix, cors = self.settings.api_prefix, (READABLE,) if self.settings.enable_cors else ()
-        polled = {f"{prefix}{path}": body for path, body in self.statistics.polled().items()}
-        http = PolledStatistics(self.router, polled, cors)
-
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                try:
-                    check_head(scope)
-                except Refusal as refused:
-                    await write(problem_of(refused), (), scope, send)
-                else:
-                    await http(scope, receive, send)
-            elif scope["type"] == "lifespan":
-                await self._live(receive, send)
-            elif self._endpoint is None or scope["path"] != self.websocket_path:
-                await send({"type": "websocket.close"})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve without FastAPI's own middleware: each route turns every error into an answer itself."""
+        scope["app"] = self
+        if scope["type"] == "http":
+            try:
+                check_head(scope)
+            except Refusal as refused:
+                await write(problem_of(refused), (), scope, send)
             else:
-                await self._endpoint(scope, receive, send)
-
-        return serve
+                await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._endpoint is None or scope["path"] != self.websocket_path:
+            await send({"type": "websocket.close"})
+        else:
+            await self._endpoint(scope, receive, send)
 
     async def _answer_nowhere(self, scope: Scope, _: Receive, send: Send) -> None:
         """Answer a call of which no route knows the path."""

@@ -133,7 +133,7 @@ class Call(Request):
             return f"{self.forwarded.host or ''} by {self.forwarded.node}"
         return self._connection.host or ""
 
-    @property
+    @cached_property
     def is_loopback(self) -> bool:
         """Whether the call came directly from this machine, without a proxy."""
         if self.forwarded is not None:
@@ -183,7 +183,8 @@ class Call(Request):
 
     async def body(self) -> bytes:
         if self._whole_body is None:
-            self._whole_body = await read_body(self.receive, self.headers)
+            has_body = "content-length" in self.headers or "transfer-encoding" in self.headers
+            self._whole_body = await read_body(self.receive, self.headers) if has_body else b""
         return self._whole_body
 
     def gone(self) -> asyncio.Future[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Final
 from urllib.parse import quote
@@ -56,9 +56,13 @@ def check_head(scope: Scope) -> None:
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS:
         raise Refusal(431, f"There are {len(headers)} headers; there must be at most {MAX_HEADERS}.", CLOSE)
-    size = sum(map(len, chain.from_iterable(headers)))
+    size = size_of(headers)
     if size > MAX_HEADERS_BYTES:
         raise Refusal(431, f"The headers have {size} bytes; there must be at most {MAX_HEADERS_BYTES}.", CLOSE)
+
+
+def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(map(len, chain.from_iterable(headers)))
 
 
 def nowhere(scope: Scope, prefix: str, is_known: Callable[[str], bool]) -> Response:

@@ -11,17 +11,52 @@ from typing import Any, NoReturn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .connection import KEY, Connection
+from .front import size_of
 from .problems import Refusal, problem_of
 
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
+MAX_JOINED_BYTES = 16 * 1024
 # A caller that takes nothing of its answer, or of its stream, for this long is cut off.
 STALLED_S = 20.0
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter headers."
 INVALID = "The request is not valid HTTP: its method is not known, or its first line or a header is malformed."
 CLOSE = {"Connection": "close"}
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
+
+
+class JoinedWrites:
+    """A transport that writes what is written in one turn of the event loop at once: uvicorn writes the head of an answer and its
+    body separately, and a system call takes as long as a tenth of a lease.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.plain = transport
+        self._loop = loop
+        self._waiting: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is as the transport has it."""
+        return getattr(self.plain, name)
+
+    def write(self, data: Any) -> None:
+        if len(data) > MAX_JOINED_BYTES:
+            self._flush()
+            self.plain.write(data)
+            return
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self.plain.close()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self.plain.write(b"".join(waiting))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -44,13 +79,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_head = True
         self._had_body = False
+        self._received = 0
         self._is_upgraded = False
         self._why_invalid = INVALID
         # The call that is answered now. `cycle` is the one that came last: a client may send several without waiting.
         self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._connection = Connection.of_transport(transport)
         self._close_after(self.head_s, "head")
 
@@ -64,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        self._had_body = False
+        self._had_body, self._received = False, len(data)
         super().data_received(data)
         if self.transport.is_closing() or self._had_body or self._is_upgraded:
             return
@@ -92,7 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Check the head. An error raised here is answered with 400."""
         self._stop("head")
         self._is_in_head = False
-        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+        # Much may have arrived with the head, as the body.
+        if self._head_bytes + self._received > MAX_HEAD_BYTES and size_of(self.headers) > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
         self._head_bytes = 0
         self._check_authority()
@@ -126,6 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(name)
         self._unset_keepalive_if_required()
         self._is_upgraded = True
+        self.transport = self.transport.plain  # type: ignore[attr-defined]
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says less than ours
