@@ -20,7 +20,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases
 from tests.processes import has_ended
 from tests.server import elsewhere
-from tests.server.leasing import OFTEN, eventually, queue, queued, release, take
+from tests.server.leasing import OFTEN, eventually, get, queue, queued, release, take
 
 from . import work
 from .conftest import MakeExecutor
@@ -143,7 +143,7 @@ def test_what_a_task_has_started_ends_with_its_worker_before_the_gpu_is_granted_
     waiter = queue(server)
     visitor.kill()
 
-    assert server.json(f"/leases/{waiter['id']}?wait_s=30")["state"] == "active"
+    assert get(server, waiter["id"], wait_s=30)["state"] == "active"
     assert Path(f"/proc/{visitor.says}").exists() is False
     with pytest.raises(WorkerLostError, match="SIGKILL"):
         future.result()
@@ -288,7 +288,7 @@ def test_a_preempted_worker_finishes_its_task_and_gets_no_other(
             visitor.let_go("finished")
             assert first.result() == "finished"
 
-            assert server.json(f"/leases/{waiter['id']}?wait_s=30")["state"] == "active"
+            assert get(server, waiter["id"], wait_s=30)["state"] == "active"
             assert server.json(f"/leases/{lease['id']}")["end_reason"] == "released"
             release(server, waiter["id"])
             gate.wait().let_go("later")

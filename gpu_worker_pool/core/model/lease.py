@@ -73,8 +73,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class ActiveLease:
-    """`limit` is when its time limit ends it. `weight` is what counts for its owner, in thousandths of a GPU. `seq` is its
-    place in the queue, which it has again if the grant is withdrawn.
+    """`limit` is when its time limit ends it. `weight` is what counts for its owner, in thousandths of a GPU. `seq` is what
+    its queue position was by, and is again if the grant is withdrawn.
     """
 
     id: str

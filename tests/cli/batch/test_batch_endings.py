@@ -15,7 +15,7 @@ from gpu_worker_pool.cli.run.attempt import Outcome
 from gpu_worker_pool.jobs.life import MAX_PREEMPTIONS
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import end_all, gpu_pool, start_gpu_pool
-from tests.server.leasing import OFTEN, eventually, queue, release
+from tests.server.leasing import OFTEN, eventually, get, queue, release
 
 GOOD, PREEMPTED = Outcome(0), Outcome(None, "preempted", end_reason="preempted")
 # Does not end before it is told to.
@@ -64,7 +64,7 @@ def test_a_preempted_job_is_run_again_before_those_behind_it_also_after_a_kill(
     killed = start_gpu_pool(*arguments, server=server, cwd=tmp_path)
     eventually(ran.exists, "the job runs")
     other = queue(server)
-    assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+    assert get(server, other["id"], wait_s=30)["state"] == "active"
     eventually(lambda: server.json("/pool")["queue_length"] == 1, "it waits again")
     killed.kill()
     killed.communicate()

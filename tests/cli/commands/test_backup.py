@@ -19,7 +19,7 @@ from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of
-from tests.server.leasing import take
+from tests.server.leasing import get, take
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         assert [gpu["is_out_of_service"] for gpu in pool["gpus"]] == [True] * 4
         assert server.ask("/leases/early", "PUT", body={}).json["state"] == "queued"
         assert gpu_pool("undrain", "0", "1", "2", server=server).code == 0
-        early = server.ask("/leases/early?wait_s=20").json
+        early = get(server, "early", wait_s=20)
         assert early["fence"] > FENCES_AHEAD
         last = server.ask("/leases/last", "PUT", body={}).json
         assert last["state"] == "queued"
@@ -95,7 +95,7 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
 
         holder.kill()
         holder.wait()
-        assert server.ask("/leases/last?wait_s=30").json["gpus"] == later["gpus"]
+        assert get(server, "last", wait_s=30)["gpus"] == later["gpus"]
 
 
 def test_a_box_of_a_fleet_is_told_how_its_database_is_backed_up(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs import soak
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.processes import has_ended
-from tests.server.leasing import OFTEN, eventually, queue, release
+from tests.server.leasing import OFTEN, eventually, get, queue, release
 
 # Says that it began, and goes on until it is told to end.
 HELD = "echo began $GPU_POOL_JOB_ID >> ran; while [ ! -e go-$GPU_POOL_JOB_ID ]; do sleep 0.05; done; echo good"
@@ -234,7 +234,7 @@ def test_a_preempted_job_is_run_again_before_those_behind_it(tmp_path: Path) -> 
         eventually(lambda: len(_holders(user)) == 2, "the others wait")
         eventually(lambda: user.lines("order"), "the first one runs")
         other = queue(server, priority=1)
-        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        assert get(server, other["id"], wait_s=30)["state"] == "active"
         eventually(lambda: len(_holders(user)) == 3, "the first one waits again")
         (user.folder / "go").touch()
         release(server, other["id"])
@@ -288,7 +288,7 @@ def test_a_job_that_was_preempted_while_no_keeper_was_there_is_run_again(tmp_pat
         other = queue(server, priority=1)
         eventually(lambda: "save your work" in user.keeper_log(), "it is warned")
         user.kill_keeper()
-        assert server.json(f"/leases/{other['id']}?wait_s=30")["state"] == "active"
+        assert get(server, other["id"], wait_s=30)["state"] == "active"
         user.call("jobs")
         assert user.until(id_, JobState.WAITING).life.end_reason == "preempted"
         (user.folder / "go").touch()

@@ -16,7 +16,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, ON_ANOTHER_MACHINE, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server import elsewhere
-from tests.server.leasing import eventually, put, queue, take, wait_until_free
+from tests.server.leasing import eventually, get, put, queue, take, wait_until_free
 
 # Says that it runs, on standard output; then stays, whatever it is told.
 STUBBORN = 'trap "" TERM INT HUP; echo $$; while :; do sleep 0.1; done'
@@ -195,7 +195,7 @@ def test_where_gpu_pool_itself_is_stopped_the_guard_ends_the_command_before_a_re
         command = int(read_line(process))
         waiter = queue(server)
         process.send_signal(signal.SIGSTOP)
-        granted = server.json(f"/leases/{waiter['id']}?wait_s=30")
+        granted = get(server, waiter["id"], wait_s=30)
         assert granted["state"] == "active"
         assert not is_alive(command)
         process.send_signal(signal.SIGCONT)
@@ -261,7 +261,7 @@ def test_killed_with_9_its_gpu_is_not_granted_before_the_command_is_gone(server:
     # It does not go on SIGTERM, so there is time to look: whoever waits has to, while it lives.
     assert is_alive(command)
     assert server.json(f"/leases/{waiter['id']}")["state"] == "queued"
-    granted = server.json(f"/leases/{waiter['id']}?wait_s=30")
+    granted = get(server, waiter["id"], wait_s=30)
     assert granted["state"] == "active"
     assert not is_alive(command)
 

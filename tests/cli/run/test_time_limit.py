@@ -16,7 +16,7 @@ from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import STUBBORN, end, is_alive, read_line, the_lease
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.server import elsewhere
-from tests.server.leasing import OFTEN, eventually, queue, take
+from tests.server.leasing import OFTEN, eventually, get, queue, take
 
 # Ends when it is told to, and says so; with the code that it is given.
 OBEDIENT = 'trap "echo saved; exit $1" TERM; echo ready; while :; do sleep 0.02; done'
@@ -74,7 +74,7 @@ def test_on_another_machine_it_is_gone_when_the_gpu_is_granted_again() -> None:
         process = start_gpu_pool("run", "--time", "4s", "--", "sh", "-c", STUBBORN, server=server)
         command, lease_id = int(read_line(process)), the_lease(server)["id"]
         waiter = queue(server)
-        assert server.json(f"/leases/{waiter['id']}?wait_s=30")["state"] == "active"
+        assert get(server, waiter["id"], wait_s=30)["state"] == "active"
         assert not is_alive(command)
         assert end(process) == 123
         assert server.json(f"/leases/{lease_id}")["end_reason"] == "time_limit"
@@ -85,7 +85,7 @@ def test_a_preemptible_command_leaves_its_gpu_to_another_request() -> None:
         process = start_gpu_pool("run", "--preemptible", "--", "sh", "-c", STUBBORN, server=server)
         command = int(read_line(process))
         waiter = queue(server)
-        assert server.json(f"/leases/{waiter['id']}?wait_s=30")["state"] == "active"
+        assert get(server, waiter["id"], wait_s=30)["state"] == "active"
         assert process.stderr is not None
         said = process.stderr.read()
         assert end(process) == 122
