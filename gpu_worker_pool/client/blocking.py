@@ -130,7 +130,7 @@ class GPUWorkerPool:
 
     def _ask(self, function: Callable[[], _BlockingT]) -> _BlockingT:
         async def ask() -> _BlockingT:
-            await self._client.first_answers
+            await self._client.refresh()
             return function()
 
         return self._wait(ask())

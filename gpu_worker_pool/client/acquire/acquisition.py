@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
@@ -41,6 +42,7 @@ FAILURES_TO_TELL = 2
 LEAVE_S = 0.5
 # A grant is new where no more than this part of its TTL can have run: a quarter of the time to a heartbeat.
 NEW_PER_TTL = 12
+_NUMBER = re.compile(r"-[1-9][0-9]{0,3}\Z")
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +74,11 @@ class Bid:
         return self.refusal is not None and self.ask_again_at == 0.0 and not (self.was_queued or self.was_granted)
 
 
+def request_of(lease_id: str) -> str:
+    """The request that a lease is for: it has the same id at its first place, and that id with a number at each other."""
+    return _NUMBER.sub("", lease_id)
+
+
 class Acquisition:
     """One request. Each place knows it by another id: one server may go by several names, and one pool have several
     servers, where an id is one lease.
@@ -95,8 +102,7 @@ class Acquisition:
         # Called when no place has granted it at once.
         self._on_waiting = on_waiting
         self._bids: dict[str, Bid] = {}
-        numbers = count()
-        self._next_id = lambda: f"{lease_id}-{number}" if (number := next(numbers)) else lease_id
+        self._lease_id, self._numbers = lease_id, count()
         self._was_ended = False
 
     async def run(self, timeout_s: float) -> HeldLease:
@@ -143,6 +149,10 @@ class Acquisition:
                 won = await self._next(self._until_ask_again(), self._places.changed())
                 if won is not None:
                     return won
+
+    def _next_id(self) -> str:
+        number = next(self._numbers)
+        return f"{self._lease_id}-{number}" if number else self._lease_id
 
     def _ask(self, place: Place, endpoint: Endpoint) -> None:
         backend = place.backend(endpoint)

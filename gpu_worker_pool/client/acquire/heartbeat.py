@@ -174,4 +174,3 @@ class Heartbeat:
         self._warned.discard(lease_id)
         if lost is not None and lost.set(reason, code):
             self._on_lost(lease_id, reason, code)
-

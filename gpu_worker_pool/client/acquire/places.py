@@ -246,6 +246,11 @@ class Places:
             async with asyncio.timeout(FIRST_ANSWER_S):
                 await wait_for_answers(waited, lambda _: True, FIRST_ANSWER_S if waits_for_new else GRACE_S)
 
+    async def refresh_to_choose(self) -> None:
+        """The same before a request, where what was seen decides: which endpoint to ask, or which GPU is free."""
+        if len(self.endpoints) > 1 or any(one.kind == "statistics" for one in self.endpoints.values()):
+            await self.refresh()
+
     def note_failure(self, error: EndpointError) -> None:
         """Have the next poll come at once after a failed call: it tells whether the endpoint is down."""
         id_ = error.endpoint_id

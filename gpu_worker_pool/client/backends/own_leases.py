@@ -231,8 +231,9 @@ class OwnLeases:
                 devices = ",".join(str(gpu.index) for gpu in gpus)
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
                 ends_at = None if lease.limit is None else _local_time(lease.limit)
-                facts = {"fence": lease.fence, "ends_at": ends_at}
-                return HeldLease(lease_id, request, self, gpus, env, boot_time(), is_local=True, **facts)
+                return HeldLease(
+                    lease_id, request, self, gpus, env, boot_time(), lease.fence, is_local=True, ends_at=ends_at
+                )
             case QueuedLease():
                 position = Order(self._state, boot_time()).position(lease)
                 return Queued(f"position {position} among the workers of this process")

@@ -154,7 +154,7 @@ class ServerLeases:
         return sorted(self._entries(), key=rank)
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
-        async def ask(entry: Endpoint, _: bool) -> LeaseAnswer:
+        async def ask(entry: Endpoint) -> LeaseAnswer:
             body = _body(request, is_local=is_this_machine(entry.url.host))
             reply = await entry.call("PUT", f"{self._path}/{lease_id}", body=body)
             return self._answer(entry, reply, lease_id, request)
@@ -162,7 +162,7 @@ class ServerLeases:
         return await self._at_first(ask, PATIENCE_S)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:
-        async def wait(entry: Endpoint, _: bool) -> LeaseAnswer:
+        async def wait(entry: Endpoint) -> LeaseAnswer:
             reply = await entry.call("GET", f"{self._path}/{lease_id}?wait_s={wait_s:g}", extra_s=wait_s)
             if reply.status == 404:
                 return Over("the server does not know it any more")
@@ -171,8 +171,9 @@ class ServerLeases:
         return await self._at_first(wait, wait_s + PATIENCE_S)
 
     async def renew(self, lease_ids: Sequence[str], wait_s: float = 0.0, warned: Sequence[str] = ()) -> Renewal:
-        async def renew(entry: Endpoint, is_first: bool) -> Renewal:
-            held_s = wait_s if is_first else 0.0
+        async def renew(entry: Endpoint) -> Renewal:
+            nonlocal wait_s
+            held_s, wait_s = wait_s, 0.0  # the next entry point must not hold it back
             values = {"ids": list(lease_ids), "wait_s": held_s, "warned": list(warned)}
             body = {name: value for name, value in values.items() if value}
             reply = await entry.call("POST", f"{self._path}/renew", body=body, extra_s=held_s, is_vital=True)
@@ -182,7 +183,7 @@ class ServerLeases:
         return await self._at_first(renew, wait_s + min(max(wait_s, LEAST_PATIENCE_S), PATIENCE_S))
 
     async def release(self, lease_id: str) -> None:
-        async def release(entry: Endpoint, _: bool) -> None:
+        async def release(entry: Endpoint) -> None:
             reply = await entry.call("DELETE", f"{self._path}/{lease_id}?as=holder", is_vital=True)
             if reply.status not in {200, 404}:
                 raise entry.error(reply.detail, status=reply.status)
@@ -199,15 +200,13 @@ class ServerLeases:
         entries = [endpoints[entry.id] for entry in self.entries]
         return ServerLeases(endpoints[self.home.id], self.fleet_id, lambda: entries)
 
-    async def _at_first(self, call: Callable[[Endpoint, bool], Awaitable[T]], patience_s: float) -> T:
-        """What the first entry point that works answers; EndpointError with all reasons where none does. The call is told
-        whether it is the first.
-        """
+    async def _at_first(self, call: Callable[[Endpoint], Awaitable[T]], patience_s: float) -> T:
+        """What the first entry point that works answers; EndpointError with all reasons where none does."""
         entries, errors = self.entries, []
         for entry in entries:
             try:
                 async with asyncio.timeout(None if entry is entries[-1] else patience_s):
-                    answer = await call(entry, entry is entries[0])
+                    answer = await call(entry)
             except TimeoutError:
                 error = entry.error(f"it has not answered within {patience_s:.1f} s", is_temporary=True)
             except EndpointError as failed:

@@ -56,7 +56,9 @@ class SeenPool:
         """
         gpus = []
         for gpu in self.gpus:
-            own = {lease_id: worker for lease_id, worker in held.get(gpu.uuid, {}).items() if lease_id not in gpu.workers}
+            own = {
+                lease_id: worker for lease_id, worker in held.get(gpu.uuid, {}).items() if lease_id not in gpu.workers
+            }
             left = {lease_id: worker for lease_id, worker in gpu.workers.items() if lease_id not in ended}
             is_free = not own and (gpu.is_free or (not left and bool(gpu.workers)))
             gpus.append(replace(gpu, workers=left | own, is_free=is_free))
