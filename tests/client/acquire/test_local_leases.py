@@ -144,4 +144,3 @@ def test_a_server_that_stops_says_which_leases_go_on_without_it(server: ServerPr
         log = (server.folder / "log").read_text()
         assert "this server stops; without it, 1 lease goes on while the process of the holder runs, and 1 of " in log
         server.start()
-
