@@ -75,12 +75,11 @@ class GPUWorkerPool:
 
     def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
-        asked = self._client.request_gpu(timeout, **wishes)
-        return self._wait(asked, self._client.release_gpu, begins_here=True)
+        return self._wait(self._client.request_gpu(timeout, **wishes), self._client.release_gpu)
 
     def release_gpu(self, assignment: Assignment) -> None:
         """Release a GPU."""
-        self._wait(self._client.release_gpu(assignment), begins_here=True)
+        self._wait(self._client.release_gpu(assignment))
 
     @contextmanager
     def gpu(self, timeout: float | None = None, **wishes: Any) -> Iterator[Assignment]:
@@ -140,8 +139,6 @@ class GPUWorkerPool:
         self,
         work: Coroutine[Any, Any, _BlockingT],
         undo: Callable[[_BlockingT], Coroutine[Any, Any, None]] | None = None,
-        *,
-        begins_here: bool = False,
     ) -> _BlockingT:
         """See `LoopThread.work`."""
         thread, problem = self._thread, None
@@ -154,7 +151,7 @@ class GPUWorkerPool:
         if thread is None or problem is not None:
             work.close()
             raise RuntimeError(problem)
-        return thread.work(work, undo, begins_here=begins_here and not self._client.calls_hook_for_events)
+        return thread.work(work, undo)
 
     def _end_thread(self) -> None:
         with self._lock:

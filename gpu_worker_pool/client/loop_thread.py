@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -31,20 +30,13 @@ class LoopThread:
         """Whether the caller is in this thread."""
         return threading.current_thread() is self._thread
 
-    def work(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None, *, begins_here: bool = False) -> T:
-        """Wait for work in the loop. With `begins_here` the caller's own thread does it until it suspends.
+    def work(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Wait for work in the loop.
 
         If the caller is interrupted, the work is cancelled, and what it still brings is undone; without `undo`, it goes on.
         """
         call: _LoopCall[T] | None = None
         try:
-            if begins_here:
-                try:
-                    work.send(None)
-                except StopIteration as done:
-                    # Nothing is called after this: an interrupt could come in, and the result would be lost.
-                    result: T = done.value
-                    return result
             call = _LoopCall(work, self._calls)
             self._calls.add(call)
             try:
@@ -53,9 +45,8 @@ class LoopThread:
                 raise RuntimeError(_STOPPED) from None
             return call.future.result()
         except BaseException:
-            if call is None and inspect.getcoroutinestate(work) != inspect.CORO_CLOSED:
-                call = _LoopCall(work, self._calls)
-            if call is not None and not call.has_failed:
+            call = call or _LoopCall(work, self._calls)
+            if not call.has_failed:
                 self._leave_to_loop(call, undo)
             raise
 

@@ -90,11 +90,6 @@ class GPUWorkerPoolClient:
         return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
 
     @property
-    def calls_hook_for_events(self) -> bool:
-        """Whether the user has an `on_event`, which is called in the event loop only."""
-        return len(self._hooks) > 1
-
-    @property
     def first_answers(self) -> Awaitable[None]:
         """Awaited, it lets endpoints that are later than the first answer too, so that a report shows them."""
         return self._started().known.wait_for_first_answers()

@@ -1,16 +1,11 @@
-"""Connections to a server, and two ways to move bytes over one: in an event loop, and in a thread that waits itself.
-
-A call is written once, as a coroutine. Over a BlockingConnection that coroutine never suspends, so it needs no event loop.
-"""
+"""Connections to a server."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import socket
 import ssl
-from abc import ABC, abstractmethod
 from asyncio.staggered import staggered_race
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -21,12 +16,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final, cast
 
-from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.connections import uid_of_server
 
 # How long the next address of a name waits for the one before it to be connected.
 _NEXT_ADDRESS_S: Final = 0.25
-_MOST_AT_ONCE: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +36,25 @@ class ConnectFailed(Exception):  # noqa: N818 - an event, not a mistake
     """There is no connection, and nothing was sent. The message is the system's."""
 
 
-class ServerConnection(ABC):
-    """One connection, for one call at a time. All that fails is an OSError."""
+class ServerConnection(asyncio.Protocol):
+    """One connection of an event loop, for one call at a time. All that fails is an OSError."""
 
     def __init__(self) -> None:
         # When its last answer had come.
         self.idle_since = 0.0
         self._server_uid: tuple[int | None] | None = None
-
-    def server_uid(self) -> int | None:
-        """See `uid_of_server`. The other end of a connection stays the same."""
-        if self._server_uid is None and (end := self._our_end()) is not None:
-            self._server_uid = (uid_of_server(end),)
-        return None if self._server_uid is None else self._server_uid[0]
-
-    @abstractmethod
-    def _our_end(self) -> socket.socket | None: ...
-
-    @abstractmethod
-    def is_idle(self) -> bool:
-        """Whether nothing has come since the last answer, neither its end nor anything that was not asked for."""
-
-    @abstractmethod
-    async def send(self, data: bytes) -> None: ...
-
-    @abstractmethod
-    async def receive(self) -> bytes | memoryview:
-        """What has come; nothing at its end."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
-class LoopConnection(ServerConnection, asyncio.Protocol):
-    """A connection of an event loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._is_over = False
         self._error: Exception | None = None
         self._news: asyncio.Future[None] | None = None
 
-    def _our_end(self) -> socket.socket | None:
-        return None if self._transport is None else self._transport.get_extra_info("socket")
+    def server_uid(self) -> int | None:
+        """See `uid_of_server`. The other end of a connection stays the same."""
+        end = None if self._transport is None else self._transport.get_extra_info("socket")
+        if self._server_uid is None and end is not None:
+            self._server_uid = (uid_of_server(end),)
+        return None if self._server_uid is None else self._server_uid[0]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # other loops have classes of their own
@@ -109,13 +76,15 @@ class LoopConnection(ServerConnection, asyncio.Protocol):
             self._news.set_result(None)
 
     def is_idle(self) -> bool:
+        """Whether nothing has come since the last answer, neither its end nor anything that was not asked for."""
         return not self._is_over and not self._received
 
-    async def send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
     async def receive(self) -> bytes | memoryview:
+        """What has come; nothing at its end."""
         while not self._received and not self._is_over:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
@@ -129,100 +98,16 @@ class LoopConnection(ServerConnection, asyncio.Protocol):
             self._transport.abort()
 
 
-class BlockingConnection(ServerConnection):
-    """A connection of a thread. What is not done in time is a TimeoutError."""
-
-    def __init__(self, where: Where, timeout_s: float) -> None:
-        super().__init__()
-        self._until = 0.0
-        # An interrupt may lose the number of bytes that came, and not the bytes.
-        self._buffer = bytearray(_MOST_AT_ONCE)
-        self._buffer[0] = 1
-        if timeout_s <= 0:
-            raise TimeoutError
-        try:
-            if where.path is None:
-                self._socket = socket.create_connection((where.host, where.port), timeout_s)
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            else:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(timeout_s)
-                self._socket.connect(str(where.path))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise ConnectFailed(in_words(error)) from None
-        # With a timeout, the socket itself would poll before it sends, and be told the timeout before each call.
-        self._socket.settimeout(0)
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-
-    def _our_end(self) -> socket.socket:
-        return self._socket
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether nothing of an answer has come since the last call was sent."""
-        return not self._buffer[0]
-
-    def is_idle(self) -> bool:
-        return not self._poll.poll(0)
-
-    def limit(self, timeout_s: float) -> None:
-        """Set how long the next call may take."""
-        self._until = boot_time() + timeout_s
-
-    async def send(self, data: bytes) -> None:
-        left_s = self._left_s()
-        self._buffer[0] = 0
-        sent = self._socket.send(data)
-        if sent < len(data):  # so much at once is seldom sent
-            self._socket.settimeout(left_s)
-            self._socket.sendall(data[sent:])
-            self._socket.settimeout(0)
-
-    async def receive(self) -> bytes | memoryview:
-        if not self._poll.poll(1000 * self._left_s()):
-            raise TimeoutError
-        size = self._socket.recv_into(self._buffer)
-        return memoryview(self._buffer)[:size]
-
-    def _left_s(self) -> float:
-        left_s = self._until - boot_time()
-        if left_s <= 0:
-            raise TimeoutError
-        return left_s
-
-    async def settle(self) -> None:
-        """In a loop: wait until a call that was given up has been answered, and close."""
-        try:
-            if self.is_unanswered:
-                self._socket.settimeout(0)
-                await asyncio.get_running_loop().sock_recv(self._socket, 1)
-        except OSError:
-            pass
-        finally:
-            self.close()
-
-    def interrupt(self) -> None:
-        """From any thread: have the thread that waits see the end of the connection."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-async def connect(where: Where, tls: ssl.SSLContext | None) -> LoopConnection:
+async def connect(where: Where, tls: ssl.SSLContext | None) -> ServerConnection:
     """A connection of this loop; ConnectFailed, or an SSLError where the server cannot be trusted."""
     loop = asyncio.get_running_loop()
     try:
         if where.path is not None:
-            return (await loop.create_unix_connection(LoopConnection, str(where.path)))[1]
+            return (await loop.create_unix_connection(ServerConnection, str(where.path)))[1]
         connected = await _first_connected(await _look_up(where.host, where.port))
         name = where.host if tls is not None else None
         try:
-            return (await loop.create_connection(LoopConnection, sock=connected, ssl=tls, server_hostname=name))[1]
+            return (await loop.create_connection(ServerConnection, sock=connected, ssl=tls, server_hostname=name))[1]
         except BaseException:
             connected.close()
             raise

@@ -27,7 +27,7 @@ async def post(url: str, body: bytes, fields: Mapping[str, str], timeout_s: floa
     async with asyncio.timeout(timeout_s):
         connection = await connect(where, tls)
         try:
-            await connection.send(request)
+            connection.send(request)
             while not answer.status and (data := await connection.receive()):
                 answer.feed(data)
             if not answer.status:

@@ -6,24 +6,22 @@ import asyncio
 import json
 import re
 import ssl
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import DEFAULT_PORTS
 
-from .connections import BlockingConnection, ConnectFailed, ServerConnection, Where, connect
+from .connections import ConnectFailed, ServerConnection, Where, connect
 from .http1 import AnswerReader, BadAnswer, encode
-from .local_sockets import LocalSockets, is_local, judge_port, server_of, url_of_pool
+from .local_sockets import LocalSockets, judge_port, server_of, url_of_pool
 from .reader import plain
 
-T = TypeVar("T")
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
 # A connection that was idle for longer is not used again: what is between may have forgotten it.
@@ -72,14 +70,8 @@ class _NotConnected(CallFailed):
     """Nothing was sent."""
 
 
-class _InThread(threading.local):
-    """When the calls of a thread that makes its calls itself must be over; None in the loop."""
-
-    until: float | None = None
-
-
 class Transport:
-    """Calls servers over HTTP, in the event loop that opened it; by `run_here`, also in other threads.
+    """Calls servers over HTTP, in the event loop that opened it.
 
     `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
     the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
@@ -97,14 +89,8 @@ class Transport:
         self._tls: ssl.SSLContext | None = None
         self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._max_bytes = max_bytes
-        self._is_open, self._is_broken_off = False, False
-        self._thread = _InThread()
-        # By where they lead, and whether they are those of the loop.
-        self._idle: dict[tuple[Where, bool], list[ServerConnection]] = {}
-        # Those of threads that only ask.
-        self._asking: set[BlockingConnection] = set()
-        # Calls that a thread has given up, and that may still arrive: nothing that concerns the same may overtake them.
-        self._unanswered: dict[str, BlockingConnection] = {}
+        self._is_open = False
+        self._idle: dict[Where, list[ServerConnection]] = {}
 
     async def open(self) -> None:
         """Get ready to call; a ValueError if the CA file cannot be used."""
@@ -120,11 +106,9 @@ class Transport:
             await self._sockets.close()
         self._is_open = False
         idle, self._idle = self._idle, {}
-        for connection in (
-            *self._unanswered.values(),
-            *(connection for connections in idle.values() for connection in connections),
-        ):
-            connection.close()
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
         await asyncio.sleep(0)  # the loop closes them with its next turn
 
     async def __aenter__(self) -> Self:
@@ -135,30 +119,6 @@ class Transport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def can_block(self, url: str) -> bool:
-        """Whether `run_here` can be used for this server: it is on this machine, speaks without TLS, and has answered."""
-        return self._sockets is not None and (server := server_of(url)) in self._sockets.settled and is_local(server)
-
-    def run_here(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """Run a coroutine that only makes calls, without a loop: it does not suspend here. What has not been answered until
-        then is a TimeoutError.
-        """
-        self._thread.until = until
-        try:
-            work.send(None)
-        except StopIteration as done:
-            value: T = done.value
-            return value
-        finally:
-            self._thread.until = None
-        raise AssertionError("it waits for the loop")
-
-    def break_off(self) -> None:
-        """Have all threads that only wait for news see the end of their connection, now and later."""
-        self._is_broken_off = True
-        for connection in self._asking.copy():
-            connection.interrupt()
 
     async def call(
         self,
@@ -222,19 +182,11 @@ class Transport:
             fields += f"Authorization: Bearer {token}\r\n"
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = encode(method, target, fields, content)
-        call = _Outgoing(method, base + target.partition("?")[0], where, request)
-        until, sent_at = self._thread.until, boot_time()
+        sent_at = boot_time()
         try:
-            if until is not None:
-                answer, connection = await self._exchange(call, min(timeout_s, until - sent_at))
-            else:
-                async with asyncio.timeout(timeout_s):
-                    if (late := self._unanswered.pop(call.thing, None)) is not None:
-                        await late.settle()
-                    answer, connection = await self._exchange(call)
+            async with asyncio.timeout(timeout_s):
+                answer, connection = await self._exchange(where, request, can_repeat=method in _REPEATABLE)
         except TimeoutError:
-            if until is not None and boot_time() >= until:
-                raise
             # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except ConnectFailed as error:
@@ -249,87 +201,59 @@ class Transport:
         data = _parse(answer.body, status) if is_parsed else None
         return Reply(status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid)
 
-    async def _exchange(self, call: _Outgoing, timeout_s: float | None = None) -> tuple[AnswerReader, ServerConnection]:
-        """Send a call and read its answer; with a timeout, in this thread."""
-        key = call.where, timeout_s is not None
+    async def _exchange(
+        self, where: Where, request: bytes, *, can_repeat: bool
+    ) -> tuple[AnswerReader, ServerConnection]:
+        """Send a call and read its answer."""
         while self._is_open:
-            reused = self._take_idle(key)
-            connection = reused or await self._connect(call.where, timeout_s)
-            if isinstance(connection, BlockingConnection) and timeout_s is not None:
-                connection.limit(timeout_s)
+            reused = self._take_idle(where)
+            connection = reused or await self._connect(where)
             answer = AnswerReader(self._max_bytes)
             try:
-                await self._talk(connection, call, answer)
+                await self._talk(connection, request, answer)
             except (BadAnswer, OSError) as error:
                 # The server may have closed a connection that was idle.
-                is_stale = reused is not None and not answer.has_begun and call.method in _REPEATABLE
+                is_stale = reused is not None and not answer.has_begun and can_repeat
                 if isinstance(error, TimeoutError) or not is_stale:
                     raise
             else:
-                self._put_back(key, connection, can_stay=answer.is_reusable)
+                self._put_back(where, connection, can_stay=answer.is_reusable)
                 return answer, connection
         raise BadAnswer("the client is stopped")
 
-    async def _talk(self, connection: ServerConnection, call: _Outgoing, answer: AnswerReader) -> None:
-        own = connection if isinstance(connection, BlockingConnection) else None
-        is_asking = own is not None and call.method == "GET"
+    async def _talk(self, connection: ServerConnection, request: bytes, answer: AnswerReader) -> None:
         try:
-            if own is not None and is_asking:
-                self._asking.add(own)
-                if self._is_broken_off:
-                    own.interrupt()
-            await connection.send(call.request)
+            connection.send(request)
             while data := await connection.receive():
                 if answer.feed(data):
                     break
             else:
                 answer.end()
-        except BaseException as error:
-            has_ended = isinstance(error, BadAnswer | OSError) and not isinstance(error, TimeoutError)
-            if own is not None and own.is_unanswered and not (has_ended or is_asking):
-                self._unanswered[call.thing] = own
-            else:
-                connection.close()
+        except BaseException:
+            connection.close()
             raise
-        finally:
-            if own is not None and is_asking:
-                self._asking.discard(own)
 
-    async def _connect(self, where: Where, timeout_s: float | None) -> ServerConnection:
-        if timeout_s is not None:
-            return BlockingConnection(where, timeout_s)
+    async def _connect(self, where: Where) -> ServerConnection:
         if where.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         return await connect(where, self._tls if where.is_tls else None)
 
-    def _take_idle(self, key: tuple[Where, bool]) -> ServerConnection | None:
-        connections = self._idle.get(key)
+    def _take_idle(self, where: Where) -> ServerConnection | None:
+        connections = self._idle.get(where)
         while connections:
-            try:
-                connection = connections.pop()
-            except IndexError:
-                break  # another thread was faster
+            connection = connections.pop()
             if connection.is_idle() and boot_time() - connection.idle_since < IDLE_S:
                 return connection
             connection.close()
         return None
 
-    def _put_back(self, key: tuple[Where, bool], connection: ServerConnection, *, can_stay: bool) -> None:
-        connections = self._idle.setdefault(key, [])
+    def _put_back(self, where: Where, connection: ServerConnection, *, can_stay: bool) -> None:
+        connections = self._idle.setdefault(where, [])
         if can_stay and self._is_open and len(connections) < MOST_IDLE:
             connection.idle_since = boot_time()
             connections.append(connection)
         else:
             connection.close()
-
-
-class _Outgoing(NamedTuple):
-    """One call. `thing` is what it concerns, in the words of the server: its URL without a query."""
-
-    method: str
-    thing: str
-    where: Where
-    request: bytes
 
 
 def target_of(url: str, base: str) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gpu_worker_pool.client.backends.lease_book import (
     Granted,
@@ -31,9 +31,6 @@ from gpu_worker_pool.errors import (
 from gpu_worker_pool.host.clock import boot_time
 
 from .tally import Tally
-
-if TYPE_CHECKING:
-    from .here import RequestHere
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -88,14 +85,12 @@ class Acquisition:
         tally: Tally,
         *,
         on_queued: Callable[[str, str, str], None],
-        begun: RequestHere | None = None,
     ) -> None:
         self._known = known
         self._lease_id = lease_id
         self._request = request
         self._leave = leave
         self._tally = tally
-        self._begun = begun
         # Called once for each queue that it enters: with the endpoint, its id there, and why it waits.
         self._on_queued = on_queued
         self._told: set[tuple[str, str]] = set()
@@ -113,20 +108,14 @@ class Acquisition:
         self._failures: dict[str, tuple[int, str]] = {}
         self._was_ended = False
         self._ask_again_at: dict[str, float] = {}
-        if begun is not None:
-            self._asked[begun.place.key] = (begun.place, begun.book)
-            if begun.has_queued:
-                self._told.add((begun.place.key, lease_id))
-            if isinstance(begun.last, Queued):
-                self._waiting_at[begun.place.key] = begun.last
 
     async def run(self, timeout_s: float) -> Won:
         """Get the GPUs, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. However it ends, no
         lease that was requested and not kept is left behind.
         """
-        began = boot_time() if self._begun is None else self._begun.began
+        began = boot_time()
         won: Won | None = None
-        limit = asyncio.timeout(max(began + (timeout_s or ONE_TRY_S) - boot_time(), 0.0))
+        limit = asyncio.timeout(timeout_s or ONE_TRY_S)
         try:
             async with limit:
                 won = await self._race(is_patient=timeout_s > 0)
@@ -176,9 +165,6 @@ class Acquisition:
             # In one pool an id is one request, and this one is for the GPUs of another box.
             self._ids.setdefault(place.key, f"{self._lease_id}-{next(self._numbers)}")
         self._asked[place.key] = (place, book)
-        if self._begun is not None and self._begun.place.key == place.key:
-            begun, self._begun = self._begun, None
-            return await begun.go_on()
         return await book.ask(self._id_at(place), self._request)
 
     @staticmethod

@@ -26,10 +26,6 @@ HOLDS_PER_TTL = 6
 LOCAL_HOLD_S = 25.0
 # How long to wait before the first call.
 SETTLE_S = 0.25
-# How long after its grant a lease is added that came from another thread, and against which no TTL runs. While all
-# leases are shorter, the loop looks for longer ones less and less often: up to so many times as long passes in between.
-LATER_S = 0.1
-MOST_LATER = 16
 # How soon to call again if the server did not hold the answer; each time twice as long.
 FIRST_NAP_S = 0.5
 # Statuses of a server that takes no heartbeat of this caller, however often it is sent.
@@ -49,10 +45,6 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_warned = on_warned
         self._held: dict[str, Lost] = {}
-        # Leases that are still to be added, and from when on.
-        self._later: dict[str, tuple[Lost, float]] = {}
-        self._is_later_due = False
-        self._times_later = 1
         self._warned: set[str] = set()
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
@@ -68,42 +60,12 @@ class Heartbeat:
 
     def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
         _extend(lost, safe_since)
-        self._add(lease_id, lost)
-
-    def _add(self, lease_id: str, lost: Lost) -> None:
         self._held[lease_id] = lost
         self._added.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
-    def add_later(self, lease_id: str, lost: Lost, safe_since: float, loop: asyncio.AbstractEventLoop) -> None:
-        """The same as `add`, from any thread, after a while: a short lease is dropped before, and never wakes the loop."""
-        _extend(lost, safe_since)
-        wait_s = LATER_S * self._times_later if lost.is_local else 0.0
-        self._later[lease_id] = lost, boot_time() + min(LATER_S, wait_s)
-        if not (self._is_later_due and lost.is_local):
-            self._is_later_due = True
-            loop.call_soon_threadsafe(loop.call_later, wait_s, self._add_due)
-
-    def drop_soon(self, lease_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        """The same as `drop`, from any thread."""
-        if self._later.pop(lease_id, None) is None:
-            loop.call_soon_threadsafe(self.drop, lease_id)
-
-    def _add_due(self) -> None:
-        self._is_later_due = False
-        now = boot_time()
-        due = [lease_id for lease_id, (_, at) in self._later.copy().items() if at <= now]
-        for lease_id in due:
-            if (found := self._later.pop(lease_id, None)) is not None:
-                self._add(lease_id, found[0])
-        self._times_later = 1 if due else min(2 * self._times_later, MOST_LATER)
-        if self._later:
-            self._is_later_due = True
-            asyncio.get_running_loop().call_later(LATER_S * self._times_later, self._add_due)
-
     def drop(self, lease_id: str) -> None:
-        self._later.pop(lease_id, None)
         self._held.pop(lease_id, None)
         self._warned.discard(lease_id)
         if not self._held and self._task is not None:
@@ -112,7 +74,6 @@ class Heartbeat:
 
     async def close(self) -> None:
         """Stop; leases that are still held expire."""
-        self._later.clear()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -37,8 +37,6 @@ class Kept:
 
 
 class KeptLeases:
-    """`keep` with a loop, `get`, `find` and `end` may be called in any thread, everything else in the loop."""
-
     def __init__(
         self,
         releases: Releases,
@@ -59,17 +57,15 @@ class KeptLeases:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, won: Won, request: Request, loop: asyncio.AbstractEventLoop | None = None) -> Assignment:
-        """Keep a lease alive in this loop, or in the one that is given."""
+    def keep(self, won: Won, request: Request) -> Assignment:
+        """Keep a lease alive."""
         worker_id, heartbeat = request.holder.worker_id or "", won.place.heartbeat
         lost, warned = Lost(request.ttl_s, is_local=won.grant.is_local), Warned()
         assignment = make_assignment(won, worker_id, lost, warned, is_multi=self._is_multi)
         assignment.memory_mb = request.wishes.memory_mb
         kept = self._kept[won.lease_id] = Kept(assignment, won, lost, warned)
-        if won.book.needs_heartbeat and loop is None:
+        if won.book.needs_heartbeat:
             heartbeat.add(won.lease_id, lost, won.safe_since)
-        elif won.book.needs_heartbeat and loop is not None:
-            heartbeat.add_later(won.lease_id, lost, won.safe_since, loop)
         for gpu in won.grant.gpus:
             won.place.note_taken(gpu.key.uuid, worker_id)
         self._tally.count_grant(won.place.id)
@@ -88,17 +84,11 @@ class KeptLeases:
             raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
         return kept
 
-    def end(self, kept: Kept) -> bool:
-        """Note that a lease is about to be released; False where it was before."""
-        if not self.drop(kept.won.lease_id):
-            return False
-        kept.lost.settle()
-        self._tell(kept.event("released"))
-        return True
-
     def release(self, kept: Kept) -> asyncio.Task[None]:
         """Release a lease in the background."""
-        self.end(kept)
+        if self.drop(kept.won.lease_id):
+            kept.lost.settle()
+            self._tell(kept.event("released"))
         kept.won.place.heartbeat.drop(kept.won.lease_id)
         return self.leave(kept)
 

@@ -62,7 +62,7 @@ class Releases:
         return task
 
     def note(self, book: LeaseBook, lease_id: str) -> None:
-        """Remember a lease that was released. This may be called in any thread."""
+        """Remember a lease that was released."""
         self._released[lease_id] = book
         if len(self._released) > MOST_REMEMBERED:
             self._released.popitem(last=False)

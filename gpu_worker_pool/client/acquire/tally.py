@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +16,11 @@ class Tally:
         # Requests that wait at present, and the last ones that have stopped waiting though a server may still list them.
         self.waiting: set[str] = set()
         self.done: deque[str] = deque(maxlen=1000)
-        # Requests may be counted in any thread.
-        self._lock = threading.Lock()
 
     @contextmanager
     def counted(self, lease_id: str) -> Iterator[None]:
         """Count a request, which may wait meanwhile."""
-        with self._lock:
-            self.requests += 1
+        self.requests += 1
         try:
             yield
         finally:
@@ -32,9 +28,8 @@ class Tally:
             self.done.append(lease_id)
 
     def count_grant(self, endpoint_id: str) -> None:
-        with self._lock:
-            self.granted += 1
-            self.by_endpoint[endpoint_id] += 1
+        self.granted += 1
+        self.by_endpoint[endpoint_id] += 1
 
     @property
     def success_rate(self) -> float:

@@ -111,7 +111,6 @@ class KnownEndpoints:
         """Wake the requests that wait, so that they end."""
         self.is_stopping = True
         self._tell_of_change()
-        self._transport.break_off()
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []

@@ -72,10 +72,7 @@ class SeenPool:
 
 @dataclass
 class CurrentView:
-    """What was seen last, and what this process was granted and released since, each with when.
-
-    The changes may be noted in any thread.
-    """
+    """What was seen last, and what this process was granted and released since, each with when."""
 
     seen: SeenPool = field(default_factory=SeenPool)
     _taken: dict[Change, float] = field(default_factory=dict)
