@@ -98,6 +98,10 @@ class GPUWorkerPool:
         """See `GPUWorkerPoolClient.is_multi_endpoint_mode`."""
         return self._client.is_multi_endpoint_mode()
 
+    def refresh(self) -> None:
+        """See `GPUWorkerPoolClient.refresh`; each report here does this first."""
+        self._wait(self._client.refresh())
+
     def get_pool_status(self) -> PoolStatus:
         """See `GPUWorkerPoolClient.get_pool_status`."""
         return self._ask(self._client.get_pool_status)
