@@ -235,20 +235,31 @@ class Places:
         self._wake.set()
 
     async def refresh(self, *, waits_for_new: bool = False) -> None:
-        """Poll the endpoints that were not polled in the last polling interval. Waits for those that are up, and for
-        those that have never answered only if told so.
+        """Poll the endpoints that were not polled in the last polling interval. Waits for those that are up, or for all
+        where none is, and for those that have never answered only if told so.
         """
         now = boot_time()
         due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
         polls = {one: self._poll_soon(one) for one in due}
-        waited = [poll for one, poll in polls.items() if one.is_healthy or (waits_for_new and one.last_seen is None)]
+        is_down = not self.is_up
+        waited = [
+            poll
+            for one, poll in polls.items()
+            if one.is_healthy or is_down or (waits_for_new and one.last_seen is None)
+        ]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWER_S):
                 await wait_for_answers(waited, lambda _: True, FIRST_ANSWER_S if waits_for_new else GRACE_S)
 
     async def refresh_to_choose(self) -> None:
-        """The same before a request, where what was seen decides: which endpoint to ask, or which GPU is free."""
-        if len(self.endpoints) > 1 or any(one.kind == "statistics" for one in self.endpoints.values()):
+        """The same before a request, where what was seen decides: which endpoint to ask, whether one is up, or which GPU is
+        free.
+        """
+        if (
+            len(self.endpoints) > 1
+            or not self.is_up
+            or any(one.kind == "statistics" for one in self.endpoints.values())
+        ):
             await self.refresh()
 
     def note_failure(self, error: EndpointError) -> None:

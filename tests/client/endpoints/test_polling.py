@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_worker_pool import GPUWorkerPool
+from gpu_worker_pool import GPUWorkerPool, ServiceUnavailableError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, id_of, running, soon
@@ -103,3 +103,14 @@ async def test_a_request_after_a_while_goes_by_what_is_so_now(servers: list[Serv
         held = await client.request_gpu(timeout=30)
         assert held.endpoint_id == id_of(wires[1])
         assert not any(call.startswith("PUT") for call in wires[0].calls)
+
+
+async def test_a_server_that_is_back_is_found_by_a_request_that_does_not_wait(servers: list[ServerProcess]) -> None:
+    first = servers[0]
+    async with client_of(first, polling_interval=0.05, endpoint_timeout=5) as client:
+        await asyncio.to_thread(first.kill)
+        with pytest.raises(ServiceUnavailableError):
+            await client.request_gpu(timeout=2)
+        await asyncio.to_thread(first.start)
+        await passed(0.5)  # its breaker lets a call through by then
+        assert (await client.request_gpu(timeout=0)).endpoint_id == id_of(first)
