@@ -14,9 +14,9 @@ from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.lease_book import LeaseBook
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
-from gpu_worker_pool.wire.transport import Transport
 
 logger = logging.getLogger("gpu_worker_pool.client")
 

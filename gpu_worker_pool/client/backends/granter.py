@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from gpu_worker_pool.client.http.transport import Reply
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import user_name
-from gpu_worker_pool.wire.transport import Reply
 
 _ROOT = 0
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.fleet_leases import FleetLeases
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.http.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import Reading
@@ -18,8 +20,6 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.holder_mark import HolderMarks
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.wire.first_answers import wait_for_answers
-from gpu_worker_pool.wire.transport import Transport
 
 from .balancing import Balancer, EndpointView
 from .endpoint import Endpoint

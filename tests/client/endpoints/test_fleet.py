@@ -13,11 +13,11 @@ from gpu_worker_pool import GPUWorkerPoolClient
 from gpu_worker_pool.client.acquire.release import release_lease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.models import MultiEndpointPoolStatus
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.urls import parse_endpoint
-from gpu_worker_pool.wire.transport import Transport
 from tests.client.entry_points import EntryPoint
 from tests.client.fault_tools import client_of, id_of, lease_ids, nothing_left, soon
 from tests.client.foreign_servers import hanging
