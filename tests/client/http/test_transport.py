@@ -142,25 +142,36 @@ async def test_what_comes_over_an_idle_connection_closes_it() -> None:
             tracemalloc.stop()
 
 
-async def test_idle_connections_are_bound_in_number_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MOST_IDLE", 3)
-    monkeypatch.setattr(transport, "CLIENT_IDLE_S", 0.2)
-    open_now, all_came, all_closed = set[asyncio.StreamWriter](), asyncio.Event(), asyncio.Event()
+class Crowd:
+    """Answers when eight connections have called, over however many ports; tells when no more than so many are open."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_now.add(writer)
+    def __init__(self) -> None:
+        self._open = 0
+        self._all_came = asyncio.Event()
+        self.left = {most: asyncio.Event() for most in (3, 0)}
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        if len(open_now) == 8:
-            all_came.set()
-        await all_came.wait()
+        self._open += 1
+        if self._open == 8:
+            self._all_came.set()
+        await self._all_came.wait()
         writer.write(ANSWER)
         await reader.read()
-        open_now.remove(writer)
-        if not open_now:
-            all_closed.set()
+        self._open -= 1
+        if self._open in self.left:
+            self.left[self._open].set()
 
-    async with listening(serve) as port, Transport() as client:
-        url = f"http://127.0.0.1:{port}/pool"
-        await asyncio.gather(*(client.call("GET", url, timeout_s=10) for _ in range(8)))
-        assert len(client._idle) == 3
-        await all_closed.wait()
+
+@pytest.mark.parametrize(("most", "age_s", "left"), [(3, 3600.0, 3), (64, 0.2, 0)], ids=["number", "age"])
+async def test_idle_connections_are_bound_in_number_and_age(
+    most: int, age_s: float, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "MOST_IDLE", most)
+    monkeypatch.setattr(transport, "CLIENT_IDLE_S", age_s)
+    crowd = Crowd()
+    async with listening(crowd) as one, listening(crowd) as other, Transport() as client:
+        urls = [f"http://127.0.0.1:{port}/pool" for port in (one, other)] * 4
+        await asyncio.gather(*(client.call("GET", url, timeout_s=10) for url in urls))
+        async with asyncio.timeout(10):
+            await crowd.left[left].wait()
