@@ -13,12 +13,12 @@ from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.backends.held_lease import EndNotice, Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.jobs.life import RunLease
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
-from gpu_worker_pool.wire.transport import Transport
 
 from .job_pools import environment_of
 

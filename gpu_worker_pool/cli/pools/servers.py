@@ -11,10 +11,10 @@ from typing import Any, Final, Self, TypeVar
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.client.http.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
-from gpu_worker_pool.wire.first_answers import wait_for_answers
-from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 from .naming import Naming
 

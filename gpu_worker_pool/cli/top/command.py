@@ -23,7 +23,7 @@ from gpu_worker_pool.cli.output import asked_width, out, print_json
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
-from gpu_worker_pool.wire.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.first_answers import wait_for_answers
 
 from . import keys
 from .view import NOT_SCROLLED, Picture, Scroll, draw, draw_all

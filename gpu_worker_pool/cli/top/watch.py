@@ -13,7 +13,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.pools.servers import FLEET, GRACE_S, ServerAnswer, Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
-from gpu_worker_pool.wire.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.first_answers import wait_for_answers
 from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.reader import read, read_number
 from gpu_worker_pool.wire.statistics import GpuDetail, GpuHistory, GpuStatistics

@@ -18,11 +18,11 @@ from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
+from gpu_worker_pool.client.http.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.wire.first_answers import wait_for_answers
-from gpu_worker_pool.wire.transport import Transport
 
 from .held_leases import HeldLeases
 

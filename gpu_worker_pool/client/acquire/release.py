@@ -12,9 +12,9 @@ from typing import Any
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
-from gpu_worker_pool.wire.transport import Transport
 
 logger = logging.getLogger("gpu_worker_pool.client")
 

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Reply
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request
 from gpu_worker_pool.errors import EndpointError
@@ -29,7 +30,6 @@ from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
-from gpu_worker_pool.wire.transport import Reply
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
 from .held_lease import HeldLease

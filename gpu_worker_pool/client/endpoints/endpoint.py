@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from gpu_worker_pool.client.http.transport import CallFailed, Reply, Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
-from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 from .breaker import CircuitBreaker, Permit
 from .seen_pool import SeenPool

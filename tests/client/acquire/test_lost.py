@@ -19,10 +19,10 @@ from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S,
 from gpu_worker_pool.client.backends.held_lease import Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
-from gpu_worker_pool.wire.transport import Transport
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, answering
 from tests.client.wire import Wire

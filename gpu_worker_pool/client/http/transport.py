@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.unix_socket import find_socket, is_configured, is_dead
 from gpu_worker_pool.urls import DEFAULT_PORTS
+from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
+from gpu_worker_pool.wire.reader import plain
 
+from .answers import AnswerReader, BadAnswer, encode
 from .connections import ConnectFailed, ServerConnection, Where, connect
-from .http1 import AnswerReader, BadAnswer, encode
-from .local_sockets import LocalSockets, judge_port, server_of, url_of_pool
-from .reader import plain
+from .local_sockets import is_local, is_same_server, judge_port, server_of, url_of_pool
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
-# A connection that was idle for longer is not used again: what is between may have forgotten it.
-IDLE_S = 30.0
 MOST_IDLE = 64
 # May be made twice, so a connection that the server has just closed does no harm.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
@@ -87,10 +87,18 @@ class Transport:
     ) -> None:
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
-        self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._max_bytes = max_bytes
+        self._uses_sockets, self._is_named = uses_sockets, is_named
+        # As it was when the client was made: a program may have clients of several environments.
+        self._environ = dict(os.environ)
+        # The socket of each server that has answered; None: its port. The first answer settles it for this client, so that
+        # a server's port is not taken for its socket when the server is away.
+        self._settled: dict[str, Path | None] = {}
+        self._deciding = asyncio.Lock()
         self._is_open = False
-        self._idle: dict[Where, list[ServerConnection]] = {}
+        # The one that was used last is at the end.
+        self._idle: list[ServerConnection] = []
+        self._next_closing: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Get ready to call; a ValueError if the CA file cannot be used."""
@@ -102,22 +110,19 @@ class Transport:
         self._is_open = True
 
     async def close(self) -> None:
-        if self._sockets is not None:
-            await self._sockets.close()
         self._is_open = False
-        idle, self._idle = self._idle, {}
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        if self._next_closing is not None:
+            self._next_closing.cancel()
         await asyncio.sleep(0)  # the loop closes them with its next turn
 
     async def __aenter__(self) -> Self:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def call(
@@ -130,21 +135,35 @@ class Transport:
         timeout_s: float,
     ) -> Reply:
         """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer."""
-        sockets, server = self._sockets, server_of(url)
-        is_settled = sockets is None or server in sockets.settled
-        path = None if sockets is None else sockets.settled[server] if is_settled else await sockets.choose(url)
+        server = server_of(url)
+        path = self._settled[server] if server in self._settled else await self._choose_socket(server, url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
         except _NotConnected:
-            if path is None or sockets is None or server in sockets.settled:
+            if path is None or server in self._settled:
                 raise
             # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
             await self._check_port(url, path)
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
-        if sockets is not None and not is_settled:
-            sockets.answered(url, path)
+        self._settled.setdefault(server, path)
         return reply
+
+    async def _choose_socket(self, server: str, url: str) -> Path | None:
+        """The socket for the first call to a server; None for its port."""
+        if not self._uses_sockets or not is_local(server):
+            return None
+        path = find_socket(self._environ, port=urlsplit(server).port or 80)
+        if path is None or not (self._is_named and is_configured(self._environ)) or is_dead(path):
+            return path  # for a socket that is dead, `call` decides about the port
+        async with self._deciding:
+            if server not in self._settled:
+                pool = url_of_pool(url)
+                by_socket, by_port = await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+                # Without an answer by the port it may be one server or two: to be seen when it answers.
+                if by_port is not None and is_same_server(server, path, by_socket, by_port):
+                    self._settled[server] = path
+        return self._settled.get(server)
 
     async def _check_port(self, url: str, path: Path) -> None:
         """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
@@ -173,9 +192,11 @@ class Transport:
         is_parsed: bool = True,
     ) -> Reply:
         base = server_of(url)
-        target = target_of(url, base)
+        target = url[len(base) :] or "/"
+        if _PLAIN.fullmatch(target) is None:
+            target = quote(target, safe=_SAFE)
         try:
-            where, fields = address_of(base, path)
+            where, fields = _address_of(base, path)
         except UnicodeError as error:
             raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
         if token:
@@ -193,13 +214,14 @@ class Transport:
             raise _NotConnected(f"cannot connect{'' if path is None else f' to the socket {path}'}: {error}") from None
         except (BadAnswer, OSError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
-        status = answer.status
-        if 300 <= status < 400:
-            why = f"it redirects (status {status}), which is not followed; give the address it leads to"
-            raise CallFailed(why, is_temporary=False, status=status)
+        if 300 <= answer.status < 400:
+            why = f"it redirects (status {answer.status}), which is not followed; give the address it leads to"
+            raise CallFailed(why, is_temporary=False, status=answer.status)
         took_s = boot_time() - sent_at
-        data = _parse(answer.body, status) if is_parsed else None
-        return Reply(status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid)
+        data = _parse(answer.body, answer.status) if is_parsed else None
+        return Reply(
+            answer.status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid
+        )
 
     async def _exchange(
         self, where: Where, request: bytes, *, can_repeat: bool
@@ -210,28 +232,16 @@ class Transport:
             connection = reused or await self._connect(where)
             answer = AnswerReader(self._max_bytes)
             try:
-                await self._talk(connection, request, answer)
+                await connection.exchange(request, answer)
             except (BadAnswer, OSError) as error:
                 # The server may have closed a connection that was idle.
                 is_stale = reused is not None and not answer.has_begun and can_repeat
                 if isinstance(error, TimeoutError) or not is_stale:
                     raise
             else:
-                self._put_back(where, connection, can_stay=answer.is_reusable)
+                self._put_back(connection, can_stay=answer.is_reusable)
                 return answer, connection
         raise BadAnswer("the client is stopped")
-
-    async def _talk(self, connection: ServerConnection, request: bytes, answer: AnswerReader) -> None:
-        try:
-            connection.send(request)
-            while data := await connection.receive():
-                if answer.feed(data):
-                    break
-            else:
-                answer.end()
-        except BaseException:
-            connection.close()
-            raise
 
     async def _connect(self, where: Where) -> ServerConnection:
         if where.is_tls and self._tls is None:
@@ -239,31 +249,38 @@ class Transport:
         return await connect(where, self._tls if where.is_tls else None)
 
     def _take_idle(self, where: Where) -> ServerConnection | None:
-        connections = self._idle.get(where)
-        while connections:
-            connection = connections.pop()
-            if connection.is_idle() and boot_time() - connection.idle_since < IDLE_S:
-                return connection
-            connection.close()
+        for connection in reversed(self._idle):
+            if connection.where == where:
+                self._idle.remove(connection)
+                if connection.is_open and boot_time() - connection.idle_since < CLIENT_IDLE_S:
+                    return connection
+                connection.close()
+                return self._take_idle(where)
         return None
 
-    def _put_back(self, where: Where, connection: ServerConnection, *, can_stay: bool) -> None:
-        connections = self._idle.setdefault(where, [])
-        if can_stay and self._is_open and len(connections) < MOST_IDLE:
-            connection.idle_since = boot_time()
-            connections.append(connection)
-        else:
+    def _put_back(self, connection: ServerConnection, *, can_stay: bool) -> None:
+        if not (can_stay and connection.is_open and self._is_open):
             connection.close()
+            return
+        connection.idle_since = boot_time()
+        self._idle.append(connection)
+        if len(self._idle) > MOST_IDLE:
+            self._idle.pop(0).close()
+        if self._next_closing is None:
+            self._next_closing = asyncio.get_running_loop().call_later(CLIENT_IDLE_S, self._close_old)
 
-
-def target_of(url: str, base: str) -> str:
-    """What of a URL the first line of a call has."""
-    target = url[len(base) :] or "/"
-    return target if _PLAIN.fullmatch(target) is not None else quote(target, safe=_SAFE)
+    def _close_old(self) -> None:
+        """Close what was idle for too long: what is between may have forgotten it."""
+        now, self._next_closing = boot_time(), None
+        while self._idle and now - self._idle[0].idle_since >= CLIENT_IDLE_S:
+            self._idle.pop(0).close()
+        if self._idle:
+            left_s = self._idle[0].idle_since + CLIENT_IDLE_S - now
+            self._next_closing = asyncio.get_running_loop().call_later(left_s, self._close_old)
 
 
 @lru_cache(maxsize=256)
-def address_of(base: str, path: Path | None) -> tuple[Where, str]:
+def _address_of(base: str, path: Path | None) -> tuple[Where, str]:
     """Where a server is, and the fields of every call to it."""
     parts = urlsplit(base)
     name = parts.hostname or ""

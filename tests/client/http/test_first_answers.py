@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.wire.first_answers import PAUSE_S, wait_for_answers
+from gpu_worker_pool.client.http.first_answers import PAUSE_S, wait_for_answers
 
 GRACE_S = 0.1
 NEVER = float("inf")
