@@ -113,4 +113,4 @@ async def test_a_server_that_is_back_is_found_by_a_request_that_does_not_wait(se
             await client.request_gpu(timeout=2)
         await asyncio.to_thread(first.start)
         await passed(0.5)  # its breaker lets a call through by then
-        assert (await client.request_gpu(timeout=0)).endpoint_id == id_of(first)
+        assert (await client.request_gpu(timeout=0)).server_url == first.url
