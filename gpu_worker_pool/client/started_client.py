@@ -21,9 +21,8 @@ from .acquire.acquisition import Acquisition
 from .acquire.held_leases import HeldLeases, OnAssignment
 from .acquire.places import Places
 from .acquire.release import Releases
-from .acquire.tally import Tally
 from .backends.held_lease import Assignment
-from .events import ClientEvent
+from .events import ClientEvent, Tally
 
 T = TypeVar("T")
 # How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.
