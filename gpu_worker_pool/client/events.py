@@ -105,6 +105,7 @@ class Tally:
             self.done.append(lease_id)
 
     def count_grant(self, endpoint_id: str) -> None:
+        """Count a request that was granted, and where."""
         self.granted += 1
         self.by_endpoint[endpoint_id] += 1
 
