@@ -11,7 +11,7 @@ from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 from gpu_worker_pool.core.model.request import Request, Wishes
 
 from .backends.server_leases import holder
-from .own_program import with_own_label
+from .command_label import with_own_label
 
 # The number of GPUs, their memory in either of two ways, their model, and the number of nodes.
 What = tuple[int, float | None, str | float | None, str | None, int]

@@ -81,7 +81,7 @@ def log_event(event: ClientEvent) -> None:
 
 
 def _is_in_notebook() -> bool:
-    from .own_program import ipython_shell  # noqa: PLC0415 - the same
+    from .command_label import ipython_shell  # noqa: PLC0415 - the same
 
     return ipython_shell() is not None
 
