@@ -99,6 +99,10 @@ class GPUWorkerPool:
         """See `GPUWorkerPoolClient.is_multi_endpoint_mode`."""
         return self._client.is_multi_endpoint_mode()
 
+    def refresh(self) -> None:
+        """See `GPUWorkerPoolClient.refresh`; each report here does this first."""
+        self._wait(self._client.refresh())
+
     def get_pool_status(self) -> PoolStatus:
         """See `GPUWorkerPoolClient.get_pool_status`."""
         return self._ask(self._client.get_pool_status)
@@ -131,7 +135,7 @@ class GPUWorkerPool:
 
     def _ask(self, function: Callable[[], _BlockingT]) -> _BlockingT:
         async def ask() -> _BlockingT:
-            await self._client.first_answers
+            await self._client.refresh()
             return function()
 
         return self._wait(ask())

@@ -91,10 +91,11 @@ class GPUWorkerPoolClient:
         state = "stopped" if self._started_client is None else f"{len(self._started_client)} GPUs assigned"
         return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
 
-    @property
-    def first_answers(self) -> Awaitable[None]:
-        """Awaited, it lets endpoints that are later than the first answer too, so that a report shows them."""
-        return self._started().known.wait_for_first_answers()
+    async def refresh(self) -> None:
+        """Ask the endpoints again that were not asked in the last polling interval, so that the reports show them as they
+        are now.
+        """
+        await self._started().places.refresh(waits_for_new=True)
 
     async def start(self) -> None:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
@@ -169,7 +170,11 @@ class GPUWorkerPoolClient:
         return self._config.is_multi
 
     def get_pool_status(self) -> PoolStatus:
-        """The whole pool as its servers see it, with the changes that this client made since."""
+        """The whole pool as its servers see it, with the changes that this client made since.
+
+        The servers are asked again in the background while this is called now and then. After a longer time, `await
+        client.refresh()` before asks them first.
+        """
         return self._reports().status()
 
     def get_detailed_metrics(self) -> dict[str, Any]:
@@ -192,9 +197,9 @@ class GPUWorkerPoolClient:
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
         """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
-        known = self._started_multi().known
-        member = known.members.get(endpoint_id)
-        return member is not None and await known.try_again(member)
+        places = self._started_multi().places
+        endpoint = places.endpoints.get(endpoint_id)
+        return endpoint is not None and await places.try_again(endpoint)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:
         """Call this as soon as an endpoint is up, and again where it failed because none was, for up to worker_timeout."""
@@ -216,7 +221,9 @@ class GPUWorkerPoolClient:
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above
 
-        return Reports(self._config, self._started().known, self._tally)
+        places = self._started().places
+        places.watch_for_status()
+        return Reports(self._config, places, self._tally)
 
     def _take_inside(self, lease: InheritedLease, request: Request) -> Assignment:
         if (why := lease.why_not(request.wishes)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -14,15 +14,15 @@ from gpu_worker_pool.errors import (
     NoEndpointAnsweredError,
     PoolError,
     ServiceUnavailableError,
-    StaleAssignmentError,
     WorkerTimeoutError,
 )
 
 from .acquire.acquisition import Acquisition
-from .acquire.kept import Assignment, KeptLeases, OnAssignment
+from .acquire.held_leases import HeldLeases, OnAssignment
+from .acquire.places import Places
 from .acquire.release import Releases
 from .acquire.tally import Tally
-from .endpoints.known_endpoints import KnownEndpoints
+from .backends.held_lease import Assignment
 from .events import ClientEvent
 
 T = TypeVar("T")
@@ -46,54 +46,61 @@ class StartedClient:
         self._tally = tally
         self._tell = tell
         self._releases = Releases(config)
-        self._kept = KeptLeases(self._releases, tally, tell, on_lost, on_ending, is_multi=config.is_multi)
-        self.known = KnownEndpoints(config, self._kept.lose, self._kept.warn, self._see)
+        self._held = HeldLeases(self._releases, tell, on_lost, on_ending, is_multi=config.is_multi)
+        self.places = Places(config, self._held)
         # The requests that a stop waits for, and what tells it that one is over.
         self._under_way = 0
         self._one_is_over = asyncio.Event()
 
     def __len__(self) -> int:
         """How many GPUs are assigned."""
-        return len(self._kept)
+        return len(self._held)
 
     async def start(self, *, waits_for_late: bool) -> None:
         """See `GPUWorkerPoolClient.start`, as all of these."""
         try:
-            await self.known.start(waits_for_late=waits_for_late)
+            await self.places.start(waits_for_late=waits_for_late)
         except BaseException:
-            await self.known.stop()
+            await self.places.stop()
             raise
 
     async def stop(self) -> None:
         """Release all GPUs, and stop."""
-        self.known.say_that_it_stops()
+        self.places.say_that_it_stops()
         why = "the client was stopped"
-        self._kept.release_all(why)
+        self._held.release_all(why)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     while self._under_way:
                         self._one_is_over.clear()
                         await self._one_is_over.wait()
-            self._kept.release_all(why)
+            self._held.release_all(why)
             await self._releases.finish(STOP_S)
         finally:
-            await self.known.stop()
+            await self._held.close()
+            await self.places.stop()
 
     async def request(self, lease_id: str, request: Request, timeout_s: float) -> Assignment:
         """Get GPUs. However it ends, no lease that the caller does not know of is left behind."""
         worker_id = request.holder.worker_id or ""
 
-        def queued(endpoint_id: str, id_there: str, reason: str) -> None:
+        def waiting() -> None:
             self._tally.waiting.add(lease_id)
+
+        def queued(endpoint_id: str, id_there: str, reason: str) -> None:
+            waiting()
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
         try:
             with self._noted(), self._tally.counted(lease_id):
                 self._tell(ClientEvent("requested", worker_id, lease_id))
-                leave = self._releases.start
-                acquisition = Acquisition(self.known, lease_id, request, leave, self._tally, on_queued=queued)
-                return self._kept.keep(await acquisition.run(timeout_s), request)
+                acquisition = Acquisition(
+                    self.places, lease_id, request, self._releases, on_queued=queued, on_waiting=waiting
+                )
+                lease = await acquisition.run(timeout_s)
+                self._tally.count_grant(lease.backend.endpoint_id)
+                return self._held.keep(lease)
         except WorkerTimeoutError as error:
             self._tally.failed += 1
             self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
@@ -105,34 +112,25 @@ class StartedClient:
 
     async def release(self, assignment: Assignment) -> None:
         """Release a GPU."""
-        kept = self._kept.find(assignment)
-        if kept.lost.is_set():
-            # Seen here first: the clock says so, and no timer has run yet.
-            heartbeat = kept.won.place.heartbeat
-            heartbeat.drop(kept.won.lease_id)
-            self._kept.lose(kept.won.lease_id, heartbeat.why_late)
-            raise StaleAssignmentError(assignment, kept.lost.reason)
-        await self._kept.release_soon(kept)
+        await self._held.release(assignment)
 
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
         """See `GPUWorkerPoolClient.queue_request_for_retry`."""
         limit = asyncio.timeout(self._config.worker_timeout)
         try:
             async with limit:
-                while True:
-                    if self.known.is_up:
-                        with suppress(EndpointError, ServiceUnavailableError):
-                            return await request_func()
-                    await asyncio.shield(self.known.changed())
-                    if self.known.is_stopping:
-                        raise RuntimeError("the client is not started: use `async with`, or call start() first")
+                with self.places.watched():
+                    while True:
+                        if self.places.is_up:
+                            with suppress(EndpointError, ServiceUnavailableError):
+                                return await request_func()
+                        await asyncio.shield(self.places.changed())
+                        if self.places.is_stopping:
+                            raise RuntimeError("the client is not started: use `async with`, or call start() first")
         except TimeoutError:
             if not limit.expired():
                 raise  # its own
-            raise NoEndpointAnsweredError(self.known.reasons(), waited_s=self._config.worker_timeout) from None
-
-    def _see(self, active: Iterable[str]) -> None:
-        self._releases.see(lease_id for lease_id in active if self._kept.get(lease_id) is None)
+            raise NoEndpointAnsweredError(self.places.reasons(), waited_s=self._config.worker_timeout) from None
 
     @contextmanager
     def _noted(self) -> Iterator[None]:

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.acquire.lost import Lost
-from gpu_worker_pool.client.acquire.warned import Warned
+from gpu_worker_pool.client.backends.held_lease import EndNotice, Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
@@ -32,7 +31,7 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
     """The assignment of a lease that is held already, `since` then. A loss or a warning reaches it as it would the one that requested
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
-    lost, warned = Lost(facts.ttl_s, is_local=facts.is_local), Warned()
+    lost, warned = Loss(facts.ttl_s, is_local=facts.is_local), EndNotice()
     assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.fromtimestamp(since))  # noqa: DTZ006 - local, as all of them
     assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
     assignment.server_url, assignment.lost, assignment.warned = facts.url, lost, warned
@@ -66,7 +65,7 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
                 await book.release(facts.id)
 
 
-async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: RunLease, lost: Lost) -> None:
+async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: RunLease, lost: Loss) -> None:
     """Renew it once; the heartbeat does the rest. Its server may be away for long."""
     while True:
         try:

@@ -8,16 +8,14 @@ import os
 from collections.abc import Callable
 from math import inf
 
-from gpu_worker_pool.client.backends.lease_book import LeaseBook
+from gpu_worker_pool.client.backends.held_lease import Loss
+from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
 
-from .lost import Lost
-
 logger = logging.getLogger("gpu_worker_pool.client")
 
-BEATS_PER_TTL = 3
 # How soon to try again after a heartbeat that did not get through.
 TRY_AGAIN_S = 0.5
 MOST_IDS = 500
@@ -37,14 +35,14 @@ class Heartbeat:
 
     def __init__(
         self,
-        book: LeaseBook,
+        backend: LeaseBackend,
         on_lost: Callable[[str, str, str | None], None],
         on_warned: Callable[[str, LeaseEnding | None], None],
     ) -> None:
-        self._book = book
+        self._backend = backend
         self._on_lost = on_lost
         self._on_warned = on_warned
-        self._held: dict[str, Lost] = {}
+        self._held: dict[str, Loss] = {}
         self._warned: set[str] = set()
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
@@ -58,8 +56,8 @@ class Heartbeat:
         """Why a lease was not renewed in time."""
         return self._refusal or "no heartbeat got through in time"
 
-    def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
-        _extend(lost, safe_since)
+    def add(self, lease_id: str, lost: Loss, safe_since: float) -> None:
+        lost.extend(safe_since)
         self._held[lease_id] = lost
         self._added.set()
         if self._task is None or self._task.done():
@@ -151,10 +149,10 @@ class Heartbeat:
             is_last = start + MOST_IDS >= len(ids)
             asked = ids[start : start + MOST_IDS]
             warned = [lease_id for lease_id in asked if lease_id in self._warned]
-            renewal = await self._book.renew(asked, wait_s if is_last else 0.0, warned)
+            renewal = await self._backend.renew(asked, wait_s if is_last else 0.0, warned)
             for lease_id in renewal.renewed:
                 if lease_id in self._held:
-                    _extend(self._held[lease_id], renewal.renewed_at)
+                    self._held[lease_id].extend(renewal.renewed_at)
                     self._take_in(lease_id, renewal.warnings.get(lease_id))
             for lease_id, over in renewal.lost.items():
                 self._give_up(lease_id, over.words or over.reason, over.reason)
@@ -176,12 +174,3 @@ class Heartbeat:
         self._warned.discard(lease_id)
         if lost is not None and lost.set(reason, code):
             self._on_lost(lease_id, reason, code)
-
-
-def _extend(lost: Lost, sent_at: float) -> None:
-    """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end.
-
-    No TTL runs against a local lease, however long its server is away.
-    """
-    if not lost.is_local:
-        lost.extend(sent_at + lost.ttl_s * (1 - 1 / BEATS_PER_TTL))

@@ -17,6 +17,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
 
 from .breaker import CircuitBreaker, Permit
+from .seen_pool import SeenPool
 
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 # Not the module's own numbers: a program that seeds those gets the same ones with a client in the background.
@@ -36,6 +37,11 @@ class Endpoint:
         self.last_error: str | None = "it has not answered yet"
         self.last_seen: datetime | None = None
         self.calls = 0
+        # What a poll last showed of its own box, and when the next poll is due.
+        self.seen = SeenPool()
+        self.next_poll_at = 0.0
+        # The fleet that it is an entry point of, as far as it has said so.
+        self.fleet_id: str | None = None
         # How often to make a call that may be repeated.
         self.attempts = 1 + config.endpoint_max_retries
         self._transport = transport

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
 from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S, Heartbeat
-from gpu_worker_pool.client.acquire.lost import Lost
+from gpu_worker_pool.client.backends.held_lease import Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
@@ -360,7 +360,7 @@ async def test_a_refused_heartbeat_is_not_repeated_at_once() -> None:
         async with Transport() as transport:
             ((id_, url),) = config.endpoints.items()
             heartbeat = Heartbeat(ServerLeases(Endpoint(id_, url, transport, config)), print, print)
-            heartbeat.add("lease-1", Lost(ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S), boot_time())
+            heartbeat.add("lease-1", Loss(ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S), boot_time())
             await soon(lambda: len(came_at) >= 2, "two heartbeats")
             await heartbeat.close()
 
