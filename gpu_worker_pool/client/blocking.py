@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from gpu_worker_pool.models import PoolStatus
+from gpu_worker_pool.models import Assignment, PoolStatus
 
-from .pool_client import Assignment, GPUWorkerPoolClient
+from .options import EndpointOptions, RequestWishes
+from .pool_client import GPUWorkerPoolClient
 
 if TYPE_CHECKING:
     from .loop_thread import LoopThread
@@ -26,7 +27,7 @@ class GPUWorkerPool:
     a pool of its own.
     """
 
-    def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
+    def __init__(self, service_endpoint: str | None = None, **options: Unpack[EndpointOptions]) -> None:
         self._make_client = partial(GPUWorkerPoolClient, service_endpoint, **options)
         self._client = self._make_client()
         self._thread: LoopThread | None = None
@@ -73,7 +74,7 @@ class GPUWorkerPool:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
+    def request_gpu(self, timeout: float | None = None, **wishes: Unpack[RequestWishes]) -> Assignment:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
         return self._wait(self._client.request_gpu(timeout, **wishes), self._client.release_gpu)
 
@@ -82,7 +83,7 @@ class GPUWorkerPool:
         self._wait(self._client.release_gpu(assignment))
 
     @contextmanager
-    def gpu(self, timeout: float | None = None, **wishes: Any) -> Iterator[Assignment]:
+    def gpu(self, timeout: float | None = None, **wishes: Unpack[RequestWishes]) -> Iterator[Assignment]:
         """A GPU for the length of a `with` block; StaleAssignmentError at its end if it was lost."""
         assignment = self.request_gpu(timeout, **wishes)
         try:

@@ -117,7 +117,7 @@ class Tally:
 
 
 def _is_in_notebook() -> bool:
-    from .own_program import ipython_shell  # noqa: PLC0415 - the same
+    from .command_label import ipython_shell  # noqa: PLC0415 - the same
 
     return ipython_shell() is not None
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.config import ClientConfig, Scope
 from gpu_worker_pool.errors import RequestRefusedError
-from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
+from gpu_worker_pool.models import Assignment, PoolStatus
 
 from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
 from .inherited_lease import InheritedLease, config_inside
+from .options import RequestWishes
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from .started_client import StartedClient
 
 
-Assignment = GPUAssignment | GlobalGPUAssignment
+__all__ = ["Assignment", "GPUWorkerPoolClient"]
+
 _RetriedT = TypeVar("_RetriedT")
 
 
@@ -127,31 +129,20 @@ class GPUWorkerPoolClient:
     async def request_gpu(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - the documented signature
-        *,
-        gpus: int = 1,
-        memory_mb: float | None = None,
-        memory: str | float | None = None,
-        model: str | None = None,
-        among: Iterable[int | str] | None = None,
-        priority: int = 0,
-        labels: Mapping[str, str] | None = None,
-        pid: int | None = None,
-        new: bool = False,
-        time_limit: float | str | None = None,
-        preemptible: bool = False,
-        nodes: int = 1,
+        **wishes: Unpack[RequestWishes],
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server; with `nodes`, so many on each of so many boxes of a fleet, all or nothing. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
-        name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
-        lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
-        use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
-        takes GPUs of that lease at once, and shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit`
-        after its grant (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs.
-        Both are told before, by `assignment.ending`. Raises WorkerTimeoutError
-        after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
-        serve it. A cancelled request leaves nothing behind.
+        Several `gpus` are all on one server; with `nodes`, that many on each of that many boxes of a fleet, all or nothing.
+        With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also name an amount. `among`: only these
+        GPUs, by index, UUID or the beginning of one. `labels` are shown with the lease; `command` is this program's script
+        unless they have a `command` or a `name`. `pid` is the process that is to use the GPU, where that is not this one:
+        its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request takes GPUs of that lease at once, and
+        shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit` after its grant
+        (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs. Both are told
+        before, by `assignment.ending`. Raises WorkerTimeoutError after `timeout` seconds (by default the client's
+        worker_timeout), RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing
+        behind.
         """
         started = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
@@ -159,18 +150,8 @@ class GPUWorkerPoolClient:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
         from .asking import make_request  # noqa: PLC0415 - see above
 
-        request = make_request(
-            self._config,
-            self._worker_id(),
-            (gpus, memory_mb, memory, model, nodes),
-            among=among,
-            priority=priority,
-            labels=labels,
-            pid=pid,
-            time_limit=time_limit,
-            preemptible=preemptible,
-        )
-        if self._lease is not None and not new:
+        request = make_request(self._config, self._worker_id(), wishes)
+        if self._lease is not None and not wishes.get("new"):
             return self._take_inside(self._lease, request)
         lease_id = os.urandom(16).hex()
         return await started.request(lease_id, request, timeout_s)
