@@ -61,6 +61,8 @@ class Bid:
     failures: int = 0
     ask_again_at: float = 0.0
     was_queued: bool = False
+    # Whether the user has heard that it waits there.
+    is_told: bool = False
     was_granted: bool = False
 
     @property
@@ -224,8 +226,9 @@ class Acquisition:
                 return await self._make_sure(bid, answer)
             case Queued():
                 bid.queued = answer
-                if not bid.was_queued:
-                    bid.was_queued = True
+                bid.was_queued = True
+                if not (bid.is_told or answer.is_set_aside):
+                    bid.is_told = True
                     self._on_queued(bid.backend.endpoint_id, bid.lease_id, answer.reason)
             case Refused():
                 bid.refusal = answer.reason
@@ -252,7 +255,7 @@ class Acquisition:
         text = "lease %s ended at %s (%s); asking under another id"
         logger.info(text, bid.lease_id, bid.backend.endpoint_id, over.reason, extra=bid.fields)
         bid.lease_id = self._next_id()
-        bid.was_queued = False
+        bid.was_queued = bid.is_told = False
         bid.ask_again_at = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, bid: Bid, lease: HeldLease) -> HeldLease | None:

@@ -152,26 +152,24 @@ class HeldLease:
         """Make what the user gets for it."""
         indices, names = tuple(gpu.index for gpu in self.gpus), self.names
         global_ids = tuple(f"{name}:{index}" for name, index in zip(names, indices, strict=True))
+        facts: dict[str, Any] = {
+            "lease_id": self.id,
+            "fence": self.fence,
+            "gpu_ids": global_ids if is_multi else indices,
+            "uuids": tuple(gpu.key.uuid for gpu in self.gpus),
+            "nodes": tuple(gpu.key.node for gpu in self.gpus),
+            "memory_mb": self.request.wishes.memory_mb,
+            "server_url": self.backend.url,
+            "env": dict(self.env),
+            "node_envs": dict(self.node_envs),
+            "lost": self.lost,
+            "warned": self.warned,
+            "ends_at": self.ends_at,
+        }
         now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
-        found: Assignment
+        where: dict[str, Any] = {"global_gpu_id": global_ids[0], "endpoint_id": names[0], "local_gpu_id": indices[0]}
         if is_multi:
-            found = GlobalGPUAssignment(global_ids[0], names[0], indices[0], self.worker_id, now)
-            found.gpu_ids = global_ids
+            self.assignment = GlobalGPUAssignment(**where, worker_id=self.worker_id, assigned_at=now, **facts)
         else:
-            found = GPUAssignment(
-                indices[0],
-                self.worker_id,
-                now,
-                global_gpu_id=global_ids[0],
-                endpoint_id=names[0],
-                local_gpu_id=indices[0],
-            )
-            found.gpu_ids = indices
-        found.lease_id, found.fence, found.server_url = self.id, self.fence, self.backend.url
-        found.uuids = tuple(gpu.key.uuid for gpu in self.gpus)
-        found.nodes = tuple(gpu.key.node for gpu in self.gpus)
-        found.memory_mb = self.request.wishes.memory_mb
-        found.env, found.node_envs, found.ends_at = dict(self.env), dict(self.node_envs), self.ends_at
-        found.lost, found.warned = self.lost, self.warned
-        self.assignment = found
-        return found
+            self.assignment = GPUAssignment(indices[0], self.worker_id, now, **where, **facts)
+        return self.assignment

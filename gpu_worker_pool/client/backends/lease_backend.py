@@ -14,7 +14,10 @@ from .held_lease import HeldLease
 
 @dataclass(frozen=True, slots=True)
 class Queued:
+    """It waits. `is_set_aside`: GPUs are kept for it for some seconds, until this client calls again."""
+
     reason: str
+    is_set_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class ServerLeases:
             why = f"it answers with the lease {lease.id[:128]!r}, and {lease_id!r} was asked for"
             return Refused(why, is_grant=True)
         if lease.state == "queued":
-            return Queued(lease.reason or "")
+            return Queued(lease.reason or "", is_set_aside=lease.position == 0)
         if lease.state != "active":
             return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
         try:
