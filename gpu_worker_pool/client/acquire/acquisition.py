@@ -207,7 +207,7 @@ class Acquisition:
 
     def _is_refused(self) -> bool:
         refused = {key for key, bid in self._bids.items() if bid.refusal is not None}
-        return refused >= {place.key for place, _ in self._places.all()}
+        return bool(refused) and refused >= {place.key for place, _ in self._places.all()}
 
     async def _take_in(self, bid: Bid, task: asyncio.Task[LeaseAnswer]) -> HeldLease | None:
         bid.queued = None
