@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
-from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, Over, Queued, Refused
+from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, NeverGranted, Over, Queued
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
@@ -230,7 +230,7 @@ class Acquisition:
                 if not (bid.is_told or answer.is_set_aside):
                     bid.is_told = True
                     self._on_queued(bid.backend.endpoint_id, bid.lease_id, answer.reason)
-            case Refused():
+            case NeverGranted():
                 bid.refusal = answer.reason
                 if answer.is_grant:
                     self._disbelieve(bid)

@@ -21,7 +21,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NeverGranted:
     """It is never granted there. `is_grant`: the server granted something other than what was asked for, which is not
     used, and is released.
     """
@@ -42,7 +42,7 @@ class Over:
     is_final: bool = False
 
 
-LeaseAnswer = HeldLease | Queued | Refused | Over
+LeaseAnswer = HeldLease | Queued | NeverGranted | Over
 
 
 @dataclass(frozen=True, slots=True)
