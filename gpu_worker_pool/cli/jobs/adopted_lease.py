@@ -32,12 +32,19 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
     lost, warned = Loss(facts.ttl_s, is_local=facts.is_local), EndNotice()
-    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.fromtimestamp(since))  # noqa: DTZ006 - local, as all of them
-    assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
-    assignment.server_url, assignment.lost, assignment.warned = facts.url, lost, warned
-    if facts.limit_at is not None:
-        ends_at = time.time() + facts.limit_at - boot_time()
-        assignment.ends_at = datetime.fromtimestamp(ends_at)  # noqa: DTZ006 - as above
+    ends_at = None if facts.limit_at is None else time.time() + facts.limit_at - boot_time()
+    assignment = GPUAssignment(
+        _UNKNOWN_GPU,
+        "keeper",
+        datetime.fromtimestamp(since),  # noqa: DTZ006 - local time, as all times of the documents
+        lease_id=facts.id,
+        gpu_ids=facts.gpus,
+        uuids=facts.uuids,
+        server_url=facts.url,
+        ends_at=None if ends_at is None else datetime.fromtimestamp(ends_at),  # noqa: DTZ006 - the same
+        lost=lost,
+        warned=warned,
+    )
     if facts.url is None:  # its keeper had decided by itself, and no server knows of it
         yield assignment
         return
