@@ -284,6 +284,36 @@ def make_assignment(
     )
 
 
+@dataclass(frozen=True)
+class LeaseInfo:
+    """A lease as its server shows it, from the request to its end. Times are local; what is not known is None.
+
+    `state` is `queued`, `active`, `draining` or `ended`. `reason` says why a queued lease waits, a draining one is not over,
+    or an ended one ended. `is_mine`: this client requested it.
+    """
+
+    lease_id: str
+    state: str
+    endpoint_id: str
+    is_mine: bool
+    gpu_ids: tuple[GpuId, ...] = ()
+    uuids: tuple[str, ...] = ()
+    owner: str | None = None
+    worker_id: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    priority: int = 0
+    memory_mb: float | None = None
+    preemptible: bool = False
+    position: int | None = None
+    reason: str | None = None
+    requested_at: datetime | None = None
+    granted_at: datetime | None = None
+    ends_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
 @dataclass
 class EndpointInfo:
     """One endpoint. `last_seen` and `response_time_ms` are None before its first answer."""
