@@ -12,8 +12,7 @@ from gpu_worker_pool.config import ClientConfig, Scope
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .acquire.tally import Tally
-from .events import ClientEvent, EventKind, Hook, call_hook, log_event
+from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
 from .inherited_lease import InheritedLease, config_inside
 from .options import RequestWishes
 

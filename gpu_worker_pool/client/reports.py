@@ -11,9 +11,9 @@ from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus,
 
 from .acquire.acquisition import request_of
 from .acquire.places import Place, Places
-from .acquire.tally import Tally
 from .endpoints.endpoint import Endpoint
 from .endpoints.seen_pool import SeenGpu
+from .events import Tally
 
 
 class Reports:

@@ -22,8 +22,7 @@ from .acquire.acquisition import Acquisition
 from .acquire.held_leases import HeldLeases, OnAssignment
 from .acquire.places import Places
 from .acquire.release import Releases
-from .acquire.tally import Tally
-from .events import ClientEvent
+from .events import ClientEvent, Tally
 
 T = TypeVar("T")
 # How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.

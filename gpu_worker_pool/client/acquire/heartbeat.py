@@ -8,11 +8,10 @@ import os
 from collections.abc import Callable
 from math import inf
 
-from gpu_worker_pool.client.backends.held_lease import Loss
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.models import LeaseEnding
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -31,19 +30,21 @@ REFUSED = frozenset({401, 403})
 
 
 class Heartbeat:
-    """One task for all leases at an endpoint: one call renews them all. The task runs while there are leases."""
+    """One task for all leases at a backend: one call renews them all. The task runs while there are leases.
+
+    `on_lost` and `on_warned` are called when the loss of a lease is set, and when its notice has changed.
+    """
 
     def __init__(
         self,
         backend: LeaseBackend,
-        on_lost: Callable[[str, str, str | None], None],
-        on_warned: Callable[[str, LeaseEnding | None], None],
+        on_lost: Callable[[HeldLease], None] = lambda _: None,
+        on_warned: Callable[[HeldLease], None] = lambda _: None,
     ) -> None:
         self._backend = backend
         self._on_lost = on_lost
         self._on_warned = on_warned
-        self._held: dict[str, Loss] = {}
-        self._warned: set[str] = set()
+        self._held: dict[str, HeldLease] = {}
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
         self._refusal: str | None = None
@@ -51,21 +52,15 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
-    @property
-    def why_late(self) -> str:
-        """Why a lease was not renewed in time."""
-        return self._refusal or "no heartbeat got through in time"
-
-    def add(self, lease_id: str, lost: Loss, safe_since: float) -> None:
-        lost.extend(safe_since)
-        self._held[lease_id] = lost
+    def add(self, lease: HeldLease) -> None:
+        lease.lost.extend(lease.safe_since)
+        self._held[lease.id] = lease
         self._added.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
     def drop(self, lease_id: str) -> None:
         self._held.pop(lease_id, None)
-        self._warned.discard(lease_id)
         if not self._held and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -83,7 +78,7 @@ class Heartbeat:
         while self._held and os.getpid() == self._pid:
             # Many leases are released soon, and leases that come together share a call.
             await asyncio.sleep(self._until_next(max(nap_s, min(SETTLE_S, self._hold_s()))))
-            self._give_up_what_is_late()
+            self.give_up_what_is_late()
             if not self._held:
                 return
             hold_s, began = self._hold_s(), boot_time()
@@ -107,7 +102,7 @@ class Heartbeat:
                     is_early = not self._has_news and boot_time() - began < wait_s / 2
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
-            self._give_up_what_is_late()
+            self.give_up_what_is_late()
 
     def _say_refused(self, error: EndpointError) -> None:
         """Say once that the server refuses to renew, and what follows."""
@@ -121,12 +116,13 @@ class Heartbeat:
 
     def _hold_s(self) -> float:
         """How long the server may hold an answer: so that another call fits in before a lease is given up."""
-        ttls_s = [lost.ttl_s for lost in self._held.values() if not lost.is_local]
+        ttls_s = [lease.lost.ttl_s for lease in self._held.values() if not lease.is_local]
         return min(min(ttls_s, default=inf) / HOLDS_PER_TTL, LOCAL_HOLD_S)
 
     def _until_next(self, nap_s: float) -> float:
         """How long until the next heartbeat, or until a lease is to be given up."""
-        soonest = min((lost.ends_at for lost in self._held.values() if lost.ends_at is not None), default=inf)
+        ends = [lease.lost.ends_at for lease in self._held.values()]
+        soonest = min((at for at in ends if at is not None), default=inf)
         return max(min(nap_s, soonest - boot_time()), 0.0)
 
     async def _beat_until_added(self, wait_s: float) -> bool:
@@ -148,29 +144,26 @@ class Heartbeat:
         for start in range(0, len(ids), MOST_IDS):
             is_last = start + MOST_IDS >= len(ids)
             asked = ids[start : start + MOST_IDS]
-            warned = [lease_id for lease_id in asked if lease_id in self._warned]
+            warned = [lease_id for lease_id in asked if self._is_warned(lease_id)]
             renewal = await self._backend.renew(asked, wait_s if is_last else 0.0, warned)
-            for lease_id in renewal.renewed:
-                if lease_id in self._held:
-                    self._held[lease_id].extend(renewal.renewed_at)
-                    self._take_in(lease_id, renewal.warnings.get(lease_id))
+            for lease in [self._held[lease_id] for lease_id in renewal.renewed if lease_id in self._held]:
+                lease.lost.extend(renewal.renewed_at)
+                if lease.warned.set(renewal.warnings.get(lease.id)):
+                    self._has_news = True
+                    self._on_warned(lease)
             for lease_id, over in renewal.lost.items():
                 self._give_up(lease_id, over.words or over.reason, over.reason)
 
-    def _take_in(self, lease_id: str, ending: LeaseEnding | None) -> None:
-        if ending is None and lease_id not in self._warned:
-            return
-        self._has_news = self._has_news or ending is None or lease_id not in self._warned
-        (self._warned.discard if ending is None else self._warned.add)(lease_id)
-        self._on_warned(lease_id, ending)
+    def _is_warned(self, lease_id: str) -> bool:
+        return lease_id in self._held and self._held[lease_id].warned.is_set()
 
-    def _give_up_what_is_late(self) -> None:
-        for lease_id, lost in list(self._held.items()):
-            if lost.is_set():
-                self._give_up(lease_id, self.why_late)
+    def give_up_what_is_late(self) -> None:
+        """Declare those leases lost that were not renewed in time."""
+        for lease in list(self._held.values()):
+            if lease.lost.is_set():
+                self._give_up(lease.id, self._refusal or "no heartbeat got through in time")
 
     def _give_up(self, lease_id: str, reason: str, code: str | None = None) -> None:
-        lost = self._held.pop(lease_id, None)
-        self._warned.discard(lease_id)
-        if lost is not None and lost.set(reason, code):
-            self._on_lost(lease_id, reason, code)
+        lease = self._held.pop(lease_id, None)
+        if lease is not None and lease.lost.set(reason, code):
+            self._on_lost(lease)

@@ -9,7 +9,7 @@ from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.client.events import ClientEvent, EventKind, call_hook, ending_text
 from gpu_worker_pool.errors import StaleAssignmentError
-from gpu_worker_pool.models import Assignment, LeaseEnding
+from gpu_worker_pool.models import Assignment
 
 from .heartbeat import Heartbeat
 from .release import RELEASE_S, Releases
@@ -53,7 +53,7 @@ class HeldLeases:
         """Keep a lease alive."""
         self._held[lease.id] = lease
         assignment = lease.assign(is_multi=self._is_multi)
-        self._heartbeat(lease).add(lease.id, lease.lost, lease.safe_since)
+        self._heartbeat(lease).add(lease)
         self._tell(_event("assigned", lease))
         return assignment
 
@@ -62,7 +62,7 @@ class HeldLeases:
         lease = self._find(assignment)
         if lease.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
-            self._lose(lease.id, self._heartbeat(lease).why_late)
+            self._heartbeat(lease).give_up_what_is_late()
             raise StaleAssignmentError(assignment, lease.lost.reason)
         await asyncio.wait([self._release(lease)], timeout=RELEASE_S)
 
@@ -101,22 +101,17 @@ class HeldLeases:
         """Have its server told, in the background."""
         return self._releases.start(lease.backend, lease.id, is_local=lease.is_local)
 
-    def _lose(self, lease_id: str, reason: str, code: str | None = None) -> None:
-        lease = self._held.get(lease_id)
-        if lease is None:
-            return
-        lease.lost.set(reason, code)
+    def _lose(self, lease: HeldLease) -> None:
         self._drop(lease)
-        self._tell(_event("lost", lease, reason))
+        self._tell(_event("lost", lease, lease.lost.reason))
         call_hook("on_lost", self._on_lost, lease.assignment)
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._leave(lease)
 
-    def _warn(self, lease_id: str, ending: LeaseEnding | None) -> None:
-        lease = self._held.get(lease_id)
-        if lease is not None and lease.warned.set(ending):
-            self._tell(_event("going_on" if ending is None else "ending", lease, ending_text(ending)))
-            call_hook("on_ending", self._on_ending, lease.assignment)
+    def _warn(self, lease: HeldLease) -> None:
+        ending = lease.warned.ending
+        self._tell(_event("going_on" if ending is None else "ending", lease, ending_text(ending)))
+        call_hook("on_ending", self._on_ending, lease.assignment)
 
     def _drop(self, lease: HeldLease) -> None:
         del self._held[lease.id]

@@ -18,7 +18,7 @@ from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
-from gpu_worker_pool.client.http.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.grace import gather_with_grace
 from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
@@ -145,7 +145,7 @@ class Places:
             async with asyncio.timeout(FIRST_ANSWER_S):
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
                 # status shows them. Later ones join when they answer.
-                await wait_for_answers(polls, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
+                await gather_with_grace(polls, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
         self._watching = asyncio.create_task(self._watch(), name="gpu-watch")
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
@@ -249,7 +249,7 @@ class Places:
         ]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWER_S):
-                await wait_for_answers(waited, lambda _: True, FIRST_ANSWER_S if waits_for_new else GRACE_S)
+                await gather_with_grace(waited, lambda _: True, FIRST_ANSWER_S if waits_for_new else GRACE_S)
 
     async def refresh_to_choose(self) -> None:
         """The same before a request, where what was seen decides: which endpoint to ask, whether one is up, or which GPU is

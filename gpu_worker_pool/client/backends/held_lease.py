@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from gpu_worker_pool.core.model.gpu import Gpu
@@ -54,8 +55,8 @@ class Loss:
         return self.wait().__await__()
 
     def extend(self, sent_at: float) -> None:
-        """Count the TTL from when a heartbeat was sent that got through; a lost lease stays lost."""
-        if not self.is_local and not self.is_set():
+        """Count the TTL from when a heartbeat was sent that got through; a lost lease stays lost. Infinity: none runs."""
+        if not (self.is_local or sent_at == inf or self.is_set()):
             ends_at = sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL)
             self.ends_at = max(ends_at, self.ends_at or ends_at)
 
@@ -118,7 +119,8 @@ class EndNotice:
 class HeldLease:
     """A lease from its grant to its end, at the backend that keeps it alive and releases it.
 
-    Its TTL has certainly not begun before `safe_since`; minus infinity where that is not known. `is_local`: no TTL runs against it.
+    Its TTL has certainly not begun before `safe_since`: minus infinity where that is not known, infinity where it has none.
+    `is_local`: the server watches the holder's process, so no TTL runs.
     `ends_at` is when its time limit ends it, by the clock of this machine. `node_envs` has the environment on each node,
     where there are several. `names` are the endpoints of its GPUs, as the user knows them.
     """

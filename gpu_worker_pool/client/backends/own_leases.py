@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from math import inf
 from time import time
 from typing import Final
 
@@ -222,7 +223,7 @@ class OwnLeases:
             for lease_id, lease in active.items()
             if lease.ending is not None
         }
-        return Renewal(boot_time(), frozenset(active), lost, warnings)
+        return Renewal(inf, frozenset(active), lost, warnings)
 
     def _answer(self, lease_id: str, request: Request) -> LeaseAnswer:
         match lease := self._state.find(lease_id):
@@ -231,9 +232,8 @@ class OwnLeases:
                 devices = ",".join(str(gpu.index) for gpu in gpus)
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
                 ends_at = None if lease.limit is None else _local_time(lease.limit)
-                return HeldLease(
-                    lease_id, request, self, gpus, env, boot_time(), lease.fence, is_local=True, ends_at=ends_at
-                )
+                # It ends with this process, so it cannot be lost before.
+                return HeldLease(lease_id, request, self, gpus, env, inf, lease.fence, ends_at=ends_at)
             case QueuedLease():
                 position = Order(self._state, boot_time()).position(lease)
                 return Queued(f"position {position} among the workers of this process")

@@ -13,7 +13,7 @@ from tests.client.api.two_servers import BOTH, NEVER_S
 
 
 async def test_leases_of_all_servers_are_listed(big: ServerProcess, small: ServerProcess, names: None) -> None:
-    small.ask("/leases/of-another", "PUT", {"worker_id": "another"})
+    small.ask("/leases/of-another", "PUT", body={"worker_id": "another"})
     async with GPUWorkerPoolClient(service_endpoints=BOTH, polling_interval=NEVER_S) as client:
         own = await client.request_gpu(gpus=2, labels={"run": "7"}, model="A100")
         found = {lease.lease_id: lease for lease in await client.leases()}
@@ -31,7 +31,7 @@ async def test_leases_of_all_servers_are_listed(big: ServerProcess, small: Serve
 def test_a_lease_is_shown_from_the_queue_to_its_end(small: ServerProcess) -> None:
     with GPUWorkerPool(small.url, polling_interval=NEVER_S) as pool:
         first = pool.request_gpu(gpus=2)
-        small.ask("/leases/waiting", "PUT", {})
+        small.ask("/leases/waiting", "PUT", body={})
         waiting = pool.lease("waiting")
         assert waiting is not None
         assert (waiting.state, waiting.position, waiting.gpu_ids) == ("queued", 1, ())
