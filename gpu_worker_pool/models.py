@@ -16,7 +16,7 @@ GpuId = int | str
 """The index with a single endpoint, or the global id (`server1:2`) with several."""
 
 
-class Loss(Protocol):
+class LossEvent(Protocol):
     """Set once the holder has lost the GPU. Can be awaited."""
 
     def is_set(self) -> bool:
@@ -36,7 +36,7 @@ class LeaseEnding:
     ends_at: datetime
 
 
-class EndNotice(Protocol):
+class EndingEvent(Protocol):
     """Set while the holder is warned that its lease will be ended. Can be awaited. A warning may be withdrawn."""
 
     @property
@@ -77,8 +77,8 @@ class LeaseFacts:
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     # The environment on each node of a fleet, where the GPUs are on several; `env` is that of the first.
     node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
-    lost: Loss | None = field(default=None, compare=False, repr=False)
-    warned: EndNotice | None = field(default=None, compare=False, repr=False)
+    lost: LossEvent | None = field(default=None, compare=False, repr=False)
+    warned: EndingEvent | None = field(default=None, compare=False, repr=False)
     ends_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -282,6 +282,36 @@ def make_assignment(
         gpu_ids=tuple(index for _, index in gpus),
         **facts,
     )
+
+
+@dataclass(frozen=True)
+class LeaseInfo:
+    """A lease as its server shows it, from the request to its end. Times are local; what is not known is None.
+
+    `state` is `queued`, `active`, `draining` or `ended`. `reason` says why a queued lease waits, a draining one is not over,
+    or an ended one ended. `is_mine`: this client requested it.
+    """
+
+    lease_id: str
+    state: str
+    endpoint_id: str
+    is_mine: bool
+    gpu_ids: tuple[GpuId, ...] = ()
+    uuids: tuple[str, ...] = ()
+    owner: str | None = None
+    worker_id: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    priority: int = 0
+    memory_mb: float | None = None
+    preemptible: bool = False
+    position: int | None = None
+    reason: str | None = None
+    requested_at: datetime | None = None
+    granted_at: datetime | None = None
+    ends_at: datetime | None = None
+    ended_at: datetime | None = None
 
 
 @dataclass

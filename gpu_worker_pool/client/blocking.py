@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from gpu_worker_pool.models import Assignment, PoolStatus
+from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
 from .options import EndpointOptions, RequestWishes
 from .pool_client import GPUWorkerPoolClient
@@ -94,6 +94,14 @@ class GPUWorkerPool:
             raise
         if os.getpid() == self._pid:  # in a forked child it is still its parent's
             self.release_gpu(assignment)
+
+    def leases(self, *, mine: bool = False) -> list[LeaseInfo]:
+        """See `GPUWorkerPoolClient.leases`."""
+        return self._wait(self._client.leases(mine=mine))
+
+    def lease(self, lease_id: str) -> LeaseInfo | None:
+        """See `GPUWorkerPoolClient.lease`."""
+        return self._wait(self._client.lease(lease_id))
 
     def is_multi_endpoint_mode(self) -> bool:
         """See `GPUWorkerPoolClient.is_multi_endpoint_mode`."""

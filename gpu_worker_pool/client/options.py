@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from gpu_worker_pool.config import Scope
 from gpu_worker_pool.models import Assignment
@@ -27,6 +27,22 @@ class RequestWishes(TypedDict, total=False):
     time_limit: float | str | None
     preemptible: bool
     nodes: int
+
+
+DEFAULTS: Final[RequestWishes] = {
+    "gpus": 1,
+    "memory_mb": None,
+    "memory": None,
+    "model": None,
+    "among": None,
+    "priority": 0,
+    "labels": None,
+    "pid": None,
+    "new": False,
+    "time_limit": None,
+    "preemptible": False,
+    "nodes": 1,
+}
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -64,14 +80,14 @@ def split(asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
     wishes: RequestWishes = {}
     options: ClientOptions = {}
     for name, value in asked.items():
-        (wishes if name in RequestWishes.__annotations__ else options)[name] = value  # type: ignore[literal-required]
+        (wishes if name in DEFAULTS else options)[name] = value  # type: ignore[literal-required]
     return wishes, options
 
 
-def check_wishes(wishes: RequestWishes) -> None:
-    """Raise TypeError where one is not known."""
-    known = RequestWishes.__annotations__
-    for name in wishes.keys() - known:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+def with_defaults(wishes: RequestWishes) -> RequestWishes:
+    """All wishes; TypeError where one is not known."""
+    for name in wishes.keys() - DEFAULTS.keys():
+        near = get_close_matches(name, DEFAULTS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(DEFAULTS)}"
         raise TypeError(f"request_gpu() does not know {name!r}; {hint}")
+    return {**DEFAULTS, **wishes}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.config import ClientConfig, Scope
 from gpu_worker_pool.errors import RequestRefusedError
-from gpu_worker_pool.models import Assignment, PoolStatus
+from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
 from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
 from .inherited_lease import InheritedLease, config_inside
@@ -20,6 +20,7 @@ from .options import RequestWishes
 if TYPE_CHECKING:
     from gpu_worker_pool.core.model.request import Request
 
+    from .lease_list import LeaseLister
     from .reports import Reports
     from .started_client import StartedClient
 
@@ -164,6 +165,18 @@ class GPUWorkerPoolClient:
             return
         await started.release(assignment)
 
+    async def leases(self, *, mine: bool = False) -> list[LeaseInfo]:
+        """All live leases of the servers that answer; with `mine`, those that this client requested.
+
+        NoEndpointAnsweredError where no server answers. A server with statistics only has no leases to show.
+        """
+        found = await self._lister().all()
+        return [lease for lease in found if lease.is_mine or not mine]
+
+    async def lease(self, lease_id: str) -> LeaseInfo | None:
+        """A lease by its id, also one that ended a while ago; None where no server knows it, ValueError for a bad id."""
+        return await self._lister().one(lease_id)
+
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
         return self._config.is_multi
@@ -216,6 +229,13 @@ class GPUWorkerPoolClient:
         if not self._config.is_multi:
             raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
         return started
+
+    def _lister(self) -> LeaseLister:
+        from .lease_list import LeaseLister  # noqa: PLC0415 - see above
+
+        prefix = f"worker-{self._pid}-{self._name}-"
+        places = self._started().places
+        return LeaseLister(places, lambda worker_id: worker_id.startswith(prefix), is_multi=self._config.is_multi)
 
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above

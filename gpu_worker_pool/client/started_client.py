@@ -16,12 +16,12 @@ from gpu_worker_pool.errors import (
     ServiceUnavailableError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.models import Assignment
 
 from .acquire.acquisition import Acquisition
 from .acquire.held_leases import HeldLeases, OnAssignment
 from .acquire.places import Places
 from .acquire.release import Releases
-from .backends.held_lease import Assignment
 from .events import ClientEvent, Tally
 
 T = TypeVar("T")

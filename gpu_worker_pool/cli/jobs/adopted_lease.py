@@ -33,12 +33,17 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
     """The assignment of a lease that is held already, `since` then. A loss or a warning reaches it as it would the one that requested
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
-    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.fromtimestamp(since))  # noqa: DTZ006 - local, as all of them
-    assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
-    assignment.server_url = facts.url
-    if facts.limit_at is not None:
-        ends_at = time.time() + facts.limit_at - boot_time()
-        assignment.ends_at = datetime.fromtimestamp(ends_at)  # noqa: DTZ006 - as above
+    ends_at = None if facts.limit_at is None else time.time() + facts.limit_at - boot_time()
+    assignment = GPUAssignment(
+        _UNKNOWN_GPU,
+        "keeper",
+        datetime.fromtimestamp(since),  # noqa: DTZ006 - local time, as all times of the documents
+        lease_id=facts.id,
+        gpu_ids=facts.gpus,
+        uuids=facts.uuids,
+        server_url=facts.url,
+        ends_at=None if ends_at is None else datetime.fromtimestamp(ends_at),  # noqa: DTZ006 - the same
+    )
     if facts.url is None:  # its keeper had decided by itself, and no server knows of it
         assignment.lost, assignment.warned = LeaseLoss(facts.ttl_s, is_local=facts.is_local), LeaseEndNotice()
         yield assignment

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from gpu_worker_pool.client.backends.held_lease import Assignment, HeldLease
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.client.events import ClientEvent, EventKind, call_hook, ending_text
 from gpu_worker_pool.errors import StaleAssignmentError
+from gpu_worker_pool.models import Assignment
 
 from .heartbeat import Heartbeat
 from .release import RELEASE_S, Releases

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, LeaseEnding
+from gpu_worker_pool.models import Assignment, LeaseEnding, make_assignment
 
 if TYPE_CHECKING:
     from .lease_backend import LeaseBackend
 
 BEATS_PER_TTL = 3
-Assignment = GPUAssignment | GlobalGPUAssignment
 # Each answer tells how long it is to the end, and answers take their time.
 _SAME = timedelta(seconds=1)
 
@@ -150,26 +149,21 @@ class HeldLease:
 
     def assign(self, *, is_multi: bool) -> Assignment:
         """Make what the user gets for it."""
-        indices, names = tuple(gpu.index for gpu in self.gpus), self.names
-        global_ids = tuple(f"{name}:{index}" for name, index in zip(names, indices, strict=True))
-        facts: dict[str, Any] = {
-            "lease_id": self.id,
-            "fence": self.fence,
-            "gpu_ids": global_ids if is_multi else indices,
-            "uuids": tuple(gpu.key.uuid for gpu in self.gpus),
-            "nodes": tuple(gpu.key.node for gpu in self.gpus),
-            "memory_mb": self.request.wishes.memory_mb,
-            "server_url": self.backend.url,
-            "env": dict(self.env),
-            "node_envs": dict(self.node_envs),
-            "lost": self.lost,
-            "warned": self.warned,
-            "ends_at": self.ends_at,
-        }
-        now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
-        where: dict[str, Any] = {"global_gpu_id": global_ids[0], "endpoint_id": names[0], "local_gpu_id": indices[0]}
-        if is_multi:
-            self.assignment = GlobalGPUAssignment(**where, worker_id=self.worker_id, assigned_at=now, **facts)
-        else:
-            self.assignment = GPUAssignment(indices[0], self.worker_id, now, **where, **facts)
+        self.assignment = make_assignment(
+            [(name, gpu.index) for name, gpu in zip(self.names, self.gpus, strict=True)],
+            self.worker_id,
+            datetime.now(),  # noqa: DTZ005 - local time, as all times of the documents
+            is_multi=is_multi,
+            lease_id=self.id,
+            fence=self.fence,
+            server_url=self.backend.url,
+            uuids=tuple(gpu.key.uuid for gpu in self.gpus),
+            nodes=tuple(gpu.key.node for gpu in self.gpus),
+            memory_mb=self.request.wishes.memory_mb,
+            env=dict(self.env),
+            node_envs=dict(self.node_envs),
+            ends_at=self.ends_at,
+            lost=self.lost,
+            warned=self.warned,
+        )
         return self.assignment
