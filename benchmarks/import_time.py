@@ -24,7 +24,7 @@ FIRST_USE = "... and be ready for the first call"
 READY = """
 import asyncio
 from gpu_worker_pool import GPUWorkerPoolClient
-from gpu_worker_pool.wire.transport import Transport
+from gpu_worker_pool.client.http.transport import Transport
 async def open_and_close():
     transport = Transport()
     await transport.open()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 MAX_GPUS = 4096
@@ -17,7 +16,7 @@ GpuId = int | str
 """The index with a single endpoint, or the global id (`server1:2`) with several."""
 
 
-class Loss(Protocol):
+class LossEvent(Protocol):
     """Set once the holder has lost the GPU. Can be awaited."""
 
     def is_set(self) -> bool:
@@ -37,7 +36,7 @@ class LeaseEnding:
     ends_at: datetime
 
 
-class EndNotice(Protocol):
+class EndingEvent(Protocol):
     """Set while the holder is warned that its lease will be ended. Can be awaited. A warning may be withdrawn."""
 
     @property
@@ -56,31 +55,31 @@ class EndNotice(Protocol):
     def __await__(self) -> Generator[Any, None, LeaseEnding]: ...
 
 
+@dataclass(kw_only=True)
 class LeaseFacts:
-    """The lease behind an assignment. It is not part of an assignment's equality.
+    """The lease behind an assignment. It is not part of how an assignment compares and prints: the documents show those.
 
     `lost` is set when the holder has lost the GPU, `warned` while the server is about to end the lease. They work in this
     process only: an assignment that was pickled for another process knows there whether it was lost already, but learns
     of no later loss or warning. `ends_at` is when the time limit of the lease ends it, in local time; None: it has none.
     """
 
-    # Class attributes, not fields, so that an assignment prints and compares as documented.
-    lease_id: str | None = None
-    fence: int | None = None
-    gpu_ids: tuple[GpuId, ...] = ()
-    uuids: tuple[str, ...] = ()
+    lease_id: str | None = field(default=None, compare=False, repr=False)
+    fence: int | None = field(default=None, compare=False, repr=False)
+    gpu_ids: tuple[GpuId, ...] = field(default=(), compare=False, repr=False)
+    uuids: tuple[str, ...] = field(default=(), compare=False, repr=False)
     # The node of each of `uuids`; empty where it is not known.
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = field(default=(), compare=False, repr=False)
     # Of a share of GPUs, the memory of each; None: the GPUs are whole.
-    memory_mb: float | None = None
+    memory_mb: float | None = field(default=None, compare=False, repr=False)
     # The URL of the server that granted it; None where this process decides by itself.
-    server_url: str | None = None
-    env: Mapping[str, str] = MappingProxyType({})
+    server_url: str | None = field(default=None, compare=False, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     # The environment on each node of a fleet, where the GPUs are on several; `env` is that of the first.
-    node_envs: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-    lost: Loss | None = None
-    warned: EndNotice | None = None
-    ends_at: datetime | None = None
+    node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
+    lost: LossEvent | None = field(default=None, compare=False, repr=False)
+    warned: EndingEvent | None = field(default=None, compare=False, repr=False)
+    ends_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
     def ending(self) -> LeaseEnding | None:
@@ -258,6 +257,61 @@ class GlobalGPUAssignment(LeaseFacts):
     def gpu_id(self) -> str:
         """The global id, so that code for one endpoint works with several."""
         return self.global_gpu_id
+
+
+Assignment = GPUAssignment | GlobalGPUAssignment
+
+
+def make_assignment(
+    gpus: Sequence[tuple[str, int]], worker_id: str, assigned_at: datetime, *, is_multi: bool, **facts: Any
+) -> Assignment:
+    """An assignment of GPUs, each the id of its endpoint and its index there, with the facts of its lease."""
+    global_ids = tuple(f"{endpoint_id}:{index}" for endpoint_id, index in gpus)
+    endpoint_id, index = gpus[0]
+    if is_multi:
+        return GlobalGPUAssignment(
+            global_ids[0], endpoint_id, index, worker_id, assigned_at, gpu_ids=global_ids, **facts
+        )
+    return GPUAssignment(
+        index,
+        worker_id,
+        assigned_at,
+        global_gpu_id=global_ids[0],
+        endpoint_id=endpoint_id,
+        local_gpu_id=index,
+        gpu_ids=tuple(index for _, index in gpus),
+        **facts,
+    )
+
+
+@dataclass(frozen=True)
+class LeaseInfo:
+    """A lease as its server shows it, from the request to its end. Times are local; what is not known is None.
+
+    `state` is `queued`, `active`, `draining` or `ended`. `reason` says why a queued lease waits, a draining one is not over,
+    or an ended one ended. `is_mine`: this client requested it.
+    """
+
+    lease_id: str
+    state: str
+    endpoint_id: str
+    is_mine: bool
+    gpu_ids: tuple[GpuId, ...] = ()
+    uuids: tuple[str, ...] = ()
+    owner: str | None = None
+    worker_id: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    priority: int = 0
+    memory_mb: float | None = None
+    preemptible: bool = False
+    position: int | None = None
+    reason: str | None = None
+    requested_at: datetime | None = None
+    granted_at: datetime | None = None
+    ends_at: datetime | None = None
+    ended_at: datetime | None = None
 
 
 @dataclass

@@ -61,7 +61,8 @@ async def _serve_all(live: int, refusing: int, hanging: int, *, are_busy: bool) 
 
 async def poll_round_s(urls: list[str], poll_s: float, rounds: int) -> float:
     """Return the seconds of processor time that a client spends on polling all endpoints once."""
-    async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=poll_s):
+    async with GPUWorkerPoolClient(service_endpoints=urls, polling_interval=poll_s) as client:
+        client.get_pool_status()  # from now on it polls
         await asyncio.sleep(2 * poll_s)
         began = time.process_time()
         await asyncio.sleep(rounds * poll_s)

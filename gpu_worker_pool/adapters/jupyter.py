@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
+from gpu_worker_pool.client.options import LeaseOptions
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.client.process_lease import ProcessLease
 from gpu_worker_pool.errors import PoolError
@@ -94,9 +95,10 @@ class GpuMagics(Magics):
                 "own. Restart the kernel, and lease first"
             )
         self.release()
-        wishes = {"memory": asked.memory, "model": asked.model, "preemptible": asked.preemptible}
+        options: LeaseOptions = {"gpus": int(number), "memory": asked.memory, "model": asked.model}
+        options |= {"preemptible": asked.preemptible, "on_lost": self._lose}
         try:
-            self._lease = ProcessLease(asked.timeout, self._lose, gpus=int(number), **wishes)
+            self._lease = ProcessLease(asked.timeout, options)
         except (PoolError, ValueError) as error:
             raise UsageError(f"%gpu: {error}") from None
         print(self._described())  # noqa: T201 - what it is for

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from gpu_worker_pool.models import PoolStatus
+from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .pool_client import Assignment, GPUWorkerPoolClient
+from .options import EndpointOptions, RequestWishes
+from .pool_client import GPUWorkerPoolClient
 
 if TYPE_CHECKING:
     from .loop_thread import LoopThread
@@ -26,7 +27,7 @@ class GPUWorkerPool:
     a pool of its own.
     """
 
-    def __init__(self, service_endpoint: str | None = None, **options: Any) -> None:
+    def __init__(self, service_endpoint: str | None = None, **options: Unpack[EndpointOptions]) -> None:
         self._make_client = partial(GPUWorkerPoolClient, service_endpoint, **options)
         self._client = self._make_client()
         self._thread: LoopThread | None = None
@@ -73,17 +74,16 @@ class GPUWorkerPool:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def request_gpu(self, timeout: float | None = None, **wishes: Any) -> Assignment:
+    def request_gpu(self, timeout: float | None = None, **wishes: Unpack[RequestWishes]) -> Assignment:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
-        asked = self._client.request_gpu(timeout, **wishes)
-        return self._wait(asked, self._client.release_gpu, begins_here=True)
+        return self._wait(self._client.request_gpu(timeout, **wishes), self._client.release_gpu)
 
     def release_gpu(self, assignment: Assignment) -> None:
         """Release a GPU."""
-        self._wait(self._client.release_gpu(assignment), begins_here=True)
+        self._wait(self._client.release_gpu(assignment))
 
     @contextmanager
-    def gpu(self, timeout: float | None = None, **wishes: Any) -> Iterator[Assignment]:
+    def gpu(self, timeout: float | None = None, **wishes: Unpack[RequestWishes]) -> Iterator[Assignment]:
         """A GPU for the length of a `with` block; StaleAssignmentError at its end if it was lost."""
         assignment = self.request_gpu(timeout, **wishes)
         try:
@@ -95,9 +95,21 @@ class GPUWorkerPool:
         if os.getpid() == self._pid:  # in a forked child it is still its parent's
             self.release_gpu(assignment)
 
+    def leases(self, *, mine: bool = False) -> list[LeaseInfo]:
+        """See `GPUWorkerPoolClient.leases`."""
+        return self._wait(self._client.leases(mine=mine))
+
+    def lease(self, lease_id: str) -> LeaseInfo | None:
+        """See `GPUWorkerPoolClient.lease`."""
+        return self._wait(self._client.lease(lease_id))
+
     def is_multi_endpoint_mode(self) -> bool:
         """See `GPUWorkerPoolClient.is_multi_endpoint_mode`."""
         return self._client.is_multi_endpoint_mode()
+
+    def refresh(self) -> None:
+        """See `GPUWorkerPoolClient.refresh`; each report here does this first."""
+        self._wait(self._client.refresh())
 
     def get_pool_status(self) -> PoolStatus:
         """See `GPUWorkerPoolClient.get_pool_status`."""
@@ -131,7 +143,7 @@ class GPUWorkerPool:
 
     def _ask(self, function: Callable[[], _BlockingT]) -> _BlockingT:
         async def ask() -> _BlockingT:
-            await self._client.first_answers
+            await self._client.refresh()
             return function()
 
         return self._wait(ask())
@@ -140,8 +152,6 @@ class GPUWorkerPool:
         self,
         work: Coroutine[Any, Any, _BlockingT],
         undo: Callable[[_BlockingT], Coroutine[Any, Any, None]] | None = None,
-        *,
-        begins_here: bool = False,
     ) -> _BlockingT:
         """See `LoopThread.work`."""
         thread, problem = self._thread, None
@@ -154,7 +164,7 @@ class GPUWorkerPool:
         if thread is None or problem is not None:
             work.close()
             raise RuntimeError(problem)
-        return thread.work(work, undo, begins_here=begins_here and not self._client.calls_hook_for_events)
+        return thread.work(work, undo)
 
     def _end_thread(self) -> None:
         with self._lock:

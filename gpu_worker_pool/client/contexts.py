@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Unpack
 
 from gpu_worker_pool.errors import StaleAssignmentError
+from gpu_worker_pool.models import Assignment
 
-from .pool_client import Assignment, GPUWorkerPoolClient
+from .options import ClientOptions, RequestWishes
+from .pool_client import GPUWorkerPoolClient
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
 
 @asynccontextmanager
-async def gpu_worker_pool_client(**options: Any) -> AsyncIterator[GPUWorkerPoolClient]:
+async def gpu_worker_pool_client(**options: Unpack[ClientOptions]) -> AsyncIterator[GPUWorkerPoolClient]:
     """A client that is started, and stopped at the end."""
     async with GPUWorkerPoolClient(**options) as client:
         yield client
@@ -26,7 +28,9 @@ class GPUContextManager:
     end if it was lost. `assignment` is what was assigned, within the block.
     """
 
-    def __init__(self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Any) -> None:
+    def __init__(
+        self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Unpack[RequestWishes]
+    ) -> None:
         self._client = client
         self._timeout = timeout
         self._wishes = wishes

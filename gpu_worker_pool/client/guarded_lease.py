@@ -9,8 +9,9 @@ from typing import Final
 
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.visible_devices import names_in
+from gpu_worker_pool.models import Assignment
 
-from .acquire.heartbeat import BEATS_PER_TTL
+from .backends.held_lease import BEATS_PER_TTL
 from .inherited_lease import (
     LEASE_ENDPOINT_VARIABLE,
     LEASE_FENCE_VARIABLE,
@@ -21,7 +22,6 @@ from .inherited_lease import (
     LEASE_UUIDS_VARIABLE,
     VISIBLE_DEVICES_VARIABLE,
 )
-from .pool_client import Assignment
 
 # A client gives up a lease one heartbeat before the server grants the GPU again. A process may take this part of that
 # time to end; the rest is for the kernel, which takes its time to free the memory of a GPU.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.host.visible_devices import names_in
-from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment
+from gpu_worker_pool.models import Assignment, make_assignment
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class InheritedLease:
     endpoint: str = ""
     fence: int | None = None
     # What this process has taken and not released.
-    _taken: list[GPUAssignment | GlobalGPUAssignment] = field(default_factory=list, init=False, compare=False)
+    _taken: list[Assignment] = field(default_factory=list, init=False, compare=False)
 
     def why_not(self, wishes: Wishes) -> str | None:
         """Why its GPUs cannot serve such a request; None if they can."""
@@ -72,20 +72,17 @@ class InheritedLease:
             return None
         return f"the lease {self.id} around this program has {has}, not {wishes}; {ADVICE}"
 
-    def take(self, request: Request, *, is_multi: bool) -> GPUAssignment | GlobalGPUAssignment:
+    def take(self, request: Request, *, is_multi: bool) -> Assignment:
         """Take GPUs for a request that these can serve: those that this process uses least."""
         used = [uuid for taken in self._taken for uuid in taken.uuids]
         fitting = sorted(self._fitting(request.wishes), key=lambda gpu: used.count(gpu.uuid or gpu.device))
         gpus = sorted(fitting[: request.wishes.gpus], key=self.gpus.index)
-        taken = self.assignment(request, gpus, is_multi=is_multi)
-        taken.env = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus),
-        }
+        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
+        taken = self.assignment(request, gpus, env, is_multi=is_multi)
         self._taken.append(taken)
         return taken
 
-    def release(self, assignment: GPUAssignment | GlobalGPUAssignment) -> bool:
+    def release(self, assignment: Assignment) -> bool:
         """Note that an assignment is not used any more; False where it is not one of this lease."""
         if assignment not in self._taken:
             return False
@@ -93,25 +90,23 @@ class InheritedLease:
         return True
 
     def assignment(
-        self, request: Request, gpus: Sequence[LeasedGpu], *, is_multi: bool
-    ) -> GPUAssignment | GlobalGPUAssignment:
-        """These GPUs for a request, with the environment as it is."""
-        worker_id, first = request.holder.worker_id or "", gpus[0].index
-        endpoint = self.endpoint or self.url.host
-        where = {"global_gpu_id": f"{endpoint}:{first}", "endpoint_id": endpoint}
-        now = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
-        found: GPUAssignment | GlobalGPUAssignment
-        if is_multi:
-            found = GlobalGPUAssignment(**where, local_gpu_id=first, worker_id=worker_id, assigned_at=now)
-        else:
-            found = GPUAssignment(first, worker_id, now, **where, local_gpu_id=first)
-        found.gpu_ids = tuple(f"{endpoint}:{gpu.index}" if is_multi else gpu.index for gpu in gpus)
-        found.lease_id, found.fence, found.server_url = self.id, self.fence, self.url.url
-        found.uuids = tuple(gpu.uuid or gpu.device for gpu in gpus)
-        found.memory_mb = self.memory_mb if request.wishes.memory_mb is None else request.wishes.memory_mb
-        if request.time_limit_s is not None:
-            found.ends_at = now + timedelta(seconds=request.time_limit_s)
-        return found
+        self, request: Request, gpus: Sequence[LeasedGpu], env: Mapping[str, str] | None = None, *, is_multi: bool
+    ) -> Assignment:
+        """These GPUs for a request; without `env`, with the environment as it is."""
+        endpoint, limit_s, now = self.endpoint or self.url.host, request.time_limit_s, datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
+        return make_assignment(
+            [(endpoint, gpu.index) for gpu in gpus],
+            request.holder.worker_id or "",
+            now,
+            is_multi=is_multi,
+            lease_id=self.id,
+            fence=self.fence,
+            server_url=self.url.url,
+            uuids=tuple(gpu.uuid or gpu.device for gpu in gpus),
+            memory_mb=self.memory_mb if request.wishes.memory_mb is None else request.wishes.memory_mb,
+            env=env or {},
+            ends_at=None if limit_s is None else now + timedelta(seconds=limit_s),
+        )
 
     def _fitting(self, wishes: Wishes) -> list[LeasedGpu]:
         among = wishes.among

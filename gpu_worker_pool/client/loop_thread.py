@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -31,40 +30,33 @@ class LoopThread:
         """Whether the caller is in this thread."""
         return threading.current_thread() is self._thread
 
-    def work(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None, *, begins_here: bool = False) -> T:
-        """Wait for work in the loop. With `begins_here` the caller's own thread does it until it suspends.
+    def work(self, work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Wait for work in the loop.
 
         If the caller is interrupted, the work is cancelled, and what it still brings is undone; without `undo`, it goes on.
         """
         call: _LoopCall[T] | None = None
         try:
-            if begins_here:
-                try:
-                    work.send(None)
-                except StopIteration as done:
-                    # Nothing is called after this: an interrupt could come in, and the result would be lost.
-                    result: T = done.value
-                    return result
             call = _LoopCall(work, self._calls)
             self._calls.add(call)
             try:
                 self.loop.call_soon_threadsafe(call.start)
             except RuntimeError:
                 raise RuntimeError(_STOPPED) from None
-            return call.future.result()
+            call.ended.wait()
+            return call.result()
         except BaseException:
-            if call is None and inspect.getcoroutinestate(work) != inspect.CORO_CLOSED:
-                call = _LoopCall(work, self._calls)
-            if call is not None and not call.has_failed:
+            call = call or _LoopCall(work, self._calls)
+            if call.error is None:
                 self._leave_to_loop(call, undo)
             raise
 
     def _leave_to_loop(self, call: _LoopCall[T], undo: Undo[T] | None) -> None:
         """Have the loop see to the work of an interrupted caller: no signal interrupts its thread."""
-        with suppress(RuntimeError, TimeoutError):  # the loop has ended, or a server does not answer
+        with suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(call.start if undo is None else partial(call.give_up, undo))
             if undo is not None:
-                call.over.result(END_S)
+                call.undone.wait(END_S)  # no longer, where a server does not answer
 
     def end(self) -> None:
         """End the loop and all its work."""
@@ -87,20 +79,38 @@ class LoopThread:
                 call.fail(_STOPPED)
 
 
+class _Signal:
+    """Set once in the loop, and waited for by one thread.
+
+    The loop takes no lock for it. An Event or a Future has one that an interrupted caller may leave locked for ever.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._gate.release()
+
+    def wait(self, timeout_s: float = -1) -> None:
+        if not self._is_set:
+            self._gate.acquire(timeout=timeout_s)
+
+
 class _LoopCall(Generic[T]):
-    """Work in the loop. Its future is never cancelled itself: it would forget a result that just arrives."""
+    """Work in the loop. What it brought is kept when its caller is interrupted, so that it can be undone."""
 
     def __init__(self, work: Coroutine[Any, Any, T], calls: set[_LoopCall[Any]]) -> None:
         self._calls = calls
-        self.future: Future[T] = Future()
-        # Done when what was given up has left nothing behind.
-        self.over: Future[None] = Future()
+        self.ended = _Signal()
+        # Set when what was given up has left nothing behind.
+        self.undone = _Signal()
+        self.error: BaseException | None = None
         self._work = work
         self._task: asyncio.Task[T] | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        return self.future.done() and self.future.exception() is not None
 
     def start(self) -> asyncio.Task[T]:
         if self._task is None:
@@ -108,9 +118,15 @@ class _LoopCall(Generic[T]):
             self._task.add_done_callback(self._done)
         return self._task
 
+    def result(self) -> T:
+        if self.error is not None or self._task is None:
+            raise self.error or RuntimeError(_STOPPED)
+        return self._task.result()
+
     def fail(self, reason: str) -> None:
-        if not self.future.done():
-            self.future.set_exception(RuntimeError(reason))
+        if self._task is None or not self._task.done():
+            self.error = RuntimeError(reason)
+        self.ended.set()
 
     def give_up(self, undo: Undo[T]) -> None:
         task = self.start()
@@ -119,16 +135,11 @@ class _LoopCall(Generic[T]):
 
     def _undo(self, undo: Undo[T], task: asyncio.Task[T]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self.over.set_result(None)
+            self.undone.set()
         else:
-            undone = asyncio.ensure_future(undo(task.result()))
-            undone.add_done_callback(lambda _: self.over.set_result(None))
+            asyncio.ensure_future(undo(task.result())).add_done_callback(lambda _: self.undone.set())
 
     def _done(self, task: asyncio.Task[T]) -> None:
         self._calls.discard(self)
-        if task.cancelled():
-            self.future.set_exception(CancelledError())
-        elif (error := task.exception()) is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(task.result())
+        self.error = CancelledError() if task.cancelled() else task.exception()
+        self.ended.set()

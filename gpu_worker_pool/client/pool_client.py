@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.config import ClientConfig, Scope
 from gpu_worker_pool.errors import RequestRefusedError
-from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment, PoolStatus
+from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .acquire.tally import Tally
-from .events import ClientEvent, EventKind, Hook, call_hook, log_event
+from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
 from .inherited_lease import InheritedLease, config_inside
+from .options import RequestWishes
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
     from gpu_worker_pool.core.model.request import Request
 
+    from .lease_list import LeaseLister
     from .reports import Reports
     from .started_client import StartedClient
 
 
-Assignment = GPUAssignment | GlobalGPUAssignment
+__all__ = ["Assignment", "GPUWorkerPoolClient"]
+
 _RetriedT = TypeVar("_RetriedT")
 
 
@@ -89,15 +91,11 @@ class GPUWorkerPoolClient:
         state = "stopped" if self._started_client is None else f"{len(self._started_client)} GPUs assigned"
         return f"<GPUWorkerPoolClient: {', '.join(self._config.endpoints)}; {state}>"
 
-    @property
-    def calls_hook_for_events(self) -> bool:
-        """Whether the user has an `on_event`, which is called in the event loop only."""
-        return len(self._hooks) > 1
-
-    @property
-    def first_answers(self) -> Awaitable[None]:
-        """Awaited, it lets endpoints that are later than the first answer too, so that a report shows them."""
-        return self._started().known.wait_for_first_answers()
+    async def refresh(self) -> None:
+        """Ask the endpoints again that were not asked in the last polling interval, so that the reports show them as they
+        are now.
+        """
+        await self._started().places.refresh(waits_for_new=True)
 
     async def start(self) -> None:
         """Poll all endpoints. An endpoint that is down is not an error: it is tried again in the background."""
@@ -132,31 +130,20 @@ class GPUWorkerPoolClient:
     async def request_gpu(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - the documented signature
-        *,
-        gpus: int = 1,
-        memory_mb: float | None = None,
-        memory: str | float | None = None,
-        model: str | None = None,
-        among: Iterable[int | str] | None = None,
-        priority: int = 0,
-        labels: Mapping[str, str] | None = None,
-        pid: int | None = None,
-        new: bool = False,
-        time_limit: float | str | None = None,
-        preemptible: bool = False,
-        nodes: int = 1,
+        **wishes: Unpack[RequestWishes],
     ) -> Assignment:
         """Wait for GPUs, and be assigned them.
 
-        Several `gpus` are all on one server; with `nodes`, so many on each of so many boxes of a fleet, all or nothing. With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also
-        name an amount. `among`: only these GPUs, by index, UUID or the beginning of one. `labels` are shown with the
-        lease; `command` is this program's script unless they have a `command` or a `name`. `pid` is the process that is to
-        use the GPU, where that is not this one: its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request
-        takes GPUs of that lease at once, and shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit`
-        after its grant (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs.
-        Both are told before, by `assignment.ending`. Raises WorkerTimeoutError
-        after `timeout` seconds (by default the client's worker_timeout), RequestRefusedError where no endpoint could ever
-        serve it. A cancelled request leaves nothing behind.
+        Several `gpus` are all on one server; with `nodes`, that many on each of that many boxes of a fleet, all or nothing.
+        With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also name an amount. `among`: only these
+        GPUs, by index, UUID or the beginning of one. `labels` are shown with the lease; `command` is this program's script
+        unless they have a `command` or a `name`. `pid` is the process that is to use the GPU, where that is not this one:
+        its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request takes GPUs of that lease at once, and
+        shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit` after its grant
+        (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs. Both are told
+        before, by `assignment.ending`. Raises WorkerTimeoutError after `timeout` seconds (by default the client's
+        worker_timeout), RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing
+        behind.
         """
         started = self._started()
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
@@ -164,18 +151,8 @@ class GPUWorkerPoolClient:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
         from .asking import make_request  # noqa: PLC0415 - see above
 
-        request = make_request(
-            self._config,
-            self._worker_id(),
-            (gpus, memory_mb, memory, model, nodes),
-            among=among,
-            priority=priority,
-            labels=labels,
-            pid=pid,
-            time_limit=time_limit,
-            preemptible=preemptible,
-        )
-        if self._lease is not None and not new:
+        request = make_request(self._config, self._worker_id(), wishes)
+        if self._lease is not None and not wishes.get("new"):
             return self._take_inside(self._lease, request)
         lease_id = os.urandom(16).hex()
         return await started.request(lease_id, request, timeout_s)
@@ -188,12 +165,28 @@ class GPUWorkerPoolClient:
             return
         await started.release(assignment)
 
+    async def leases(self, *, mine: bool = False) -> list[LeaseInfo]:
+        """All live leases of the servers that answer; with `mine`, those that this client requested.
+
+        NoEndpointAnsweredError where no server answers. A server with statistics only has no leases to show.
+        """
+        found = await self._lister().all()
+        return [lease for lease in found if lease.is_mine or not mine]
+
+    async def lease(self, lease_id: str) -> LeaseInfo | None:
+        """A lease by its id, also one that ended a while ago; None where no server knows it, ValueError for a bad id."""
+        return await self._lister().one(lease_id)
+
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
         return self._config.is_multi
 
     def get_pool_status(self) -> PoolStatus:
-        """The whole pool as its servers see it, with the changes that this client made since."""
+        """The whole pool as its servers see it, with the changes that this client made since.
+
+        The servers are asked again in the background while this is called now and then. After a longer time, `await
+        client.refresh()` before asks them first.
+        """
         return self._reports().status()
 
     def get_detailed_metrics(self) -> dict[str, Any]:
@@ -216,9 +209,9 @@ class GPUWorkerPoolClient:
 
     async def trigger_endpoint_recovery(self, endpoint_id: str) -> bool:
         """Try an endpoint now, even where its breaker is open; returns whether it answered, False for an unknown id."""
-        known = self._started_multi().known
-        member = known.members.get(endpoint_id)
-        return member is not None and await known.try_again(member)
+        places = self._started_multi().places
+        endpoint = places.endpoints.get(endpoint_id)
+        return endpoint is not None and await places.try_again(endpoint)
 
     async def queue_request_for_retry(self, request_func: Callable[[], Awaitable[_RetriedT]]) -> _RetriedT:
         """Call this as soon as an endpoint is up, and again where it failed because none was, for up to worker_timeout."""
@@ -237,10 +230,19 @@ class GPUWorkerPoolClient:
             raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
         return started
 
+    def _lister(self) -> LeaseLister:
+        from .lease_list import LeaseLister  # noqa: PLC0415 - see above
+
+        prefix = f"worker-{self._pid}-{self._name}-"
+        places = self._started().places
+        return LeaseLister(places, lambda worker_id: worker_id.startswith(prefix), is_multi=self._config.is_multi)
+
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above
 
-        return Reports(self._config, self._started().known, self._tally)
+        places = self._started().places
+        places.watch_for_status()
+        return Reports(self._config, places, self._tally)
 
     def _take_inside(self, lease: InheritedLease, request: Request) -> Assignment:
         if (why := lease.why_not(request.wishes)) is not None:

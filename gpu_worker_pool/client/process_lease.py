@@ -9,27 +9,25 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.host.cuda import has_initialized_cuda
 from gpu_worker_pool.host.visible_devices import gpu_names_in
+from gpu_worker_pool.models import Assignment
 
 from .blocking import GPUWorkerPool
 from .contexts import GPUContextManager
 from .guarded_lease import command_env, is_set_by_lease
 from .inherited_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
-from .pool_client import Assignment, GPUWorkerPoolClient
+from .options import ClientOptions, LeaseOptions, RequestWishes, split
+from .pool_client import GPUWorkerPoolClient
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
-# What is for `request_gpu`; all other options are for the client.
-WISHES: Final = frozenset(
-    {"gpus", "memory_mb", "memory", "model", "among", "priority", "labels", "pid", "new", "time_limit", "preemptible"}
-)
 TOO_LATE: Final = (
     "CUDA was initialized in this process before it had this lease, so this process ignores CUDA_VISIBLE_DEVICES and may use "
     "a GPU that is not its own. Only what it starts sees GPU {gpus}. Begin CUDA after the lease, or use GPUExecutor"
@@ -48,9 +46,9 @@ class LeasedBlock(AbstractContextManager[Assignment]):
     A decorated function, and what it starts, has the environment of the lease.
     """
 
-    def __init__(self, timeout: float | None, wishes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, timeout: float | None, wishes: RequestWishes, options: ClientOptions) -> None:
         self._timeout = timeout
-        self._wishes, self._options = dict(wishes), dict(options)
+        self._wishes, self._options = wishes, options
         self._entered: list[tuple[GPUWorkerPool, AbstractContextManager[Assignment]]] = []
 
     def __enter__(self) -> Assignment:
@@ -126,53 +124,20 @@ def gpu(timeout: Callable[_ParamsT, _ResultT], /) -> Callable[_ParamsT, _ResultT
 
 
 @overload
-def gpu(
-    timeout: float | None = None,
-    *,
-    gpus: int = 1,
-    memory_mb: float | None = None,
-    memory: str | float | None = None,
-    model: str | None = None,
-    among: Iterable[int | str] | None = None,
-    priority: int = 0,
-    labels: Mapping[str, str] | None = None,
-    pid: int | None = None,
-    new: bool = False,
-    time_limit: float | str | None = None,
-    preemptible: bool = False,
-    **options: Any,
-) -> LeasedBlock: ...
+def gpu(timeout: float | None = None, **asked: Unpack[LeaseOptions]) -> LeasedBlock: ...
 
 
-def gpu(
-    timeout: float | Callable[..., Any] | None = None,
-    *,
-    gpus: int = 1,
-    memory_mb: float | None = None,
-    memory: str | float | None = None,
-    model: str | None = None,
-    among: Iterable[int | str] | None = None,
-    priority: int = 0,
-    labels: Mapping[str, str] | None = None,
-    pid: int | None = None,
-    new: bool = False,
-    time_limit: float | str | None = None,
-    preemptible: bool = False,
-    **options: Any,
-) -> Any:
+def gpu(timeout: float | Callable[..., Any] | None = None, **asked: Unpack[LeaseOptions]) -> Any:
     """A GPU for the length of a `with` block, for a program that needs no more than that; or, as a decorator, for the length
     of each call of a function, which then has the environment of the lease. As a decorator it needs no parentheses.
 
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
-    wishes = {"gpus": gpus, "memory_mb": memory_mb, "memory": memory, "model": model, "among": among}
-    wishes |= {"priority": priority, "labels": labels, "pid": pid, "new": new}
-    wishes |= {"time_limit": time_limit, "preemptible": preemptible}
     if callable(timeout):
-        return LeasedBlock(None, wishes, options)(timeout)
+        return LeasedBlock(None, *split(asked))(timeout)
     if timeout is not None and not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or a function to decorate")
-    return LeasedBlock(timeout, wishes, options)
+    return LeasedBlock(timeout, *split(asked))
 
 
 @contextmanager
@@ -235,14 +200,14 @@ def set_environment(assignment: Assignment) -> Callable[[], None]:
     return undo
 
 
-def _within_bounds(wishes: Mapping[str, Any]) -> dict[str, Any]:
+def _within_bounds(wishes: RequestWishes) -> RequestWishes:
     """The wishes, among the GPUs that this process can use: once it has initialized CUDA on the GPUs of a lease, those."""
     if _bound_to is None or wishes.get("among") is not None:
         return _within_sight(wishes)
     return {**wishes, "among": _bound_to}
 
 
-def _within_sight(wishes: Mapping[str, Any]) -> dict[str, Any]:
+def _within_sight(wishes: RequestWishes) -> RequestWishes:
     """The wishes, among the GPUs that CUDA_VISIBLE_DEVICES of this process names. RequestRefusedError if it names none.
 
     A wish for certain GPUs wins, and so does a lease around this process, which has set the variable.
@@ -250,7 +215,7 @@ def _within_sight(wishes: Mapping[str, Any]) -> dict[str, Any]:
     value = os.environ.get(VISIBLE_DEVICES_VARIABLE)
     is_inside = bool(os.environ.get(LEASE_GPUS_VARIABLE)) and is_set_by_lease(os.environ)
     if value is None or wishes.get("among") is not None or is_inside:
-        return dict(wishes)
+        return wishes
     if not (names := gpu_names_in(value)):
         problem = (
             f"{VISIBLE_DEVICES_VARIABLE}={value!r} names no GPU; unset it, or name GPUs that `gpu-pool status` shows"
@@ -262,10 +227,11 @@ def _within_sight(wishes: Mapping[str, Any]) -> dict[str, Any]:
 class ProcessLease:
     """A lease that this process keeps until it ends, or until `release`."""
 
-    def __init__(self, timeout: float | None, on_lost: Callable[[Assignment], None] | None, **asked: Any) -> None:
-        wishes = _within_sight({name: value for name, value in asked.items() if name in WISHES})
-        options = {name: value for name, value in asked.items() if name not in WISHES}
-        self._pool = GPUWorkerPool(**options, on_lost=on_lost or _end_this_process)
+    def __init__(self, timeout: float | None, asked: LeaseOptions) -> None:
+        wishes, options = split(asked)
+        wishes = _within_sight(wishes)
+        options["on_lost"] = options.get("on_lost") or _end_this_process
+        self._pool = GPUWorkerPool(**options)
         self._pool.start()
         try:
             self.assignment = self._pool.request_gpu(timeout, **wishes)
@@ -285,12 +251,10 @@ def _end_this_process(_: Assignment) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-_own: tuple[int, ProcessLease, dict[str, Any]] | None = None
+_own: tuple[int, ProcessLease, Mapping[str, object]] | None = None
 
 
-def lease_for_process(
-    timeout: float | None = None, *, on_lost: Callable[[Assignment], None] | None = None, **asked: Any
-) -> Assignment:
+def lease_for_process(timeout: float | None = None, **asked: Unpack[LeaseOptions]) -> Assignment:
     """Lease GPUs for the rest of this process, and set its environment: an initializer for pools of processes.
 
     `asked` are the wishes of `request_gpu` and the options of the client. Called again, it returns the same lease;
@@ -298,13 +262,14 @@ def lease_for_process(
     ends by SIGTERM.
     """
     global _own  # noqa: PLW0603 - there is one for each process
+    compared = {name: value for name, value in asked.items() if name != "on_lost"}
     if _own is not None and has_lease_for_process():
-        if _own[2] != asked:
+        if _own[2] != compared:
             raise ValueError(
-                f"this process has a lease for {_own[2]} already, and {asked} was asked for; release it first"
+                f"this process has a lease for {_own[2]} already, and {compared} was asked for; release it first"
             )
         return _own[1].assignment
-    _own = (os.getpid(), lease := ProcessLease(timeout, on_lost, **asked), asked)
+    _own = (os.getpid(), lease := ProcessLease(timeout, asked), compared)
     return lease.assignment
 
 

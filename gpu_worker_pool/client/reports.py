@@ -9,18 +9,19 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
-from .acquire.tally import Tally
-from .endpoints.known_endpoints import KnownEndpoints
-from .endpoints.member import Member, Place
+from .acquire.acquisition import request_of
+from .acquire.places import Place, Places
+from .endpoints.endpoint import Endpoint
 from .endpoints.seen_pool import SeenGpu
+from .events import Tally
 
 
 class Reports:
     """Status, metrics and health of a client, from its endpoints and its tally."""
 
-    def __init__(self, config: ClientConfig, known: KnownEndpoints, tally: Tally) -> None:
+    def __init__(self, config: ClientConfig, places: Places, tally: Tally) -> None:
         self._config = config
-        self._known = known
+        self._places = places
         self._tally = tally
 
     def status(self) -> PoolStatus:
@@ -29,21 +30,23 @@ class Reports:
         total = available = unseen = 0
         blocked = set(self._tally.waiting)
         workers: set[tuple[str, str]] = set()
-        for place in self._places():
+        for place in self._usable():
             view = place.gpus()
             total += len(view.gpus)
             available += view.available
-            blocked.update(view.queued)
+            blocked.update(map(request_of, view.queued))
             unseen += view.queue_length - len(view.queued)
             for gpu in view.gpus:
                 if gpu.workers:
-                    assignments[self._gpu_id(place, gpu)] = [WorkerInfo(worker_id=worker) for worker in gpu.workers]
-                workers.update((place.key, worker) for worker in gpu.workers)
+                    assignments[self._gpu_id(place, gpu)] = [
+                        WorkerInfo(worker_id=worker) for worker in gpu.workers.values()
+                    ]
+                workers.update((place.key, worker) for worker in gpu.workers.values())
         waiting = len(blocked.difference(self._tally.done)) + unseen
         counts = (total, available, len(workers), waiting, assignments)
         if not self._config.is_multi:
             return PoolStatus(*counts)
-        infos = [self._info(member) for member in self._known.members.values()]
+        infos = [self._info(endpoint) for endpoint in self._places.endpoints.values()]
         return MultiEndpointPoolStatus(
             *counts,
             total_endpoints=len(infos),
@@ -56,11 +59,11 @@ class Reports:
         """A dict for each endpoint."""
         return [
             {
-                **asdict(self._info(member)),
-                "has_leases": member.endpoint.kind == "leases",
-                "error": member.endpoint.last_error,
+                **asdict(self._info(endpoint)),
+                "has_leases": endpoint.kind == "leases",
+                "error": endpoint.last_error,
             }
-            for member in self._known.members.values()
+            for endpoint in self._places.endpoints.values()
         ]
 
     def metrics(self) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class Reports:
                 "memory_threshold_percent": self._config.memory_threshold,
                 "utilization_threshold_percent": self._config.utilization_threshold,
             },
-            "gpu_metrics": [self._gpu(place, gpu) for place in self._places() for gpu in place.gpus().gpus],
+            "gpu_metrics": [self._gpu(place, gpu) for place in self._usable() for gpu in place.gpus().gpus],
             "assignments": {
                 str(gpu_id): [worker.worker_id for worker in workers]
                 for gpu_id, workers in status.gpu_assignments.items()
@@ -88,12 +91,12 @@ class Reports:
                 "efficiency_percent": _percent(status.total_gpus - status.available_gpus, status.total_gpus),
             },
             "endpoints": {
-                "total": len(self._known.members),
+                "total": len(self._places.endpoints),
                 "healthy": len(self._healthy()),
-                "details": {id_: self._details(member) for id_, member in self._known.members.items()},
+                "details": {id_: self._details(endpoint) for id_, endpoint in self._places.endpoints.items()},
             },
             "load_balancer": {
-                "strategy_name": self._known.balancer.name,
+                "strategy_name": self._places.balancer.name,
                 "total_requests": tally.requests,
                 "successful_requests": tally.granted,
                 "failed_requests": tally.failed,
@@ -105,13 +108,13 @@ class Reports:
 
     def recovery(self) -> dict[str, Any]:
         """Which endpoints are up, which are not and why, and how their breakers stand."""
-        members, now = self._known.members, boot_time()
-        healthy = [member.id for member in self._healthy()]
-        degraded = [id_ for id_ in members if id_ not in healthy]
+        endpoints, now = self._places.endpoints, boot_time()
+        healthy = [endpoint.id for endpoint in self._healthy()]
+        degraded = [id_ for id_ in endpoints if id_ not in healthy]
         found = {
             "healthy_endpoints": healthy,
             "degraded_endpoints": degraded,
-            "circuit_breaker_stats": {id_: member.endpoint.breaker.stats(now) for id_, member in members.items()},
+            "circuit_breaker_stats": {id_: endpoint.breaker.stats(now) for id_, endpoint in endpoints.items()},
         }
         return {
             **found,
@@ -119,25 +122,25 @@ class Reports:
                 "is_fully_degraded": not healthy,
                 "is_partially_degraded": bool(healthy) and bool(degraded),
                 **found,
-                "total_endpoints": len(members),
+                "total_endpoints": len(endpoints),
             },
             "endpoint_health_summary": {
-                "total_count": len(members),
+                "total_count": len(endpoints),
                 "healthy_count": len(healthy),
                 "degraded_count": len(degraded),
-                "health_percent": _percent(len(healthy), len(members)),
+                "health_percent": _percent(len(healthy), len(endpoints)),
             },
-            "errors": self._known.reasons(),
+            "errors": self._places.reasons(),
         }
 
     def recovery_summary(self) -> str:
         """The recovery status for people."""
         found = self.recovery()
-        healthy, total = len(found["healthy_endpoints"]), len(self._known.members)
+        healthy, total = len(found["healthy_endpoints"]), len(self._places.endpoints)
         word = "None" if healthy == total else "Full" if not healthy else "Partial"
         lines = ["=== Error Recovery Status ===", f"Degradation Status: {word} ({healthy}/{total} endpoints healthy)"]
-        for id_, member in self._known.members.items():
-            stats, endpoint = found["circuit_breaker_stats"][id_], member.endpoint
+        for id_, endpoint in self._places.endpoints.items():
+            stats = found["circuit_breaker_stats"][id_]
             state = "healthy" if endpoint.is_healthy else f"degraded: {endpoint.last_error}"
             lines.append(
                 f"  {id_} ({endpoint.url.url}): {state}; circuit breaker {stats['state']}, "
@@ -145,17 +148,17 @@ class Reports:
             )
         return "\n".join(lines)
 
-    def _places(self) -> list[Place]:
+    def _usable(self) -> list[Place]:
         """Each pool that is up once: a fleet is one, however many of its boxes are endpoints."""
-        return [place for place in self._known.places() if place.is_healthy]
+        return [place for place, _ in self._places.all() if place.is_healthy]
 
-    def _healthy(self) -> list[Member]:
-        return [member for member in self._known.members.values() if member.endpoint.is_healthy]
+    def _healthy(self) -> list[Endpoint]:
+        return [endpoint for endpoint in self._places.endpoints.values() if endpoint.is_healthy]
 
-    def _info(self, member: Member) -> EndpointInfo:
-        view, endpoint = member.gpus(), member.endpoint
+    def _info(self, endpoint: Endpoint) -> EndpointInfo:
+        view = self._places.gpus_of(endpoint)
         return EndpointInfo(
-            endpoint_id=member.id,
+            endpoint_id=endpoint.id,
             url=endpoint.url.url,
             is_healthy=endpoint.is_healthy,
             last_seen=endpoint.last_seen,
@@ -164,8 +167,8 @@ class Reports:
             response_time_ms=endpoint.response_time_ms,
         )
 
-    def _details(self, member: Member) -> dict[str, Any]:
-        info = self._info(member)
+    def _details(self, endpoint: Endpoint) -> dict[str, Any]:
+        info = self._info(endpoint)
         return {
             "url": info.url,
             "total_gpus": info.total_gpus,
@@ -173,9 +176,9 @@ class Reports:
             "is_healthy": info.is_healthy,
             "avg_response_time_ms": info.response_time_ms,
             "response_time_ms": info.response_time_ms,
-            "requests": self._tally.by_endpoint.get(member.id, 0),
-            "calls": member.endpoint.calls,
-            "error": member.endpoint.last_error,
+            "requests": self._tally.by_endpoint.get(endpoint.id, 0),
+            "calls": endpoint.calls,
+            "error": endpoint.last_error,
         }
 
     def _gpu(self, place: Place, gpu: SeenGpu) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from functools import partial
 from itertools import islice
 from numbers import Integral
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 from gpu_worker_pool.amounts import asked_mb, parse_span
+from gpu_worker_pool.client.options import ClientOptions
 from gpu_worker_pool.core.model.request import Request, Wishes
 
 from .crew import CrewRules
@@ -62,7 +63,7 @@ class GPUExecutor(Executor):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
         max_tasks_per_child: int | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise NotImplementedError(f"GPUExecutor works on Linux only, and this is {sys.platform}")
@@ -91,7 +92,14 @@ class GPUExecutor(Executor):
         rules = CrewRules(max_workers or 1, retries, idle_release_s, max_tasks_per_child)
         self._manager = Manager(
             ManagerOptions(
-                rules, max_workers is not None, wishes, options, lease_timeout_s, grace_s, initializer, tuple(initargs)
+                rules,
+                max_workers is not None,
+                wishes,
+                dict(options),
+                lease_timeout_s,
+                grace_s,
+                initializer,
+                tuple(initargs),
             )
         )
         # As ProcessPoolExecutor: tasks of an executor that is forgotten are still done.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import RequestRefusedError, ServiceUnavailableError
@@ -18,7 +19,6 @@ from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 from gpu_worker_pool.urls import EndpointUrl
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read
-from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 _PATH: Final = "/pool?queue=0&leases=1000"
 _ELSEWHERE: Final = "its GPUs are in another machine, and the tasks would run on this one"

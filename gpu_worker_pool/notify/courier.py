@@ -14,12 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 
-from gpu_worker_pool.wire.connections import ConnectFailed
-from gpu_worker_pool.wire.http1 import BadAnswer
-from gpu_worker_pool.wire.post import post
-
 from .body import as_json, in_words
 from .pending import Delivery
+from .post import post
 from .program import run_program
 from .rule import Mail, Program, Webhook
 
@@ -64,14 +61,15 @@ class Courier:
         body = as_json(delivery)
         signed = {} if target.secret is None else {SIGNATURE: sign(target.secret, body, int(time.time()))}
         try:
-            answer = await post(target.url, body, signed, delivery.rule.timeout_s)
+            status, after = await post(target.url, body, signed, delivery.rule.timeout_s)
         except TimeoutError:
             return Failed(f"it has not answered within {delivery.rule.timeout_s:g} s")
-        except (ConnectFailed, BadAnswer, OSError) as error:
-            return Failed(str(error) or type(error).__name__)
+        except OSError as error:
+            known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+            return Failed(known or str(error) or type(error).__name__)
         except ValueError as error:  # a host whose name cannot be looked up
             return Failed(str(error), is_final=True)
-        return _judge(answer.status, answer.fields.get("retry-after"))
+        return _judge(status, after)
 
     async def _mail(self, delivery: Delivery, target: Mail) -> Failed | None:
         sendmail = shutil.which("sendmail", path=f"{self._environ.get('PATH', '')}:{_SENDMAIL_PLACES}")

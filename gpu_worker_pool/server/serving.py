@@ -15,7 +15,7 @@ import uvicorn
 
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, urls
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
-from gpu_worker_pool.wire.transport import IDLE_S
+from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
 
 from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
@@ -106,7 +106,7 @@ def configuration(app: PoolApp) -> uvicorn.Config:
         access_log=app.settings.access_log,
         timeout_graceful_shutdown=GRACE_S,
         # The client is the one to close: a server that does it first meets the next request on its way.
-        timeout_keep_alive=round(2 * IDLE_S),
+        timeout_keep_alive=round(2 * CLIENT_IDLE_S),
         # The access rules judge proxies by the headers; uvicorn would trust those headers.
         proxy_headers=False,
         http=_protocol_of(app),

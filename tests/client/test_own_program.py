@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.client.own_program import program_label, with_own_label
+from gpu_worker_pool.client.command_label import program_label, with_own_label
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from gpu_worker_pool.wire.bounds import MAX_LABELS, MAX_LABELS_BYTES

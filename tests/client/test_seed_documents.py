@@ -164,7 +164,7 @@ async def given_client(text: str) -> AsyncIterator[GPUWorkerPoolClient]:
         yield client
     else:
         async with client:
-            await client.first_answers
+            await client.refresh()
             yield client
 
 
@@ -303,7 +303,7 @@ async def test_every_key_that_the_documents_read_is_there(network: dict[tuple[st
     }
     assert len(read) >= 20
     async with GPUWorkerPoolClient(service_endpoints=TWO_SERVERS) as client:
-        await client.first_answers
+        await client.refresh()
         recovery = client.get_error_recovery_status()
         metrics = client.get_detailed_metrics()
         infos = client.get_endpoints_info()

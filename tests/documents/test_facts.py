@@ -19,6 +19,7 @@ from gpu_worker_pool.cli.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VAR
 from gpu_worker_pool.cli.jobs.job_store import JOBS_DIR_VARIABLE
 from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.client.events import EventKind
+from gpu_worker_pool.client.options import DEFAULTS
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model import lease
 from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
@@ -159,10 +160,12 @@ def test_every_public_name_is_described() -> None:
 def test_every_parameter_is_in_the_table_with_its_default(heading: str, function: Any) -> None:
     listed = [row for row in rows(section("API.md", heading)) if "(" not in row[0] and not row[0].endswith("Error`")]
     table = {name: default for names, default, *_ in listed for name in code_in(names)}
-    parameters = inspect.signature(function).parameters
+    parameters = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    if parameters.pop("wishes", None) is not None:
+        parameters |= DEFAULTS
     assert table.keys() == parameters.keys() - {"self"}
     for name, cell in table.items():
-        default = parameters[name].default
+        default = parameters[name]
         assert default in (None, inspect.Parameter.empty) or shown(cell) == as_text(default), name
 
 

@@ -7,19 +7,20 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from math import inf
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.acquire.lost import Lost
-from gpu_worker_pool.client.acquire.warned import Warned
+from gpu_worker_pool.client.backends.held_lease import EndNotice, HeldLease, Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.jobs.life import RunLease
-from gpu_worker_pool.models import GPUAssignment, LeaseEnding
-from gpu_worker_pool.wire.transport import Transport
+from gpu_worker_pool.models import GPUAssignment
 
 from .job_pools import environment_of
 
@@ -32,14 +33,19 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
     """The assignment of a lease that is held already, `since` then. A loss or a warning reaches it as it would the one that requested
     it. Until the server has answered once, the guard alone knows how long the lease is safe.
     """
-    lost, warned = Lost(facts.ttl_s, is_local=facts.is_local), Warned()
-    assignment = GPUAssignment(_UNKNOWN_GPU, "keeper", datetime.fromtimestamp(since))  # noqa: DTZ006 - local, as all of them
-    assignment.lease_id, assignment.gpu_ids, assignment.uuids = facts.id, facts.gpus, facts.uuids
-    assignment.server_url, assignment.lost, assignment.warned = facts.url, lost, warned
-    if facts.limit_at is not None:
-        ends_at = time.time() + facts.limit_at - boot_time()
-        assignment.ends_at = datetime.fromtimestamp(ends_at)  # noqa: DTZ006 - as above
+    ends_at = None if facts.limit_at is None else time.time() + facts.limit_at - boot_time()
+    assignment = GPUAssignment(
+        _UNKNOWN_GPU,
+        "keeper",
+        datetime.fromtimestamp(since),  # noqa: DTZ006 - local time, as all times of the documents
+        lease_id=facts.id,
+        gpu_ids=facts.gpus,
+        uuids=facts.uuids,
+        server_url=facts.url,
+        ends_at=None if ends_at is None else datetime.fromtimestamp(ends_at),  # noqa: DTZ006 - the same
+    )
     if facts.url is None:  # its keeper had decided by itself, and no server knows of it
+        assignment.lost, assignment.warned = Loss(facts.ttl_s, is_local=facts.is_local), EndNotice()
         yield assignment
         return
     with environment_of(environ):
@@ -47,13 +53,13 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
         transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
     ((endpoint_id, url),) = config.endpoints.items()
     async with transport:
-        book = ServerLeases(Endpoint(endpoint_id, url, transport, config))
-
-        def warn(_: str, ending: LeaseEnding | None) -> None:
-            warned.set(ending)
-
-        heartbeat = Heartbeat(book, lambda *_: None, warn)
-        following = asyncio.create_task(_follow(book, heartbeat, facts, lost))
+        backend = ServerLeases(Endpoint(endpoint_id, url, transport, config))
+        lease = HeldLease(
+            facts.id, Request(Wishes(), ttl_s=facts.ttl_s), backend, (), {}, -inf, is_local=facts.is_local
+        )
+        assignment.lost, assignment.warned = lease.lost, lease.warned
+        heartbeat = Heartbeat(backend)
+        following = asyncio.create_task(_follow(lease, heartbeat))
         try:
             yield assignment
         finally:
@@ -63,19 +69,20 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
             await heartbeat.close()
             # Its guard is gone by then, which ends the lease of a local one as well.
             with suppress(EndpointError):
-                await book.release(facts.id)
+                await backend.release(facts.id)
 
 
-async def _follow(book: ServerLeases, heartbeat: Heartbeat, facts: RunLease, lost: Lost) -> None:
+async def _follow(lease: HeldLease, heartbeat: Heartbeat) -> None:
     """Renew it once; the heartbeat does the rest. Its server may be away for long."""
     while True:
         try:
-            renewal = await book.renew([facts.id])
+            renewal = await lease.backend.renew([lease.id])
         except EndpointError:
             await asyncio.sleep(_ASK_AGAIN_S)
             continue
-        if facts.id in renewal.renewed:
-            heartbeat.add(facts.id, lost, renewal.renewed_at)
-        elif (over := renewal.lost.get(facts.id)) is not None:
-            lost.set(over.words or over.reason, over.reason)
+        if lease.id in renewal.renewed:
+            lease.safe_since = renewal.renewed_at
+            heartbeat.add(lease)
+        elif (over := renewal.lost.get(lease.id)) is not None:
+            lease.lost.set(over.words or over.reason, over.reason)
         return

@@ -11,10 +11,10 @@ from typing import Any, Final, Self, TypeVar
 
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.client.http.grace import gather_with_grace
+from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.urls import split_endpoints
-from gpu_worker_pool.wire.first_answers import wait_for_answers
-from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 from .naming import Naming
 
@@ -142,7 +142,7 @@ class Servers:
     async def ask_all(
         self, path: str, grace_s: float = GRACE_S, can_miss: Callable[[str], bool] = lambda _: False
     ) -> list[ServerAnswer]:
-        """A GET to every endpoint, in the order they were given. For those that the caller `can_miss`, see `wait_for_answers`."""
+        """A GET to every endpoint, in the order they were given. For those that the caller `can_miss`, see `gather_with_grace`."""
         return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late, grace_s, can_miss)
 
     async def each(
@@ -160,7 +160,7 @@ class Servers:
         began = monotonic()
         asked = {endpoint: asyncio.create_task(ask(endpoint), name=endpoint) for endpoint in self.ids}
         try:
-            late = await wait_for_answers(asked.values(), _is_answer, grace_s, lambda task: can_miss(task.get_name()))
+            late = await gather_with_grace(asked.values(), _is_answer, grace_s, lambda task: can_miss(task.get_name()))
         finally:
             await cancel_and_wait(*asked.values())
         error = f"it has not answered within {monotonic() - began:.1f} s, and others have"

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.host.addresses import is_every_address
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.service import Health
-from gpu_worker_pool.wire.transport import CallFailed, Transport
 
 ANSWER_S = 2.0
 

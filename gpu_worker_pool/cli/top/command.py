@@ -23,7 +23,7 @@ from gpu_worker_pool.cli.output import asked_width, out, print_json
 from gpu_worker_pool.cli.pools.servers import GRACE_S, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.cli.units import parse_duration_s
-from gpu_worker_pool.wire.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.grace import gather_with_grace
 
 from . import keys
 from .view import NOT_SCROLLED, Picture, Scroll, draw, draw_all
@@ -123,7 +123,7 @@ async def _wait_until_known(watches: list[Watch]) -> None:
 
     asked = [asyncio.create_task(has_answered(watch)) for watch in watches]
     try:
-        await wait_for_answers(asked, bool, GRACE_S)
+        await gather_with_grace(asked, bool, GRACE_S)
     finally:
         await cancel_and_wait(*asked)
 

@@ -13,7 +13,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport
 from gpu_worker_pool.cli.pools.servers import FLEET, GRACE_S, ServerAnswer, Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
-from gpu_worker_pool.wire.first_answers import wait_for_answers
+from gpu_worker_pool.client.http.grace import gather_with_grace
 from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.reader import read, read_number
 from gpu_worker_pool.wire.statistics import GpuDetail, GpuHistory, GpuStatistics
@@ -114,7 +114,7 @@ class Watch:
         urls = [box.url for box in (listed.boxes if listed else ()) if box.url and box.state == "up"][:MOST_BOXES]
         asked = [asyncio.create_task(self._servers.ask_url(url, "/gpu/stats")) for url in urls]
         try:
-            late = await wait_for_answers(asked, lambda found: found.is_ok, GRACE_S)
+            late = await gather_with_grace(asked, lambda found: found.is_ok, GRACE_S)
         finally:
             await cancel_and_wait(*asked)
         told = [read(GpuStatistics, task.result().data) for task in asked if task not in late]

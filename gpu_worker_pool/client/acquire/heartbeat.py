@@ -8,16 +8,13 @@ import os
 from collections.abc import Callable
 from math import inf
 
-from gpu_worker_pool.client.backends.lease_book import LeaseBook
+from gpu_worker_pool.client.backends.held_lease import HeldLease
+from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.models import LeaseEnding
-
-from .lost import Lost
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
-BEATS_PER_TTL = 3
 # How soon to try again after a heartbeat that did not get through.
 TRY_AGAIN_S = 0.5
 MOST_IDS = 500
@@ -26,10 +23,6 @@ HOLDS_PER_TTL = 6
 LOCAL_HOLD_S = 25.0
 # How long to wait before the first call.
 SETTLE_S = 0.25
-# How long after its grant a lease is added that came from another thread, and against which no TTL runs. While all
-# leases are shorter, the loop looks for longer ones less and less often: up to so many times as long passes in between.
-LATER_S = 0.1
-MOST_LATER = 16
 # How soon to call again if the server did not hold the answer; each time twice as long.
 FIRST_NAP_S = 0.5
 # Statuses of a server that takes no heartbeat of this caller, however often it is sent.
@@ -37,23 +30,21 @@ REFUSED = frozenset({401, 403})
 
 
 class Heartbeat:
-    """One task for all leases at an endpoint: one call renews them all. The task runs while there are leases."""
+    """One task for all leases at a backend: one call renews them all. The task runs while there are leases.
+
+    `on_lost` and `on_warned` are called when the loss of a lease is set, and when its notice has changed.
+    """
 
     def __init__(
         self,
-        book: LeaseBook,
-        on_lost: Callable[[str, str, str | None], None],
-        on_warned: Callable[[str, LeaseEnding | None], None],
+        backend: LeaseBackend,
+        on_lost: Callable[[HeldLease], None] = lambda _: None,
+        on_warned: Callable[[HeldLease], None] = lambda _: None,
     ) -> None:
-        self._book = book
+        self._backend = backend
         self._on_lost = on_lost
         self._on_warned = on_warned
-        self._held: dict[str, Lost] = {}
-        # Leases that are still to be added, and from when on.
-        self._later: dict[str, tuple[Lost, float]] = {}
-        self._is_later_due = False
-        self._times_later = 1
-        self._warned: set[str] = set()
+        self._held: dict[str, HeldLease] = {}
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
         self._refusal: str | None = None
@@ -61,58 +52,21 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
-    @property
-    def why_late(self) -> str:
-        """Why a lease was not renewed in time."""
-        return self._refusal or "no heartbeat got through in time"
-
-    def add(self, lease_id: str, lost: Lost, safe_since: float) -> None:
-        _extend(lost, safe_since)
-        self._add(lease_id, lost)
-
-    def _add(self, lease_id: str, lost: Lost) -> None:
-        self._held[lease_id] = lost
+    def add(self, lease: HeldLease) -> None:
+        lease.lost.extend(lease.safe_since)
+        self._held[lease.id] = lease
         self._added.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
-    def add_later(self, lease_id: str, lost: Lost, safe_since: float, loop: asyncio.AbstractEventLoop) -> None:
-        """The same as `add`, from any thread, after a while: a short lease is dropped before, and never wakes the loop."""
-        _extend(lost, safe_since)
-        wait_s = LATER_S * self._times_later if lost.is_local else 0.0
-        self._later[lease_id] = lost, boot_time() + min(LATER_S, wait_s)
-        if not (self._is_later_due and lost.is_local):
-            self._is_later_due = True
-            loop.call_soon_threadsafe(loop.call_later, wait_s, self._add_due)
-
-    def drop_soon(self, lease_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        """The same as `drop`, from any thread."""
-        if self._later.pop(lease_id, None) is None:
-            loop.call_soon_threadsafe(self.drop, lease_id)
-
-    def _add_due(self) -> None:
-        self._is_later_due = False
-        now = boot_time()
-        due = [lease_id for lease_id, (_, at) in self._later.copy().items() if at <= now]
-        for lease_id in due:
-            if (found := self._later.pop(lease_id, None)) is not None:
-                self._add(lease_id, found[0])
-        self._times_later = 1 if due else min(2 * self._times_later, MOST_LATER)
-        if self._later:
-            self._is_later_due = True
-            asyncio.get_running_loop().call_later(LATER_S * self._times_later, self._add_due)
-
     def drop(self, lease_id: str) -> None:
-        self._later.pop(lease_id, None)
         self._held.pop(lease_id, None)
-        self._warned.discard(lease_id)
         if not self._held and self._task is not None:
             self._task.cancel()
             self._task = None
 
     async def close(self) -> None:
         """Stop; leases that are still held expire."""
-        self._later.clear()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -124,7 +78,7 @@ class Heartbeat:
         while self._held and os.getpid() == self._pid:
             # Many leases are released soon, and leases that come together share a call.
             await asyncio.sleep(self._until_next(max(nap_s, min(SETTLE_S, self._hold_s()))))
-            self._give_up_what_is_late()
+            self.give_up_what_is_late()
             if not self._held:
                 return
             hold_s, began = self._hold_s(), boot_time()
@@ -148,7 +102,7 @@ class Heartbeat:
                     is_early = not self._has_news and boot_time() - began < wait_s / 2
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
-            self._give_up_what_is_late()
+            self.give_up_what_is_late()
 
     def _say_refused(self, error: EndpointError) -> None:
         """Say once that the server refuses to renew, and what follows."""
@@ -162,12 +116,13 @@ class Heartbeat:
 
     def _hold_s(self) -> float:
         """How long the server may hold an answer: so that another call fits in before a lease is given up."""
-        ttls_s = [lost.ttl_s for lost in self._held.values() if not lost.is_local]
+        ttls_s = [lease.lost.ttl_s for lease in self._held.values() if not lease.is_local]
         return min(min(ttls_s, default=inf) / HOLDS_PER_TTL, LOCAL_HOLD_S)
 
     def _until_next(self, nap_s: float) -> float:
         """How long until the next heartbeat, or until a lease is to be given up."""
-        soonest = min((lost.ends_at for lost in self._held.values() if lost.ends_at is not None), default=inf)
+        ends = [lease.lost.ends_at for lease in self._held.values()]
+        soonest = min((at for at in ends if at is not None), default=inf)
         return max(min(nap_s, soonest - boot_time()), 0.0)
 
     async def _beat_until_added(self, wait_s: float) -> bool:
@@ -189,38 +144,26 @@ class Heartbeat:
         for start in range(0, len(ids), MOST_IDS):
             is_last = start + MOST_IDS >= len(ids)
             asked = ids[start : start + MOST_IDS]
-            warned = [lease_id for lease_id in asked if lease_id in self._warned]
-            renewal = await self._book.renew(asked, wait_s if is_last else 0.0, warned)
-            for lease_id in renewal.renewed:
-                if lease_id in self._held:
-                    _extend(self._held[lease_id], renewal.renewed_at)
-                    self._take_in(lease_id, renewal.warnings.get(lease_id))
+            warned = [lease_id for lease_id in asked if self._is_warned(lease_id)]
+            renewal = await self._backend.renew(asked, wait_s if is_last else 0.0, warned)
+            for lease in [self._held[lease_id] for lease_id in renewal.renewed if lease_id in self._held]:
+                lease.lost.extend(renewal.renewed_at)
+                if lease.warned.set(renewal.warnings.get(lease.id)):
+                    self._has_news = True
+                    self._on_warned(lease)
             for lease_id, over in renewal.lost.items():
                 self._give_up(lease_id, over.words or over.reason, over.reason)
 
-    def _take_in(self, lease_id: str, ending: LeaseEnding | None) -> None:
-        if ending is None and lease_id not in self._warned:
-            return
-        self._has_news = self._has_news or ending is None or lease_id not in self._warned
-        (self._warned.discard if ending is None else self._warned.add)(lease_id)
-        self._on_warned(lease_id, ending)
+    def _is_warned(self, lease_id: str) -> bool:
+        return lease_id in self._held and self._held[lease_id].warned.is_set()
 
-    def _give_up_what_is_late(self) -> None:
-        for lease_id, lost in list(self._held.items()):
-            if lost.is_set():
-                self._give_up(lease_id, self.why_late)
+    def give_up_what_is_late(self) -> None:
+        """Declare those leases lost that were not renewed in time."""
+        for lease in list(self._held.values()):
+            if lease.lost.is_set():
+                self._give_up(lease.id, self._refusal or "no heartbeat got through in time")
 
     def _give_up(self, lease_id: str, reason: str, code: str | None = None) -> None:
-        lost = self._held.pop(lease_id, None)
-        self._warned.discard(lease_id)
-        if lost is not None and lost.set(reason, code):
-            self._on_lost(lease_id, reason, code)
-
-
-def _extend(lost: Lost, sent_at: float) -> None:
-    """Count the TTL from when a heartbeat was sent; the lease is given up one heartbeat before its end.
-
-    No TTL runs against a local lease, however long its server is away.
-    """
-    if not lost.is_local:
-        lost.extend(sent_at + lost.ttl_s * (1 - 1 / BEATS_PER_TTL))
+        lease = self._held.pop(lease_id, None)
+        if lease is not None and lease.lost.set(reason, code):
+            self._on_lost(lease)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from gpu_worker_pool.client.http.transport import CallFailed, Reply, Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.urls import EndpointUrl
-from gpu_worker_pool.wire.transport import CallFailed, Reply, Transport
 
 from .breaker import CircuitBreaker, Permit
+from .seen_pool import SeenPool
 
-T = TypeVar("T")
 RETRY = Backoff(first_s=0.1, max_s=2.0)
 # Not the module's own numbers: a program that seeds those gets the same ones with a client in the background.
 JITTER = random.Random()  # noqa: S311 - no secret
@@ -38,11 +37,14 @@ class Endpoint:
         self.last_error: str | None = "it has not answered yet"
         self.last_seen: datetime | None = None
         self.calls = 0
+        # What a poll last showed of its own box, and when the next poll is due.
+        self.seen = SeenPool()
+        self.next_poll_at = 0.0
+        # The fleet that it is an entry point of, as far as it has said so.
+        self.fleet_id: str | None = None
         # How often to make a call that may be repeated.
         self.attempts = 1 + config.endpoint_max_retries
         self._transport = transport
-        # Calls are made in any thread; the breaker is for one at a time.
-        self._lock = threading.Lock()
         self._timeout_s = min(config.endpoint_timeout, config.request_timeout)
         self._token = config.tokens.get(endpoint_id)
         self._times_s: deque[float] = deque(maxlen=50)
@@ -102,9 +104,8 @@ class Endpoint:
     async def _call_once(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None, extra_s: float, *, is_vital: bool
     ) -> Reply:
-        with self._lock:
-            permit = self.breaker.try_acquire(boot_time())
-            self.calls += permit is not None or is_vital
+        permit = self.breaker.try_acquire(boot_time())
+        self.calls += permit is not None or is_vital
         if permit is None and not is_vital:
             raise self.error(self._last_failure or "it kept failing")
         url, timeout_s = f"{self.url.url}{path}", self._timeout_s + extra_s
@@ -116,8 +117,7 @@ class Endpoint:
             raise self.error(str(failed), status=failed.status, is_temporary=failed.is_temporary) from None
         except BaseException:
             if permit is not None:
-                with self._lock:
-                    self.breaker.cancelled(permit)
+                self.breaker.cancelled(permit)
             raise
         # 503 is a server's considered answer (its disk is full, say); other faults of a server are failures.
         self._report(permit, has_failed=reply.status >= 500 and reply.status != 503)
@@ -128,22 +128,13 @@ class Endpoint:
             self._times_s.append(reply.took_s)
         return reply
 
-    def can_block(self) -> bool:
-        """Whether a thread can call it without the loop: see `Transport.can_block`."""
-        return self.is_healthy and self.kind == "leases" and self._transport.can_block(self.url.url)
-
-    def run_here(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """See `Transport.run_here`."""
-        return self._transport.run_here(work, until)
-
     def _report(self, permit: Permit | None, *, has_failed: bool) -> None:
         if permit is None:
             return  # a vital call that went out although the breaker is open
-        with self._lock:
-            if has_failed:
-                self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
-            else:
-                self.breaker.succeeded(permit)
+        if has_failed:
+            self.breaker.failed(permit, boot_time(), jitter=JITTER.random())
+        else:
+            self.breaker.succeeded(permit)
 
     def error(self, reason: str, *, status: int | None = None, is_temporary: bool = False) -> EndpointError:
         return EndpointError(self.id, reason, status=status, is_temporary=is_temporary)

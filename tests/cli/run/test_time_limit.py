@@ -14,7 +14,6 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import STUBBORN, end, is_alive, read_line, the_lease
-from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.server import elsewhere
 from tests.server.leasing import OFTEN, eventually, get, queue, take
 
@@ -100,16 +99,6 @@ def test_a_bad_limit_is_our_failure(server: ServerProcess, span: str) -> None:
     assert done.code == 125
     assert "time" in done.err
     assert "Traceback" not in done.err
-
-
-def test_an_older_server_runs_nothing_without_the_limit() -> None:
-    async def refuse(_: Seen) -> tuple[int, Any]:
-        return 422, {"detail": "time_limit_s: there is no such field; it must be one of gpus, memory_mb."}
-
-    with ForeignServer(ScriptedLeases(put=refuse).behaviour()) as foreign:
-        done = gpu_pool("run", "--time", "2h", "--", "echo", "ran", server=foreign.url)
-    assert (done.code, done.out) == (125, "")
-    assert "its server is older and does not know time limits" in done.err
 
 
 # --- while it waits --------------------------------------------------------------------------------------------------

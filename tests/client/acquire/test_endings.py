@@ -6,7 +6,6 @@ import asyncio
 import copy
 import logging
 import pickle
-import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +20,7 @@ from gpu_worker_pool import (
     RequestRefusedError,
     StaleAssignmentError,
 )
-from gpu_worker_pool.client.acquire.warned import Warned
+from gpu_worker_pool.client.backends.held_lease import EndNotice
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, running, soon
@@ -157,25 +156,6 @@ async def test_what_is_not_wished_for_is_not_sent() -> None:
     assert abs(limited.ends_at - datetime.now() - timedelta(hours=2)) < timedelta(minutes=1)  # noqa: DTZ005
 
 
-@pytest.mark.parametrize(
-    ("wishes", "said"),
-    [
-        ({"time_limit": 60}, "its server is older and does not know time limits; update it, or ask without"),
-        ({"preemptible": True}, "its server is older and does not know preemptible leases; update it, or ask without"),
-    ],
-)
-async def test_an_older_server_is_not_asked_without_the_limit(wishes: dict[str, Any], said: str) -> None:
-    async def refuse(seen: Seen) -> tuple[int, Any]:
-        unknown = next(name for name in ("time_limit_s", "preemptible") if name in seen.json)
-        return 422, {"detail": f"{unknown}: there is no such field; it must be one of gpus, memory_mb."}
-
-    with ForeignServer(ScriptedLeases(put=refuse).behaviour()) as foreign:
-        async with client_of(foreign) as client:
-            with pytest.raises(RequestRefusedError, match=re.escape(said)):
-                await client.request_gpu(timeout=30, **wishes)
-        assert len(foreign.asked("PUT")) == 1
-
-
 async def test_a_server_that_passes_over_the_limit_is_not_believed() -> None:
     scripted = ScriptedLeases()
     with ForeignServer(scripted.behaviour()) as foreign:
@@ -257,7 +237,7 @@ async def test_a_copy_learns_of_a_warning_and_a_pickled_one_does_not(server: Ser
 
 def test_the_same_end_is_no_news() -> None:
     at = datetime(2026, 11, 17, 14, 20)  # noqa: DTZ001 - local time
-    warned = Warned()
+    warned = EndNotice()
     assert not warned.set(None)
     assert warned.set(LeaseEnding("preempted", at))
     assert not warned.set(LeaseEnding("preempted", at + timedelta(seconds=0.4)))

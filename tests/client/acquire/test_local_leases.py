@@ -15,7 +15,6 @@ from gpu_worker_pool import GPUWorkerPool, RequestRefusedError, StaleAssignmentE
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
-from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen
 from tests.preloaded import PreloadedPopen
 from tests.server.leasing import eventually, get, take
 
@@ -145,22 +144,3 @@ def test_a_server_that_stops_says_which_leases_go_on_without_it(server: ServerPr
         log = (server.folder / "log").read_text()
         assert "this server stops; without it, 1 lease goes on while the process of the holder runs, and 1 of " in log
         server.start()
-
-
-async def test_a_server_that_does_not_hold_renewals_is_asked_without_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_POOL_TTL", "1.2")
-    asked: list[bool] = []
-
-    async def renew(seen: Seen) -> tuple[int, Any]:
-        asked.append("wait_s" in seen.json)
-        if "wait_s" in seen.json:
-            return 422, {"detail": "wait_s is not a field of this form"}
-        return 200, {"renewed": [{"id": id_, "expires_in_s": 1.2} for id_ in seen.json["ids"]], "lost": []}
-
-    with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
-        async with client_of(foreign) as client:
-            assignment = await client.request_gpu(timeout=30)
-            await soon(lambda: len(asked) >= 5, "several heartbeats")
-            assert not assignment.is_lost
-    assert asked[:2] == [True, False]
-    assert not any(asked[1:])

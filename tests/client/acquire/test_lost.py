@@ -16,13 +16,14 @@ import pytest
 
 from gpu_worker_pool import GPUContextManager, StaleAssignmentError
 from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S, Heartbeat
-from gpu_worker_pool.client.acquire.lost import Lost
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
+from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
-from gpu_worker_pool.wire.transport import Transport
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon, stopped
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, answering
 from tests.client.wire import Wire
@@ -359,8 +360,10 @@ async def test_a_refused_heartbeat_is_not_repeated_at_once() -> None:
         config = ClientConfig.build(service_endpoint=foreign.url)
         async with Transport() as transport:
             ((id_, url),) = config.endpoints.items()
-            heartbeat = Heartbeat(ServerLeases(Endpoint(id_, url, transport, config)), print, print)
-            heartbeat.add("lease-1", Lost(ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S), boot_time())
+            backend = ServerLeases(Endpoint(id_, url, transport, config))
+            request = Request(Wishes(), ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S)
+            heartbeat = Heartbeat(backend)
+            heartbeat.add(HeldLease("lease-1", request, backend, (), {}, boot_time()))
             await soon(lambda: len(came_at) >= 2, "two heartbeats")
             await heartbeat.close()
 

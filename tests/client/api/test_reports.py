@@ -90,7 +90,7 @@ async def test_workers_of_two_clients_are_two_workers(big: ServerProcess) -> Non
 async def test_the_status_of_several_endpoints(big: ServerProcess, small: ServerProcess) -> None:
     put(big, "of-somebody-else", worker_id="somebody")
     async with GPUWorkerPoolClient(service_endpoints=BOTH, polling_interval=NEVER_S) as client:
-        await client.first_answers
+        await client.refresh()
         status = client.get_pool_status()
         assert isinstance(status, MultiEndpointPoolStatus)
         assert (status.total_endpoints, status.healthy_endpoints) == (2, 2)

@@ -105,6 +105,7 @@ async def test_it_is_said_once_that_only_this_process_is_coordinated(caplog: pyt
     ):
         for _ in range(2):
             await client.release_gpu(await client.request_gpu())
+            client.get_pool_status()
             await server.wait_for_polls(2)
         await server.stop()
         await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")

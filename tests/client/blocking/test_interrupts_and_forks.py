@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from types import FrameType
@@ -136,36 +136,32 @@ never_awaited = pytest.mark.filterwarnings(
 
 
 @never_awaited
-@pytest.mark.parametrize(
-    ("hook", "step"), [(None, 19), (lambda _: None, 3)], ids=["in the caller's thread", "in the loop's thread"]
-)
-def test_a_request_that_is_interrupted_at_any_point_leaves_nothing_behind(
-    server: ServerProcess, hook: Callable[[object], None] | None, step: int
-) -> None:
+def test_a_request_that_is_interrupted_at_any_point_leaves_nothing_behind(server: ServerProcess) -> None:
     """Also in the moment in which it is granted. Each time at another point, until one comes after the last."""
-    with GPUWorkerPool(server.url, polling_interval=3600, on_event=hook) as pool:
+    with GPUWorkerPool(server.url, polling_interval=3600) as pool:
         pool.release_gpu(pool.request_gpu())  # the first one fills caches, which takes many more points
-        for point in count(1, step):
+        for point in count(1):
             with suppress(KeyboardInterrupt), InterruptAt(point, "LoopThread.work") as interrupt:
                 assignment = pool.request_gpu()
             if not interrupt.has_come:
                 pool.release_gpu(assignment)
                 break
         eventually(lambda: not active(server) and not queued(server), "nothing is left")
-    assert point > 5 * step
+    assert point > 20
 
 
 @never_awaited
 def test_a_release_that_is_interrupted_at_any_point_releases(server: ServerProcess) -> None:
     with GPUWorkerPool(server.url, polling_interval=3600) as pool:
-        for point in count(1, 7):
+        # At the first point the handing over itself is entered, and the caller knows that nothing was released.
+        for point in count(2):
             assignment = pool.request_gpu(timeout=END_S)
-            with suppress(KeyboardInterrupt), InterruptAt(point, "StartedClient._release_here") as interrupt:
+            with suppress(KeyboardInterrupt), InterruptAt(point, "LoopThread.work") as interrupt:
                 pool.release_gpu(assignment)
             if not interrupt.has_come:
                 break
-        eventually(lambda: not active(server), "nothing is left")
-        assert pool.get_detailed_metrics()["load_balancer"]["successful_requests"] > 10
+            eventually(lambda: not active(server), "it is released")
+    assert point > 20
 
 
 # --- forks -----------------------------------------------------------------------------------------------------------

@@ -214,9 +214,9 @@ async def test_no_token_is_in_logs_or_in_what_is_shown(
         async with client_of(server, bad, token=tokens, on_event=events.append) as client:
             assignment = await client.request_gpu(timeout=30)
             client.print_error_recovery_summary()
-            known = client._started_client.known  # type: ignore[union-attr]
-            shown = [repr(client), repr(client._config), repr(assignment), str(assignment), repr(known)]
-            shown += [repr(member) for member in known.members.values()]
+            places = client._started_client.places  # type: ignore[union-attr]
+            shown = [repr(client), repr(client._config), repr(assignment), str(assignment), repr(places)]
+            shown += [repr(endpoint) for endpoint in places.endpoints.values()]
             shown += [repr(client.get_detailed_metrics()), repr(client.get_endpoints_info()), repr(vars(assignment))]
             await client.release_gpu(assignment)
             bad_only = client_of(bad, token=OTHER_TOKEN)

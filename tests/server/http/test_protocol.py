@@ -22,7 +22,7 @@ from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.server.serving import configuration
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
-from gpu_worker_pool.wire.transport import IDLE_S
+from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
 from tests.server.leasing import eventually, queue, release, take
 
 SOON_S = 30.0
@@ -286,4 +286,4 @@ def test_a_caller_that_sent_several_calls_at_once_and_left_is_noticed(server: Se
 def test_our_client_closes_an_idle_connection_before_the_server_does() -> None:
     app = create_app(ServerSettings(_env_file=None, simulated_gpus="1"))
 
-    assert configuration(app).timeout_keep_alive > IDLE_S
+    assert configuration(app).timeout_keep_alive > CLIENT_IDLE_S

@@ -31,16 +31,16 @@ class AnswerReader:
         self.body = b""
         # Whether another call can be made over the same connection.
         self.is_reusable = False
+        self.has_begun = False
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self.has_begun = False
+        # What has come of the body in chunks, in one piece however small the chunks are.
+        self._joined = bytearray()
         # How long the body is; None where it is chunked, or ends with the connection.
         self._length: int | None = None
         self._is_chunked = False
-        self._parts: list[bytes] = []
-        self._taken = 0
 
-    def feed(self, data: bytes | memoryview) -> bool:
+    def feed(self, data: bytes) -> bool:
         """Take in bytes; returns whether the answer is whole."""
         self.has_begun = True
         self._buffer += data
@@ -55,15 +55,12 @@ class AnswerReader:
             is_whole = self._take_chunks()
         else:
             is_whole = self._length is not None and len(self._buffer) >= self._length
-            if is_whole:
-                self._take(0, self._length or 0)
-                del self._buffer[: self._length]
-        if max(self._taken + len(self._buffer), self._length or 0) > self._max_bytes:
+        if max(len(self._joined) + len(self._buffer), self._length or 0) > self._max_bytes:
             raise BadAnswer(f"its answer is larger than {self._max_bytes // (1024 * 1024)} MiB")
         if is_whole:
-            self.body = b"".join(self._parts)
-        # What comes unasked could be taken for the answer to the next call.
-        self.is_reusable = self.is_reusable and not (is_whole and self._buffer)
+            self.body = bytes(self._joined if self._is_chunked else self._buffer[: self._length])
+            # What comes unasked could be taken for the answer to the next call.
+            self.is_reusable = self.is_reusable and len(self._buffer) == (self._length or 0)
         return is_whole
 
     def end(self) -> None:
@@ -84,26 +81,25 @@ class AnswerReader:
         for line in lines:
             name, colon, value = line.partition(":")
             name, value = name.lower(), value.strip()
-            is_other_length = name == "content-length" and fields.get(name, value) != value
-            if not colon or name != name.strip() or is_other_length:
+            if not colon or name != name.strip():
                 raise BadAnswer("the head of its answer cannot be read")
-            fields[name] = value
+            is_same_length = name == "content-length" and fields.get(name) == value
+            fields[name] = value if name not in fields or is_same_length else f"{fields[name]}, {value}"
         status, length = int(match[2]), fields.get("content-length")
-        coding = fields.get("transfer-encoding")
-        if coding not in {None, "chunked"} or not (length is None or (length.isdecimal() and len(length) < 16)):
+        coding = fields.get("transfer-encoding", "").lower()
+        if coding not in {"", "chunked"} or not (length is None or (length.isdecimal() and len(length) < 16)):
             raise BadAnswer("the length of its answer cannot be read")
-        self._is_chunked = coding is not None
         if status in _WITHOUT_BODY:
-            self._length, self._is_chunked = 0, False
-        elif length is not None and coding is None:
+            self._length = 0
+        elif coding:
+            self._is_chunked = True
+        elif length is not None:
             self._length = int(length)
-        is_kept = match[1] == "1" and fields.get("connection", "").lower() != "close"
-        self.is_reusable = is_kept and (self._is_chunked or self._length is not None)
+        options = {option.strip().lower() for option in fields.get("connection", "").split(",")}
+        # With two lengths, a proxy between may have read the other one.
+        is_certain = self._length is not None or (self._is_chunked and length is None)
+        self.is_reusable = match[1] == "1" and "close" not in options and is_certain
         self.status = status
-
-    def _take(self, start: int, stop: int) -> None:
-        self._parts.append(bytes(self._buffer[start:stop]))
-        self._taken += stop - start
 
     def _take_chunks(self) -> bool:
         at, buffer = 0, self._buffer
@@ -115,14 +111,14 @@ class AnswerReader:
                 start, stop = end + 2, end + 2 + int(size[1], 16)
                 if start == stop:
                     # The last one. Fields may follow, which say nothing of use here, and an empty line.
-                    last = start if buffer.startswith(b"\r\n", start) else buffer.find(_END_OF_HEAD, start)
-                    at = at if last < 0 else buffer.index(b"\r\n", last if last == start else last + 2) + 2
+                    last = end if buffer.startswith(b"\r\n", start) else buffer.find(_END_OF_HEAD, start)
+                    at = at if last < 0 else last + len(_END_OF_HEAD)
                     return last >= 0
                 if len(buffer) < stop + 2:
                     return False
                 if not buffer.startswith(b"\r\n", stop):
                     raise BadAnswer("a part of its answer cannot be read")
-                self._take(start, stop)
+                self._joined += buffer[start:stop]
                 at = stop + 2
             return False
         finally:

@@ -14,7 +14,7 @@ _RATIO: Final = 2.0
 PAUSE_S: Final = 0.025
 
 
-async def wait_for_answers(
+async def gather_with_grace(
     asked: Collection[asyncio.Task[T]],
     is_answer: Callable[[T], bool],
     grace_s: float,

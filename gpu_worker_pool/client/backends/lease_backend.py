@@ -1,34 +1,15 @@
-"""What hands out the GPUs of an endpoint: its server, or this process where the server has no leases."""
+"""What hands out the GPUs of a place: its server, or this process where the server has no leases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Protocol
 
-from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.models import LeaseEnding
 
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The lease is ours. Its TTL has certainly not begun before `safe_since`; None where that is not known.
-
-    `is_local`: no TTL runs against it, because the server watches the holder's process. `ends_at` is when its time limit
-    ends it, by the clock of this machine. `pool_id` identifies the pool; None where it says nothing of itself.
-    """
-
-    gpus: tuple[Gpu, ...]
-    fence: int | None
-    env: dict[str, str]
-    safe_since: float | None
-    is_local: bool = False
-    ends_at: datetime | None = None
-    pool_id: str | None = None
-    # The environment on each node, where there are several.
-    node_envs: Mapping[str, dict[str, str]] = field(default_factory=dict)
+from .held_lease import HeldLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +22,12 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class NeverGranted:
+    """It is never granted there. `is_grant`: the server granted something other than what was asked for, which is not
+    used, and is released.
+    """
+
     reason: str
+    is_grant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +42,7 @@ class Over:
     is_final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NotBelieved:
-    """The server granted something other than what was asked for. It is released and not used."""
-
-    reason: str
-
-
-LeaseAnswer = Granted | Queued | NeverGranted | Over | NotBelieved
+LeaseAnswer = HeldLease | Queued | NeverGranted | Over
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +53,20 @@ class Renewal:
 
     renewed_at: float
     renewed: frozenset[str]
-    lost: dict[str, Over]
+    lost: Mapping[str, Over]
     warnings: Mapping[str, LeaseEnding] = field(default_factory=dict)
 
 
-class LeaseBook(Protocol):
-    """Hands out the GPUs of one endpoint. Every call may raise EndpointError; each may be made again."""
-
-    # Whether a lease ends unless it is renewed.
-    needs_heartbeat: bool
+class LeaseBackend(Protocol):
+    """Hands out the GPUs of one place. Every call may raise EndpointError; each may be made again."""
 
     @property
-    def endpoint_id(self) -> str | None:
-        """The endpoint whose server has the leases; None where they end with the client."""
+    def url(self) -> str | None:
+        """The server that has the leases; None where they end with the client."""
+
+    @property
+    def endpoint_id(self) -> str:
+        """The endpoint that is asked first."""
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         """Ask, or ask again; never waits for a GPU."""
@@ -101,6 +81,3 @@ class LeaseBook(Protocol):
 
     async def release(self, lease_id: str) -> None:
         """Release the lease, or leave the queue; a lease that is unknown there counts as released."""
-
-    async def pool_id(self) -> str | None:
-        """The pool that answers there now; None where it says nothing of itself."""

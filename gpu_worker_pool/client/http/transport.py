@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import ssl
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.unix_socket import find_socket, is_configured, is_dead
 from gpu_worker_pool.urls import DEFAULT_PORTS
+from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
+from gpu_worker_pool.wire.reader import plain
 
-from .connections import BlockingConnection, ConnectFailed, ServerConnection, Where, connect
-from .http1 import AnswerReader, BadAnswer, encode
-from .local_sockets import LocalSockets, is_local, judge_port, server_of, url_of_pool
-from .reader import plain
+from .answers import AnswerReader, BadAnswer, encode
+from .connections import ConnectFailed, ServerConnection, Where, connect
+from .local_sockets import is_local, is_same_server, judge_port, server_of, url_of_pool
 
-T = TypeVar("T")
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
-# A connection that was idle for longer is not used again: what is between may have forgotten it.
-IDLE_S = 30.0
 MOST_IDLE = 64
 # May be made twice, so a connection that the server has just closed does no harm.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
@@ -72,14 +70,8 @@ class _NotConnected(CallFailed):
     """Nothing was sent."""
 
 
-class _InThread(threading.local):
-    """When the calls of a thread that makes its calls itself must be over; None in the loop."""
-
-    until: float | None = None
-
-
 class Transport:
-    """Calls servers over HTTP, in the event loop that opened it; by `run_here`, also in other threads.
+    """Calls servers over HTTP, in the event loop that opened it.
 
     `uses_sockets`: a server on this machine is called by its Unix socket, if it has one that can be trusted. `is_named`:
     the user named the endpoints, so a socket that the user named too is used only for the server it belongs to.
@@ -95,16 +87,18 @@ class Transport:
     ) -> None:
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
-        self._sockets = LocalSockets(self._ask, is_named=is_named) if uses_sockets else None
         self._max_bytes = max_bytes
-        self._is_open, self._is_broken_off = False, False
-        self._thread = _InThread()
-        # By where they lead, and whether they are those of the loop.
-        self._idle: dict[tuple[Where, bool], list[ServerConnection]] = {}
-        # Those of threads that only ask.
-        self._asking: set[BlockingConnection] = set()
-        # Calls that a thread has given up, and that may still arrive: nothing that concerns the same may overtake them.
-        self._unanswered: dict[str, BlockingConnection] = {}
+        self._uses_sockets, self._is_named = uses_sockets, is_named
+        # As it was when the client was made: a program may have clients of several environments.
+        self._environ = dict(os.environ)
+        # The socket of each server that has answered; None: its port. The first answer settles it for this client, so that
+        # a server's port is not taken for its socket when the server is away.
+        self._settled: dict[str, Path | None] = {}
+        self._deciding = asyncio.Lock()
+        self._is_open = False
+        # The one that was used last is at the end.
+        self._idle: list[ServerConnection] = []
+        self._next_closing: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Get ready to call; a ValueError if the CA file cannot be used."""
@@ -116,49 +110,20 @@ class Transport:
         self._is_open = True
 
     async def close(self) -> None:
-        if self._sockets is not None:
-            await self._sockets.close()
         self._is_open = False
-        idle, self._idle = self._idle, {}
-        for connection in (
-            *self._unanswered.values(),
-            *(connection for connections in idle.values() for connection in connections),
-        ):
+        idle, self._idle = self._idle, []
+        for connection in idle:
             connection.close()
+        if self._next_closing is not None:
+            self._next_closing.cancel()
         await asyncio.sleep(0)  # the loop closes them with its next turn
 
     async def __aenter__(self) -> Self:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def can_block(self, url: str) -> bool:
-        """Whether `run_here` can be used for this server: it is on this machine, speaks without TLS, and has answered."""
-        return self._sockets is not None and (server := server_of(url)) in self._sockets.settled and is_local(server)
-
-    def run_here(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """Run a coroutine that only makes calls, without a loop: it does not suspend here. What has not been answered until
-        then is a TimeoutError.
-        """
-        self._thread.until = until
-        try:
-            work.send(None)
-        except StopIteration as done:
-            value: T = done.value
-            return value
-        finally:
-            self._thread.until = None
-        raise AssertionError("it waits for the loop")
-
-    def break_off(self) -> None:
-        """Have all threads that only wait for news see the end of their connection, now and later."""
-        self._is_broken_off = True
-        for connection in self._asking.copy():
-            connection.interrupt()
 
     async def call(
         self,
@@ -170,21 +135,35 @@ class Transport:
         timeout_s: float,
     ) -> Reply:
         """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer."""
-        sockets, server = self._sockets, server_of(url)
-        is_settled = sockets is None or server in sockets.settled
-        path = None if sockets is None else sockets.settled[server] if is_settled else await sockets.choose(url)
+        server = server_of(url)
+        path = self._settled[server] if server in self._settled else await self._choose_socket(server, url)
         try:
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
         except _NotConnected:
-            if path is None or sockets is None or server in sockets.settled:
+            if path is None or server in self._settled:
                 raise
             # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
             await self._check_port(url, path)
             path = None
             reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
-        if sockets is not None and not is_settled:
-            sockets.answered(url, path)
+        self._settled.setdefault(server, path)
         return reply
+
+    async def _choose_socket(self, server: str, url: str) -> Path | None:
+        """The socket for the first call to a server; None for its port."""
+        if not self._uses_sockets or not is_local(server):
+            return None
+        path = find_socket(self._environ, port=urlsplit(server).port or 80)
+        if path is None or not (self._is_named and is_configured(self._environ)) or is_dead(path):
+            return path  # for a socket that is dead, `call` decides about the port
+        async with self._deciding:
+            if server not in self._settled:
+                pool = url_of_pool(url)
+                by_socket, by_port = await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+                # Without an answer by the port it may be one server or two: to be seen when it answers.
+                if by_port is not None and is_same_server(server, path, by_socket, by_port):
+                    self._settled[server] = path
+        return self._settled.get(server)
 
     async def _check_port(self, url: str, path: Path) -> None:
         """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
@@ -213,133 +192,95 @@ class Transport:
         is_parsed: bool = True,
     ) -> Reply:
         base = server_of(url)
-        target = target_of(url, base)
+        target = url[len(base) :] or "/"
+        if _PLAIN.fullmatch(target) is None:
+            target = quote(target, safe=_SAFE)
         try:
-            where, fields = address_of(base, path)
+            where, fields = _address_of(base, path)
         except UnicodeError as error:
             raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
         if token:
             fields += f"Authorization: Bearer {token}\r\n"
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = encode(method, target, fields, content)
-        call = _Outgoing(method, base + target.partition("?")[0], where, request)
-        until, sent_at = self._thread.until, boot_time()
+        sent_at = boot_time()
         try:
-            if until is not None:
-                answer, connection = await self._exchange(call, min(timeout_s, until - sent_at))
-            else:
-                async with asyncio.timeout(timeout_s):
-                    if (late := self._unanswered.pop(call.thing, None)) is not None:
-                        await late.settle()
-                    answer, connection = await self._exchange(call)
+            async with asyncio.timeout(timeout_s):
+                answer, connection = await self._exchange(where, request, can_repeat=method in _REPEATABLE)
         except TimeoutError:
-            if until is not None and boot_time() >= until:
-                raise
             # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except ConnectFailed as error:
             raise _NotConnected(f"cannot connect{'' if path is None else f' to the socket {path}'}: {error}") from None
         except (BadAnswer, OSError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
-        status = answer.status
-        if 300 <= status < 400:
-            why = f"it redirects (status {status}), which is not followed; give the address it leads to"
-            raise CallFailed(why, is_temporary=False, status=status)
+        if 300 <= answer.status < 400:
+            why = f"it redirects (status {answer.status}), which is not followed; give the address it leads to"
+            raise CallFailed(why, is_temporary=False, status=answer.status)
         took_s = boot_time() - sent_at
-        data = _parse(answer.body, status) if is_parsed else None
-        return Reply(status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid)
+        data = _parse(answer.body, answer.status) if is_parsed else None
+        return Reply(
+            answer.status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid
+        )
 
-    async def _exchange(self, call: _Outgoing, timeout_s: float | None = None) -> tuple[AnswerReader, ServerConnection]:
-        """Send a call and read its answer; with a timeout, in this thread."""
-        key = call.where, timeout_s is not None
+    async def _exchange(
+        self, where: Where, request: bytes, *, can_repeat: bool
+    ) -> tuple[AnswerReader, ServerConnection]:
+        """Send a call and read its answer."""
         while self._is_open:
-            reused = self._take_idle(key)
-            connection = reused or await self._connect(call.where, timeout_s)
-            if isinstance(connection, BlockingConnection) and timeout_s is not None:
-                connection.limit(timeout_s)
+            reused = self._take_idle(where)
+            connection = reused or await self._connect(where)
             answer = AnswerReader(self._max_bytes)
             try:
-                await self._talk(connection, call, answer)
+                await connection.exchange(request, answer)
             except (BadAnswer, OSError) as error:
                 # The server may have closed a connection that was idle.
-                is_stale = reused is not None and not answer.has_begun and call.method in _REPEATABLE
+                is_stale = reused is not None and not answer.has_begun and can_repeat
                 if isinstance(error, TimeoutError) or not is_stale:
                     raise
             else:
-                self._put_back(key, connection, can_stay=answer.is_reusable)
+                self._put_back(connection, can_stay=answer.is_reusable)
                 return answer, connection
         raise BadAnswer("the client is stopped")
 
-    async def _talk(self, connection: ServerConnection, call: _Outgoing, answer: AnswerReader) -> None:
-        own = connection if isinstance(connection, BlockingConnection) else None
-        is_asking = own is not None and call.method == "GET"
-        try:
-            if own is not None and is_asking:
-                self._asking.add(own)
-                if self._is_broken_off:
-                    own.interrupt()
-            await connection.send(call.request)
-            while data := await connection.receive():
-                if answer.feed(data):
-                    break
-            else:
-                answer.end()
-        except BaseException as error:
-            has_ended = isinstance(error, BadAnswer | OSError) and not isinstance(error, TimeoutError)
-            if own is not None and own.is_unanswered and not (has_ended or is_asking):
-                self._unanswered[call.thing] = own
-            else:
-                connection.close()
-            raise
-        finally:
-            if own is not None and is_asking:
-                self._asking.discard(own)
-
-    async def _connect(self, where: Where, timeout_s: float | None) -> ServerConnection:
-        if timeout_s is not None:
-            return BlockingConnection(where, timeout_s)
+    async def _connect(self, where: Where) -> ServerConnection:
         if where.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         return await connect(where, self._tls if where.is_tls else None)
 
-    def _take_idle(self, key: tuple[Where, bool]) -> ServerConnection | None:
-        connections = self._idle.get(key)
-        while connections:
-            try:
-                connection = connections.pop()
-            except IndexError:
-                break  # another thread was faster
-            if connection.is_idle() and boot_time() - connection.idle_since < IDLE_S:
-                return connection
-            connection.close()
+    def _take_idle(self, where: Where) -> ServerConnection | None:
+        for connection in reversed(self._idle):
+            if connection.where == where:
+                self._idle.remove(connection)
+                if connection.is_open and boot_time() - connection.idle_since < CLIENT_IDLE_S:
+                    return connection
+                connection.close()
+                return self._take_idle(where)
         return None
 
-    def _put_back(self, key: tuple[Where, bool], connection: ServerConnection, *, can_stay: bool) -> None:
-        connections = self._idle.setdefault(key, [])
-        if can_stay and self._is_open and len(connections) < MOST_IDLE:
-            connection.idle_since = boot_time()
-            connections.append(connection)
-        else:
+    def _put_back(self, connection: ServerConnection, *, can_stay: bool) -> None:
+        if not (can_stay and connection.is_open and self._is_open):
             connection.close()
+            return
+        connection.idle_since = boot_time()
+        self._idle.append(connection)
+        if len(self._idle) > MOST_IDLE:
+            self._idle.pop(0).close()
+        if self._next_closing is None:
+            self._next_closing = asyncio.get_running_loop().call_later(CLIENT_IDLE_S, self._close_old)
 
-
-class _Outgoing(NamedTuple):
-    """One call. `thing` is what it concerns, in the words of the server: its URL without a query."""
-
-    method: str
-    thing: str
-    where: Where
-    request: bytes
-
-
-def target_of(url: str, base: str) -> str:
-    """What of a URL the first line of a call has."""
-    target = url[len(base) :] or "/"
-    return target if _PLAIN.fullmatch(target) is not None else quote(target, safe=_SAFE)
+    def _close_old(self) -> None:
+        """Close what was idle for too long: what is between may have forgotten it."""
+        now, self._next_closing = boot_time(), None
+        while self._idle and now - self._idle[0].idle_since >= CLIENT_IDLE_S:
+            self._idle.pop(0).close()
+        if self._idle:
+            left_s = self._idle[0].idle_since + CLIENT_IDLE_S - now
+            self._next_closing = asyncio.get_running_loop().call_later(left_s, self._close_old)
 
 
 @lru_cache(maxsize=256)
-def address_of(base: str, path: Path | None) -> tuple[Where, str]:
+def _address_of(base: str, path: Path | None) -> tuple[Where, str]:
     """Where a server is, and the fields of every call to it."""
     parts = urlsplit(base)
     name = parts.hostname or ""

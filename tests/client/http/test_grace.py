@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.wire.first_answers import PAUSE_S, wait_for_answers
+from gpu_worker_pool.client.http.grace import PAUSE_S, gather_with_grace
 
 GRACE_S = 0.1
 NEVER = float("inf")
@@ -47,7 +47,7 @@ def waited(answers: Sequence[tuple[float, bool]], *, can_miss: Sequence[bool]) -
 
     async def wait() -> tuple[float, list[int]]:
         asked = [asyncio.create_task(answer(*each), name=str(number)) for number, each in enumerate(answers)]
-        late = await wait_for_answers(asked, bool, GRACE_S, lambda task: can_miss[int(task.get_name())])
+        late = await gather_with_grace(asked, bool, GRACE_S, lambda task: can_miss[int(task.get_name())])
         took_s = round(asyncio.get_running_loop().time(), 6)
         for task in late:
             task.cancel()

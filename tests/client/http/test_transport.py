@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from gpu_worker_pool.wire.transport import CallFailed, Transport
+from gpu_worker_pool.client.http import transport
+from gpu_worker_pool.client.http.transport import CallFailed, Transport
 
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"answer":1}'
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -24,7 +26,8 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
     async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await serve(reader, writer)
-            await reader.read()
+            with suppress(OSError):
+                await reader.read()
         finally:
             writer.close()
 
@@ -112,3 +115,63 @@ async def test_no_path_adds_to_the_head_of_a_call() -> None:
         with pytest.raises(CallFailed, match="looked up"):
             await transport.call("GET", "http://bü..cher:1/pool", timeout_s=10)
     assert heads[0].startswith(b"GET /b%C3%BCcher/a%20b%0D%0AX:%201?queue=0&by=%2F HTTP/1.1\r\n")
+
+
+async def test_what_comes_over_an_idle_connection_closes_it() -> None:
+    """Nothing of it is kept, however much a server sends."""
+    has_answered, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWER)
+        await has_answered.wait()
+        with suppress(OSError):
+            for _ in range(512):
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        has_ended.set()
+
+    async with listening(serve) as port, Transport() as client:
+        await client.call("GET", f"http://127.0.0.1:{port}/pool", timeout_s=10)
+        tracemalloc.start()
+        try:
+            has_answered.set()
+            await has_ended.wait()
+            assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
+        finally:
+            tracemalloc.stop()
+
+
+class Crowd:
+    """Answers when eight connections have called, over however many ports; tells when no more than so many are open."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._all_came = asyncio.Event()
+        self.left = {most: asyncio.Event() for most in (3, 0)}
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self._open += 1
+        if self._open == 8:
+            self._all_came.set()
+        await self._all_came.wait()
+        writer.write(ANSWER)
+        await reader.read()
+        self._open -= 1
+        if self._open in self.left:
+            self.left[self._open].set()
+
+
+@pytest.mark.parametrize(("most", "age_s", "left"), [(3, 3600.0, 3), (64, 0.2, 0)], ids=["number", "age"])
+async def test_idle_connections_are_bound_in_number_and_age(
+    most: int, age_s: float, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "MOST_IDLE", most)
+    monkeypatch.setattr(transport, "CLIENT_IDLE_S", age_s)
+    crowd = Crowd()
+    async with listening(crowd) as one, listening(crowd) as other, Transport() as client:
+        urls = [f"http://127.0.0.1:{port}/pool" for port in (one, other)] * 4
+        await asyncio.gather(*(client.call("GET", url, timeout_s=10) for url in urls))
+        async with asyncio.timeout(10):
+            await crowd.left[left].wait()

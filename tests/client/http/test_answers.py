@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.wire.http1 import AnswerReader, BadAnswer, encode
+from gpu_worker_pool.client.http.answers import AnswerReader, BadAnswer, encode
 
 HEAD = b"HTTP/1.1 200 OK\r\nDate: now\r\n"
 PLAIN = HEAD + b"Content-Length: 5\r\n\r\nhello"
@@ -17,7 +18,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nhel\r\n2\r\nlo\r\n
 WHOLE = [
     PLAIN,
     CHUNKED,
-    HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    HEAD + b"Transfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + PLAIN,
 ]
 
@@ -55,8 +56,19 @@ def test_what_may_have_no_body(answer: bytes, body: bytes) -> None:
         b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
         PLAIN + b"HTTP/1.1 200 OK\r\n",
         CHUNKED + b"x",
+        HEAD + b"Connection: close, x\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Connection: x\r\nConnection: Close\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     ],
-    ids=["closed", "old", "more than was asked for", "more after chunks"],
+    ids=[
+        "closed",
+        "old",
+        "more than was asked for",
+        "more after chunks",
+        "closed and more",
+        "two lines",
+        "two lengths",
+    ],
 )
 def test_a_connection_that_may_bring_something_else_is_not_used_again(answer: bytes) -> None:
     reader = read(answer)
@@ -77,7 +89,7 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     [
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP"),
         (b"HTTP/2 200\r\n\r\n", "not HTTP"),
-        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", "head of its answer cannot be read"),
+        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", "length of its answer cannot be read"),
         (HEAD + b"no colon\r\n\r\n", "head of its answer cannot be read"),
         (HEAD + b" folded: x\r\n\r\n", "head of its answer cannot be read"),
         (HEAD + b"Content-Length: -5\r\n\r\n", "length of its answer"),
@@ -127,3 +139,18 @@ def test_a_request_says_how_long_its_body_is() -> None:
     assert encode("GET", "/pool", "Host: a\r\n", None) == b"GET /pool HTTP/1.1\r\nHost: a\r\n\r\n"
     sent = encode("PUT", "/leases/a", "Host: a\r\n", b"{}")
     assert sent.endswith(b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def test_what_an_answer_needs_is_bound_by_its_size_however_small_its_chunks_are() -> None:
+    size, reader = 200_000, AnswerReader(1024 * 1024)
+    tracemalloc.start()
+    try:
+        reader.feed(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(size // 1000):
+            assert not reader.feed(b"1\r\nx\r\n" * 1000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.feed(b"0\r\n\r\n")
+    assert reader.body == b"x" * size
+    assert held < 2 * size

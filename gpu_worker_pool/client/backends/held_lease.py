@@ -1,0 +1,169 @@
+"""A lease that this client holds: what was granted, its loss, and the notice of its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from gpu_worker_pool.core.model.gpu import Gpu
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.models import Assignment, LeaseEnding, make_assignment
+
+if TYPE_CHECKING:
+    from .lease_backend import LeaseBackend
+
+BEATS_PER_TTL = 3
+# Each answer tells how long it is to the end, and answers take their time.
+_SAME = timedelta(seconds=1)
+
+
+class Loss:
+    """Set when the lease is over before it was released: `await assignment.lost`, or ask `is_set()`.
+
+    The holder gives up before the server does: one heartbeat before the TTL would end it, counted from when the last
+    heartbeat that got through was *sent*. `is_set` goes by the clock, so that it is right even when this process was
+    stopped or the machine slept, before any timer has run. A local lease lasts as long as its process, whatever happens
+    to the server meanwhile: it is lost only when the server says so.
+    """
+
+    def __init__(self, ttl_s: float, *, is_local: bool = False) -> None:
+        self.ttl_s = ttl_s
+        self.is_local = is_local
+        # When the lease is lost if no further heartbeat gets through; None where only its server can say that it is.
+        self.ends_at: float | None = None
+        self.reason: str | None = None
+        # The server's code for the reason, such as time_limit; None where the server did not say that it ended.
+        self.code: str | None = None
+        self._event = asyncio.Event()
+        self._is_over = False
+
+    def is_set(self) -> bool:
+        if self._event.is_set():
+            return True
+        return not self._is_over and self.ends_at is not None and boot_time() >= self.ends_at
+
+    async def wait(self) -> str:
+        await self._event.wait()
+        return self.reason or "lost"
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self.wait().__await__()
+
+    def extend(self, sent_at: float) -> None:
+        """Count the TTL from when a heartbeat was sent that got through; a lost lease stays lost. Infinity: none runs."""
+        if not (self.is_local or sent_at == inf or self.is_set()):
+            ends_at = sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL)
+            self.ends_at = max(ends_at, self.ends_at or ends_at)
+
+    def set(self, reason: str, code: str | None = None) -> bool:
+        """Declare the lease lost; returns False where it was lost or released before."""
+        if self._is_over or self._event.is_set():
+            return False
+        self.reason, self.code = reason, code
+        self._event.set()
+        return True
+
+    def settle(self) -> None:
+        """Note that the lease was released, so that it can no longer be lost."""
+        self._is_over = True
+
+    def __repr__(self) -> str:
+        return f"<Loss: {self.reason or ('yes' if self.is_set() else 'no')}>"
+
+
+class EndNotice:
+    """Set while the server is about to end the lease: `await assignment.warned`, or ask `is_set()`."""
+
+    def __init__(self) -> None:
+        self.ending: LeaseEnding | None = None
+        self._change = asyncio.Event()
+
+    def is_set(self) -> bool:
+        return self.ending is not None
+
+    async def wait(self) -> LeaseEnding:
+        while (ending := self.ending) is None:
+            await self._change.wait()
+        return ending
+
+    def __await__(self) -> Generator[Any, None, LeaseEnding]:
+        return self.wait().__await__()
+
+    async def changed(self) -> None:
+        await self._change.wait()
+
+    def set(self, ending: LeaseEnding | None) -> bool:
+        """Take in what the server says now; returns whether that is news."""
+        known = self.ending
+        if ending is None or known is None:
+            is_same = ending is known
+        else:
+            is_same = ending.reason == known.reason and abs(ending.ends_at - known.ends_at) < _SAME
+        if is_same:
+            return False
+        self.ending = ending
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+        return True
+
+    def __repr__(self) -> str:
+        return f"<EndNotice: {self.ending or 'none'}>"
+
+
+@dataclass(eq=False, slots=True)
+class HeldLease:
+    """A lease from its grant to its end, at the backend that keeps it alive and releases it.
+
+    Its TTL has certainly not begun before `safe_since`: minus infinity where that is not known, infinity where it has none.
+    `is_local`: the server watches the holder's process, so no TTL runs.
+    `ends_at` is when its time limit ends it, by the clock of this machine. `node_envs` has the environment on each node,
+    where there are several. `names` are the endpoints of its GPUs, as the user knows them.
+    """
+
+    id: str
+    request: Request
+    backend: LeaseBackend
+    gpus: tuple[Gpu, ...]
+    env: Mapping[str, str]
+    safe_since: float
+    fence: int | None = None
+    is_local: bool = False
+    ends_at: datetime | None = None
+    node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    lost: Loss = field(init=False)
+    warned: EndNotice = field(default_factory=EndNotice)
+    assignment: Assignment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lost = Loss(self.request.ttl_s, is_local=self.is_local)
+
+    @property
+    def worker_id(self) -> str:
+        return self.request.holder.worker_id or ""
+
+    def assign(self, *, is_multi: bool) -> Assignment:
+        """Make what the user gets for it."""
+        self.assignment = make_assignment(
+            [(name, gpu.index) for name, gpu in zip(self.names, self.gpus, strict=True)],
+            self.worker_id,
+            datetime.now(),  # noqa: DTZ005 - local time, as all times of the documents
+            is_multi=is_multi,
+            lease_id=self.id,
+            fence=self.fence,
+            server_url=self.backend.url,
+            uuids=tuple(gpu.key.uuid for gpu in self.gpus),
+            nodes=tuple(gpu.key.node for gpu in self.gpus),
+            memory_mb=self.request.wishes.memory_mb,
+            env=dict(self.env),
+            node_envs=dict(self.node_envs),
+            ends_at=self.ends_at,
+            lost=self.lost,
+            warned=self.warned,
+        )
+        return self.assignment

@@ -1,0 +1,86 @@
+"""The Unix sockets of servers on this machine, which a client prefers to their ports.
+
+Any user can answer on a free port. The socket is in a directory to which only the user of the server may write.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpu_worker_pool.host.addresses import is_this_machine
+from gpu_worker_pool.host.connections import UserNotKnown
+from gpu_worker_pool.host.unix_socket import VARIABLE
+from gpu_worker_pool.host.users import user_name
+
+logger = logging.getLogger(__name__)
+
+# What follows the prefix of a server in the path of a call.
+_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|health|config|ui|quotas|bookings)\b.*")
+_ROOT = 0
+
+
+def server_of(url: str) -> str:
+    """The scheme and the server of a URL."""
+    end = url.find("/", url.index("://") + 3)
+    return url if end < 0 else url[:end]
+
+
+def is_local(server: str) -> bool:
+    """Whether a server is on this machine, and is called without TLS."""
+    parts = urlsplit(server)
+    return parts.scheme == "http" and is_this_machine(parts.hostname or "")
+
+
+def url_of_pool(url: str) -> str:
+    """The URL of the pool of the server that this call is for."""
+    parts = urlsplit(url)
+    return f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
+
+
+def is_same_server(server: str, path: Path, by_socket: Any, by_port: Any) -> bool:
+    """Whether the pools that the socket and the port show are of one server. The user named both; the endpoint counts."""
+    known = _server_id(by_socket)
+    is_same = known is not None and known == _server_id(by_port)
+    if known is not None and not is_same:
+        _warn_once(
+            f"{VARIABLE}={path} is the socket of another server than that of {urlsplit(server).netloc}, which was named "
+            f"and is used; unset {VARIABLE}, or name the endpoint of its server"
+        )
+    return is_same
+
+
+def judge_port(netloc: str, path: Path, find_uid: Callable[[], int | None]) -> str | None:
+    """Why the server at the port must not be used instead of the socket, which does not answer; None if it may be.
+
+    It may be if its user is root, or the one to whom the directory of the socket belongs.
+    """
+    dead = f"the socket {path} does not answer"
+    try:
+        uid, owner = find_uid(), path.parent.stat().st_uid
+    except (UserNotKnown, OSError) as error:
+        whose = f"the user of the server at {netloc} is not known ({error})"
+    else:
+        if uid is None or uid in {_ROOT, owner}:
+            _warn_once(f"{dead}; the port {netloc} is used instead")
+            return None
+        whose = f"the server at {netloc} is of user {user_name(uid)}, not of {user_name(owner)}"
+    return (
+        f"{dead}, and {whose}, so it is not used; restart the server of that socket, or set {VARIABLE}= (empty) to use the "
+        "port all the same"
+    )
+
+
+@lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
+def _server_id(pool: Any) -> str | None:
+    found = pool.get("server_id") if isinstance(pool, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,109 @@
+"""The leases that the servers of a client show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from gpu_worker_pool.errors import EndpointError, NoEndpointAnsweredError
+from gpu_worker_pool.models import LeaseInfo
+from gpu_worker_pool.wire.leases import DrainingLeaseView, LeaseList, LeaseView
+from gpu_worker_pool.wire.reader import plain, read, read_time
+
+from .acquire.places import Place, Places
+from .endpoints.endpoint import Endpoint
+
+
+class LeaseLister:
+    """Asks every place of a client. `is_mine` tells the workers of the client."""
+
+    def __init__(self, places: Places, is_mine: Callable[[str], bool], *, is_multi: bool) -> None:
+        self._places = places
+        self._is_mine = is_mine
+        self._is_multi = is_multi
+
+    async def all(self) -> list[LeaseInfo]:
+        """Those of all servers that answer; NoEndpointAnsweredError where none does."""
+        found = await self._ask("")
+        lists = [(place, endpoint, read(LeaseList, data, clean=plain)) for place, endpoint, data in found if data]
+        return [
+            self._info(place, endpoint, lease)
+            for place, endpoint, shown in lists
+            for lease in (() if shown is None else shown.leases)
+        ]
+
+    async def one(self, lease_id: str) -> LeaseInfo | None:
+        """A lease by its id, also one that has ended while its server remembers it; None where no server knows it, a ValueError
+        where it cannot be an id.
+        """
+        for place, endpoint, data in await self._ask(f"/{quote(lease_id, safe='')}"):
+            lease = read(LeaseView, data, clean=plain)
+            if lease is not None and lease.id == lease_id:
+                return self._info(place, endpoint, lease)
+        return None
+
+    async def _ask(self, path: str) -> list[tuple[Place, Endpoint, Any]]:
+        """What each place answers; None where it does not know it."""
+        places = [item for item in self._places.all() if item[1].kind != "statistics"]
+        answers = await asyncio.gather(*(self._get(place, path) for place, _ in places), return_exceptions=True)
+        reasons: dict[str, str] = {}
+        found = []
+        for (place, endpoint), answer in zip(places, answers, strict=True):
+            if isinstance(answer, EndpointError):
+                reasons[endpoint.id] = answer.reason
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append((place, endpoint, answer))
+        if reasons and not found:
+            raise NoEndpointAnsweredError(reasons, waited_s=0.0)
+        return found
+
+    async def _get(self, place: Place, path: str) -> Any:
+        """The answer of the first endpoint of a place that has one."""
+        failed: EndpointError | None = None
+        for endpoint in place.endpoints:
+            try:
+                scope = "" if place.fleet_id is None else "/fleet"
+                reply = await endpoint.call("GET", f"{scope}/leases{path}", attempts=endpoint.attempts)
+                if reply.status == 422:
+                    raise ValueError(reply.detail)
+                if reply.status not in {200, 202, 404}:
+                    raise endpoint.error(reply.detail, status=reply.status)
+            except EndpointError as error:
+                failed = error
+            else:
+                return None if reply.status == 404 else reply.data
+        if failed is not None:
+            raise failed
+        return None
+
+    def _info(self, place: Place, endpoint: Endpoint, lease: LeaseView | DrainingLeaseView) -> LeaseInfo:
+        gpus = [(place.name_of(gpu.node), gpu.gpu_id) for gpu in lease.gpus if gpu.gpu_id is not None]
+        return LeaseInfo(
+            lease.id,
+            lease.state,
+            gpus[0][0] if gpus else endpoint.id,
+            self._is_mine(lease.worker_id or ""),
+            tuple(f"{name}:{index}" if self._is_multi else index for name, index in gpus),
+            tuple(gpu.uuid for gpu in lease.gpus),
+            lease.owner,
+            lease.worker_id,
+            lease.host,
+            lease.pid,
+            dict(lease.labels),
+            lease.priority,
+            lease.memory_mb,
+            lease.preemptible,
+            lease.position,
+            lease.reason or lease.end_reason,
+            *map(_local_time, (lease.requested_at, lease.granted_at, lease.ends_at, lease.ended_at)),
+        )
+
+
+def _local_time(text: str | None) -> datetime | None:
+    at = read_time(text)
+    return None if at is None else datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents

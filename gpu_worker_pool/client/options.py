@@ -1,0 +1,93 @@
+"""What can be asked for, and how a client can be configured: by name, for every function that takes it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Final, TypedDict
+
+from gpu_worker_pool.config import Scope
+from gpu_worker_pool.models import Assignment
+
+from .events import Hook
+
+
+class RequestWishes(TypedDict, total=False):
+    """What can be asked for; see `GPUWorkerPoolClient.request_gpu`."""
+
+    gpus: int
+    memory_mb: float | None
+    memory: str | float | None
+    model: str | None
+    among: Iterable[int | str] | None
+    priority: int
+    labels: Mapping[str, str] | None
+    pid: int | None
+    new: bool
+    time_limit: float | str | None
+    preemptible: bool
+    nodes: int
+
+
+DEFAULTS: Final[RequestWishes] = {
+    "gpus": 1,
+    "memory_mb": None,
+    "memory": None,
+    "model": None,
+    "among": None,
+    "priority": 0,
+    "labels": None,
+    "pid": None,
+    "new": False,
+    "time_limit": None,
+    "preemptible": False,
+    "nodes": 1,
+}
+
+
+class EndpointOptions(TypedDict, total=False):
+    """The options of a client other than `service_endpoint`; see `GPUWorkerPoolClient`."""
+
+    service_endpoints: str | list[str] | tuple[str, ...] | None
+    load_balancing_strategy: str | None
+    memory_threshold: float | None
+    utilization_threshold: float | None
+    polling_interval: float | None
+    worker_timeout: float
+    request_timeout: float
+    endpoint_timeout: float | None
+    endpoint_max_retries: int | None
+    endpoint_health_check_interval: float | None
+    token: str | Mapping[str, str] | None
+    scope: Scope | None
+    on_lost: Callable[[Assignment], None] | None
+    on_ending: Callable[[Assignment], None] | None
+    on_event: Hook | None
+
+
+class ClientOptions(EndpointOptions, total=False):
+    """All options of a client."""
+
+    service_endpoint: str | None
+
+
+class LeaseOptions(RequestWishes, ClientOptions, total=False):
+    """What can be asked for, and the options of the client that asks."""
+
+
+def split(asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
+    """The wishes of a request, and the options of its client."""
+    wishes: RequestWishes = {}
+    options: ClientOptions = {}
+    for name, value in asked.items():
+        (wishes if name in DEFAULTS else options)[name] = value  # type: ignore[literal-required]
+    return wishes, options
+
+
+def with_defaults(wishes: RequestWishes) -> RequestWishes:
+    """All wishes; TypeError where one is not known."""
+    for name in wishes.keys() - DEFAULTS.keys():
+        near = get_close_matches(name, DEFAULTS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(DEFAULTS)}"
+        raise TypeError(f"request_gpu() does not know {name!r}; {hint}")
+    return {**DEFAULTS, **wishes}
