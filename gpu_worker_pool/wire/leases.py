@@ -218,6 +218,7 @@ class HeldLeaseView:
     id: str
     state: LeaseState
     reason: str | None = None
+    position: int | None = None
     gpus: tuple[GpuRef, ...] = ()
     fence: int | None = None
     pid: int | None = None

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
-from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, Over, Queued, Refused
+from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, NeverGranted, Over, Queued
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
@@ -61,6 +61,8 @@ class Bid:
     failures: int = 0
     ask_again_at: float = 0.0
     was_queued: bool = False
+    # Whether the user has heard that it waits there.
+    is_told: bool = False
     was_granted: bool = False
 
     @property
@@ -205,7 +207,7 @@ class Acquisition:
 
     def _is_refused(self) -> bool:
         refused = {key for key, bid in self._bids.items() if bid.refusal is not None}
-        return refused >= {place.key for place, _ in self._places.all()}
+        return bool(refused) and refused >= {place.key for place, _ in self._places.all()}
 
     async def _take_in(self, bid: Bid, task: asyncio.Task[LeaseAnswer]) -> HeldLease | None:
         bid.queued = None
@@ -224,10 +226,11 @@ class Acquisition:
                 return await self._make_sure(bid, answer)
             case Queued():
                 bid.queued = answer
-                if not bid.was_queued:
-                    bid.was_queued = True
+                bid.was_queued = True
+                if not (bid.is_told or answer.is_set_aside):
+                    bid.is_told = True
                     self._on_queued(bid.backend.endpoint_id, bid.lease_id, answer.reason)
-            case Refused():
+            case NeverGranted():
                 bid.refusal = answer.reason
                 if answer.is_grant:
                     self._disbelieve(bid)
@@ -252,7 +255,7 @@ class Acquisition:
         text = "lease %s ended at %s (%s); asking under another id"
         logger.info(text, bid.lease_id, bid.backend.endpoint_id, over.reason, extra=bid.fields)
         bid.lease_id = self._next_id()
-        bid.was_queued = False
+        bid.was_queued = bid.is_told = False
         bid.ask_again_at = boot_time() + ASK_AGAIN_S
 
     async def _make_sure(self, bid: Bid, lease: HeldLease) -> HeldLease | None:

@@ -14,11 +14,14 @@ from .held_lease import HeldLease
 
 @dataclass(frozen=True, slots=True)
 class Queued:
+    """It waits. `is_set_aside`: GPUs are kept for it for some seconds, until this client calls again."""
+
     reason: str
+    is_set_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NeverGranted:
     """It is never granted there. `is_grant`: the server granted something other than what was asked for, which is not
     used, and is released.
     """
@@ -39,7 +42,7 @@ class Over:
     is_final: bool = False
 
 
-LeaseAnswer = HeldLease | Queued | Refused | Over
+LeaseAnswer = HeldLease | Queued | NeverGranted | Over
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 
 from .held_lease import HeldLease
-from .lease_backend import LeaseAnswer, Over, Queued, Refused, Renewal
+from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -192,7 +192,7 @@ class OwnLeases:
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
             if isinstance(event, ev.Refused) and event.code is not ev.RefusalCode.CONFLICT:
-                return Refused(event.why)
+                return NeverGranted(event.why)
         return self._answer(lease_id, request)
 
     async def wait(self, lease_id: str, request: Request, wait_s: float) -> LeaseAnswer:

@@ -33,7 +33,7 @@ from gpu_worker_pool.wire.reader import plain, read, read_time
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
 from .held_lease import HeldLease
-from .lease_backend import LeaseAnswer, Over, Queued, Refused, Renewal
+from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 logger = logging.getLogger("gpu_worker_pool.client")
 T = TypeVar("T")
@@ -269,7 +269,7 @@ class ServerLeases:
 
     def _answer(self, entry: Endpoint, reply: Reply, lease_id: str, request: Request) -> LeaseAnswer:
         if reply.status in HOPELESS:
-            return Refused(reply.detail)
+            return NeverGranted(reply.detail)
         if reply.status not in {200, 201, 202}:
             raise entry.error(reply.detail, status=reply.status)
         lease = read(HeldLeaseView, reply.data, clean=plain)
@@ -277,9 +277,9 @@ class ServerLeases:
             raise entry.error("its answer is not a lease")
         if lease.id != lease_id:
             why = f"it answers with the lease {lease.id[:128]!r}, and {lease_id!r} was asked for"
-            return Refused(why, is_grant=True)
+            return NeverGranted(why, is_grant=True)
         if lease.state == "queued":
-            return Queued(lease.reason or "")
+            return Queued(lease.reason or "", is_set_aside=lease.position == 0)
         if lease.state != "active":
             return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
         try:
@@ -287,7 +287,7 @@ class ServerLeases:
         except NotReadYet as error:
             raise entry.error(str(error)) from None
         except UnbelievableGrant as error:
-            return Refused(str(error), is_grant=True)
+            return NeverGranted(str(error), is_grant=True)
         if self.fleet_id is None:
             self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
         return HeldLease(
