@@ -10,12 +10,8 @@ from .lease import KeptLease
 from .request import Request, Wishes
 
 
-class Command:
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
-class TakeOver(Command):
+class TakeOver:
     """A driver takes charge. Its boot clock plus `clock_base` is the pool's clock (see fleet/clock.py), and that plus
     `wall_offset_s` the time of day. `boot_id` is that of the driver's machine; 0 is the epoch of one box.
     """
@@ -27,7 +23,7 @@ class TakeOver(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceNode(Command):
+class AnnounceNode:
     """A node says that it is there. `boot_id` tells whether it rebooted; `gpus` is its inventory, None if it does not say.
     `machine_id` tells two boxes of one name apart. Fences there are above `fence_seen` from here on.
     """
@@ -40,14 +36,14 @@ class AnnounceNode(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class SilenceNode(Command):
+class SilenceNode:
     """A node is not heard of any more. Nothing is granted there until it announces itself; its leases go on."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetNode(Command):
+class ForgetNode:
     """An operator removes a node that is gone for good: its leases end, and it is not waited for."""
 
     node: str
@@ -55,7 +51,7 @@ class ForgetNode(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLease(Command):
+class RequestLease:
     """Ask for a lease. The client makes the id, so asking twice is harmless."""
 
     lease_id: str
@@ -63,21 +59,21 @@ class RequestLease(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Renew(Command):
+class Renew:
     """A heartbeat for these leases, active or queued: the client of each has called."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportAbsence(Command):
+class ReportAbsence:
     """The last connection broke on which the client of a queued lease waited."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Release(Command):
+class Release:
     """Release a lease, or leave the queue. `by` names the caller unless it is the holder itself, `why` gives its words."""
 
     lease_id: str
@@ -87,7 +83,7 @@ class Release(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke(Command):
+class Revoke:
     """An operator takes a lease away."""
 
     lease_id: str
@@ -96,21 +92,21 @@ class Revoke(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportDeath(Command):
+class ReportDeath:
     """The holder's process is known to be dead."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ExpireLease(Command):
+class ExpireLease:
     """The box that keeps the lease says that it expired."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class RecoverLease(Command):
+class RecoverLease:
     """A node has a lease that the database lost."""
 
     kept: KeptLease
@@ -118,36 +114,36 @@ class RecoverLease(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Observe(Command):
+class Observe:
     readings: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tick(Command):
+class Tick:
     """Only time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoseTime(Command):
+class LoseTime:
     """The driver was away this long. TTLs do not run meanwhile: it could take no heartbeats."""
 
     lost_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class SetWallTime(Command):
+class SetWallTime:
     """The clock of the driver's machine was set: the pool's clock plus `offset_s` is the time of day."""
 
     offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ServeQueue(Command):
+class ServeQueue:
     """Grant GPUs to the waiters that can be served."""
 
 
 @dataclass(frozen=True, slots=True)
-class Configure(Command):
+class Configure:
     """Set a row of a table (see configured.py), or remove it (None)."""
 
     table: str
@@ -156,7 +152,7 @@ class Configure(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class BookGpus(Command):
+class BookGpus:
     """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool. With
     `must_be_free` it is refused if a lease may still be there when it begins.
     """
@@ -164,3 +160,26 @@ class BookGpus(Command):
     booking: Booking
     wishes: Wishes
     must_be_free: bool = False
+
+
+Command = (
+    TakeOver
+    | AnnounceNode
+    | SilenceNode
+    | ForgetNode
+    | RequestLease
+    | Renew
+    | ReportAbsence
+    | Release
+    | Revoke
+    | ReportDeath
+    | ExpireLease
+    | RecoverLease
+    | Observe
+    | Tick
+    | LoseTime
+    | SetWallTime
+    | ServeQueue
+    | Configure
+    | BookGpus
+)
