@@ -71,7 +71,7 @@ class Authority:
         self.leader = FleetLeader(self._driver, self._expect_claim) if is_in_fleet else None
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
         if self.leader is not None:
-            self.pool.confirmed, self.pool.is_untold = self.leader.confirmed, self.leader.is_untold
+            self.pool.confirmed = self.leader.confirmed
         if self._box is not None:
             self.pool.is_watched = self._box.is_watched
         self.pool.expect_claim = self._expect_claim

@@ -52,8 +52,6 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
-        # Whether no client can have been told of a lease that this leader granted.
-        self.is_untold: Callable[[str], bool] = lambda _: False
         # Whether a process of this box is known by a descriptor. Any other is looked up.
         self.is_watched: Callable[[ProcessId], bool] = lambda _: False
         # Ends a lease whose caller was noted as not told of it, unless that asks again in time.

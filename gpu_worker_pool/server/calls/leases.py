@@ -237,7 +237,7 @@ class LeaseCalls:
         if confirmed is None or not isinstance(lease, ActiveLease):
             return lease
         if not await confirmed(lease.id, CONFIRM_S):
-            if is_its_client and self._pool.is_untold(lease.id):
+            if is_its_client:
                 self._pool.note_not_told(lease.id)
             nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
             raise Refusal(
