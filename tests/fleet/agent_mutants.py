@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.fleet.box_actions import BoxAction, Do
@@ -77,15 +78,13 @@ class TellsUntaken(SimulatedLeader):
         return False
 
 
-class TrustsTheJournal(Boxes):
-    """Tells of the leases of earlier leaders as the journal has them."""
+class TrustsTheJournal(SimulatedClient):
+    """Takes a lease of its own box from an earlier leader for its own, though that box has said nothing yet."""
 
-    def written(self, events: Sequence[ev.Event], state: PoolState, now: float) -> list[BoxAction]:
-        is_first = self._written is None
-        actions = super().written(events, state, now)
-        if is_first and self._written is not None:
-            self._written.unconfirmed.clear()
-        return actions
+    def hold(self, lease: ActiveLease, sent_at: float) -> None:
+        if lease.ttl_s is None:
+            self.world.left_s[self.id] = inf
+        super().hold(lease, sent_at)
 
 
 class HearsNoSilence(Boxes):
@@ -182,7 +181,7 @@ AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
     FleetMutant("a waiter takes its grant up by a call after it", led(TellsUntaken)),
-    FleetMutant("a box says whether it still has a lease", boxed(TrustsTheJournal), near=7176),
+    FleetMutant("a box says whether it still has a lease", Fleet(client=TrustsTheJournal), near=7176),
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
     FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack), near=16),
     FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1744),

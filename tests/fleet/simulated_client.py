@@ -129,8 +129,9 @@ class SimulatedClient:
         world = self.world
         world.acked_requests.setdefault(self.id, world.now)
         self.box = world.boxes[lease.gpus[0].node]
-        self.keeper, self.is_local = custodian(lease), lease.ttl_s is None
-        lasted_s = self.ttl_s - world.left_s.get(self.id, 0.0)
+        left_s = world.left_s.get(self.id, 0.0)
+        self.keeper, self.is_local = custodian(lease), lease.ttl_s is None and left_s == inf
+        lasted_s = self.ttl_s - left_s
         self.safe_until = inf if self.is_local else sent_at - lasted_s + self.ttl_s * 2 / 3
         if world.now < self.safe_until:
             world.acked_grants[self.id] = world.now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, Outdated, Tell
@@ -150,7 +151,7 @@ class SimulatedLeader:
         else:
             self.world.check_told(self, lease)
             expires_at = self.candidate.state.expires_at(lease_id)
-            self.world.left_s[lease_id] = max(0.0 if expires_at is None else expires_at - self.now(), 0.0)
+            self.world.left_s[lease_id] = inf if expires_at is None else max(expires_at - self.now(), 0.0)
             answer(events, lease)
 
     def is_untaken(self, lease_id: str) -> bool:

@@ -64,8 +64,8 @@ class WrittenLeases:
             elif isinstance(lease, ActiveLease):
                 self._watch(lease.id, lease.request)
                 self._grant(lease)
-        # A box says what it keeps when it announces itself. A database that lost commits may have a grant that was withdrawn.
         self._news.clear()
+        self.unconfirmed.clear()
 
     def of(self, node: str) -> Mapping[str, KeptLease]:
         """The active leases that have GPUs of this node."""
@@ -90,14 +90,6 @@ class WrittenLeases:
         del self.unconfirmed[lease_id]
         self._untold.pop(lease_id, None)
         return True
-
-    @property
-    def has_untold(self) -> bool:
-        return bool(self._untold)
-
-    def is_untold(self, lease_id: str) -> bool:
-        """Whether it was granted by this leader, and no client can have been told of it yet."""
-        return lease_id in self._untold
 
     def give_up(self, now: float, is_away: Callable[[str], bool]) -> list[str]:
         """The grants to take back: a box is away, and has not confirmed them in time. No client was told of them, so none uses

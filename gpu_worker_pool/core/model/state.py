@@ -207,7 +207,7 @@ class PoolState:
         due_at, lease = self.ttl_due.due_at(lease_id), self.leases.get(lease_id)
         if due_at is not None:
             return due_at + self.lost_s
-        if not isinstance(lease, ActiveLease) or lease.ttl_s is None:
+        if not isinstance(lease, ActiveLease) or (lease.ttl_s is None and not self.epoch):
             return None
         slot = self.slots.get(lease.gpus[0])
         occupant = None if slot is None else slot.occupants.get(lease_id)
@@ -215,7 +215,11 @@ class PoolState:
         # Its TTL began after the grant. A lease from before the take-over, or one that a box brought back, may have expired
         # there since.
         is_brought_back = abs(since + self.wall_offset_s - lease.granted_at) > 0.001
-        return -inf if is_brought_back else since + lease.ttl_s
+        if lease.ttl_s is not None:
+            return -inf if is_brought_back else since + lease.ttl_s
+        # A database that lost commits may have a grant that was withdrawn: its box knows, and says so when it announces itself.
+        is_sure = not is_brought_back or all(key.node in self.announced for key in lease.gpus)
+        return None if is_sure else -inf
 
     def has_due(self, now: float) -> bool:
         """Whether a `Tick` may bring something about. Bookings do so at times of their own."""

@@ -331,10 +331,9 @@ class Pool:
         return events
 
     def note_not_told(self, lease_id: str) -> None:
-        """Note that the caller of a grant is answered with 503, if no client can have been told of the grant before."""
-        if self.leader is not None and self.leader.is_untold(lease_id):
-            self._presence.note_unclaimed(lease_id)
-            self._presence.expect_claim(lease_id)
+        """Note that the caller of a lease that is written is answered with 503."""
+        self._presence.note_unclaimed(lease_id)
+        self._presence.expect_claim(lease_id)
 
     def local_process(self, holder: Holder, *, uid: int | None, may_name_any: bool) -> ProcessId | None:
         """The process of a holder, if it is on this machine and its caller may name it (host/identity.py)."""
