@@ -33,8 +33,8 @@ BOTH = {
     "futures": 1,
     # The head of the answer, and its body.
     "messages by uvicorn": 2,
-    # The end of the turn, the start and the end of the task, its wait, and the late listeners.
-    "callbacks": 5,
+    # The end of the turn, the start and the end of the task, its wait, the late listeners, and the write of the answer.
+    "callbacks": 6,
     # The time for the body, and the one that closes a connection which is not used.
     "timers": 3,
     "heads of requests read": 1,
@@ -75,7 +75,7 @@ AT_MOST: dict[str, dict[str, int]] = {
     # The middleware has its body.
     "GET summary": {
         "tasks": 1,
-        "callbacks": 2,
+        "callbacks": 3,
         "timers": 1,
         "messages by uvicorn": 2,
         "heads of requests read": 1,
@@ -92,7 +92,7 @@ AT_MOST: dict[str, dict[str, int]] = {
         "tasks": 1,
         "futures": 1,
         "messages by uvicorn": 4,
-        "callbacks": 9,
+        "callbacks": 11,
         # Also that of the commit, which waits no longer than a little for the reading.
         "timers": 5,
         "heads of requests read": 1,
