@@ -49,6 +49,7 @@ class Heartbeat:
         # Why the server refuses to renew; None if it does not.
         self._refusal: str | None = None
         self._added = asyncio.Event()
+        self._start: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
@@ -56,28 +57,38 @@ class Heartbeat:
         lease.lost.extend(lease.safe_since)
         self._held[lease.id] = lease
         self._added.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
+        if self._start is None and (self._task is None or self._task.done()):
+            # Many leases are released soon, and leases that come together share a call.
+            settle_s = self._until_next(min(SETTLE_S, self._hold_s()))
+            self._start = asyncio.get_running_loop().call_later(settle_s, self._begin)
+
+    def _begin(self) -> None:
+        self._start = None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="gpu-lease-heartbeat")
 
     def drop(self, lease_id: str) -> None:
         self._held.pop(lease_id, None)
-        if not self._held and self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if not self._held:
+            self._stop()
 
     async def close(self) -> None:
         """Stop; leases that are still held expire."""
-        task, self._task = self._task, None
+        if (task := self._stop()) is not None:
+            await asyncio.wait([task])
+
+    def _stop(self) -> asyncio.Task[None] | None:
+        start, task = self._start, self._task
+        self._start, self._task = None, None
+        if start is not None:
+            start.cancel()
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+        return task
 
     async def _run(self) -> None:
         """Renew again and again. The server holds each answer back while all leases stand, so that a loss is known soon."""
         renewed_at, nap_s, early_s = boot_time(), 0.0, FIRST_NAP_S
         while self._held and os.getpid() == self._pid:
-            # Many leases are released soon, and leases that come together share a call.
-            await asyncio.sleep(self._until_next(max(nap_s, min(SETTLE_S, self._hold_s()))))
             self.give_up_what_is_late()
             if not self._held:
                 return
@@ -103,6 +114,7 @@ class Heartbeat:
                     nap_s = min(early_s, max(began + hold_s - boot_time(), 0.0)) if is_early else 0.0
                     early_s = 2 * early_s if is_early else FIRST_NAP_S
             self.give_up_what_is_late()
+            await asyncio.sleep(self._until_next(max(nap_s, min(SETTLE_S, self._hold_s()))))
 
     def _say_refused(self, error: EndpointError) -> None:
         """Say once that the server refuses to renew, and what follows."""

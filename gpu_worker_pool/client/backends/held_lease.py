@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
@@ -72,6 +72,9 @@ class Loss:
         """Note that the lease was released, so that it can no longer be lost."""
         self._is_over = True
 
+    def __deepcopy__(self, _: object) -> Self:
+        return self  # as `dataclasses.asdict` copies it
+
     def __repr__(self) -> str:
         return f"<Loss: {self.reason or ('yes' if self.is_set() else 'no')}>"
 
@@ -110,6 +113,9 @@ class EndNotice:
         change, self._change = self._change, asyncio.Event()
         change.set()
         return True
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self  # as `dataclasses.asdict` copies it
 
     def __repr__(self) -> str:
         return f"<EndNotice: {self.ending or 'none'}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 from datetime import datetime
@@ -274,3 +275,15 @@ async def test_an_exception_in_the_body_leaves_nothing_of_other_workers_either(b
     finally:
         waiting[0].cancel()
         await asyncio.wait(waiting)
+
+
+async def test_an_assignment_can_be_shown_as_a_dict_while_its_loss_is_waited_for(big: ServerProcess) -> None:
+    async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
+        assignment = await client.request_gpu()
+        assert assignment.lost is not None
+        waiting = asyncio.ensure_future(assignment.lost)
+        await asyncio.sleep(0)
+        shown = dataclasses.asdict(assignment)
+        waiting.cancel()
+        assert (shown["gpu_id"], shown["lease_id"]) == (assignment.gpu_id, assignment.lease_id)
+        assert shown["lost"] is assignment.lost
