@@ -41,6 +41,8 @@ from .setting_rules import (
 
 logger = logging.getLogger(__name__)
 
+# A client that waited takes up its grant within this time, or the next waiter gets the GPUs.
+TAKE_UP_S = 5.0
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 NumberT = TypeVar("NumberT", int, float)
 
@@ -278,6 +280,7 @@ class ServerSettings:
             fair_share=self.gpu_pool_fair_share,
             idle_after_s=self.gpu_pool_idle_after,
             idle_reclaim=self.gpu_pool_idle_reclaim,
+            take_up_s=TAKE_UP_S,
         )
 
     @property

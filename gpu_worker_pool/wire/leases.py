@@ -30,6 +30,7 @@ VerdictCode = Literal[
     "held",
     "booked",
     "over_quota",
+    "not_taken_up",
 ]
 DateBasis = Literal["declared", "predicted", "unknown"]
 

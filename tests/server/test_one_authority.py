@@ -19,6 +19,7 @@ from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environmen
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of, python_as
 from tests.preloaded import PreloadedPopen
+from tests.server.leasing import get
 
 GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 
@@ -129,4 +130,4 @@ def test_holders_that_a_dead_server_left_keep_their_gpus_from_the_next_one(tmp_p
         bare.kill()
         bare.wait()
 
-        assert second.ask("/leases/next?wait_s=30").json["state"] == "active"
+        assert get(second, "next", wait_s=30)["state"] == "active"

@@ -33,8 +33,6 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-# A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
-GRACE_S = 2.0
 # A caller that was answered with 503, although its request is written, has this long to ask again, or its TTL if that is
 # shorter. Then the lease ends.
 UNCLAIMED_S = 5.0
@@ -68,12 +66,12 @@ class Authority:
         self._node = node
         self._sampler = sampler
         self._driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
-        self._presence = Presence(max_waiting)
+        self._presence = Presence(max_waiting, lambda id_: self._driver.note(cmd.ReportAbsence(id_)))
         self._box = None if is_in_fleet else OwnBox(self._driver, sampler, node=node, simulated=simulated)
         self.leader = FleetLeader(self._driver, self._expect_claim) if is_in_fleet else None
         self.pool = Pool(self._driver, sampler, machine, self._presence, node=node)
         if self.leader is not None:
-            self.pool.confirmed = self.leader.confirmed
+            self.pool.confirmed, self.pool.is_untold = self.leader.confirmed, self.leader.is_untold
         if self._box is not None:
             self.pool.is_watched = self._box.is_watched
         self.pool.expect_claim = self._expect_claim
@@ -176,20 +174,15 @@ class Authority:
         for event in events:
             if isinstance(event, ev.LeaseQueued):
                 self._expect_claim(event.lease_id)
-            elif isinstance(event, ev.LeaseGranted):
-                if self._presence.is_away(event.lease_id):
-                    asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
+            elif isinstance(event, ev.GrantWithdrawn):
+                logger.info(
+                    "the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id
+                )
             elif isinstance(event, ev.LeaseEnded):
                 if event.by is not None:
                     why = f": {event.why}" if event.why else ""
                     logger.info("lease %s was ended by %s (%s)%s", event.lease_id, event.by, event.reason, why)
                 self._presence.note_heartbeat(event.lease_id)
-
-    def _end_if_away(self, lease_id: str) -> None:
-        lease = self._driver.state.leases.get(lease_id)
-        if self._presence.is_away(lease_id) and isinstance(lease, ActiveLease) and lease.ttl_s is not None:
-            logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
-            self._driver.note(cmd.ReportDeath(lease_id))
 
     def _expect_claim(self, lease_id: str) -> None:
         """Give the caller of a lease that is written time to ask again, if it was not told of it."""

@@ -126,6 +126,10 @@ class OwnBox:
                 self._watch(event.request.holder, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
+            elif isinstance(event, ev.GrantWithdrawn):
+                self._sampler.sample_soon()  # whether it was used is told by the next reading
+            elif isinstance(event, ev.LeasesRenewed) and self._simulated is not None:
+                self._update_simulated(self._gpus_of(event.lease_ids))  # a process may use what it has taken up
         if left:
             # Real hardware shows at once that a process has stopped; so must simulated GPUs.
             self._update_simulated(left)
@@ -170,6 +174,10 @@ class OwnBox:
                     self._deaths.forget(event.lease_id)
         self._update_simulated(changed)
 
+    def _gpus_of(self, lease_ids: Iterable[str]) -> set[GpuKey]:
+        leases = map(self._driver.state.leases.get, lease_ids)
+        return {key for lease in leases if isinstance(lease, ActiveLease) for key in lease.gpus}
+
     def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is None or not keys:
             return
@@ -178,7 +186,7 @@ class OwnBox:
             holders = []
             for lease_id, occupant in slot.occupants.items() if slot else ():
                 lease = self._driver.state.leases.get(lease_id)
-                if isinstance(lease, ActiveLease):
+                if isinstance(lease, ActiveLease) and lease_id not in self._driver.state.untaken:
                     # A holder without a local process gets a pid that no process can have.
                     pid, started = occupant.process or ProcessId(10_000_000 + lease.fence, None)
                     holders.append(SimulatedHolder(pid, started, occupant.asked_mb))

@@ -18,7 +18,8 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import FreeAt, StartTimes
+from gpu_worker_pool.core.queue.planner import FreeAt
+from gpu_worker_pool.core.queue.start_times import StartTimes
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
@@ -52,6 +53,8 @@ class Pool:
         self.fleet: Callable[[], FleetView | None] = lambda: None
         # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = None
+        # Whether no client can have been told of a lease that this leader granted.
+        self.is_untold: Callable[[str], bool] = lambda _: False
         # Whether a process of this box is known by a descriptor. Any other is looked up.
         self.is_watched: Callable[[ProcessId], bool] = lambda _: False
         # Ends a lease whose caller was noted as not told of it, unless that asks again in time.
@@ -193,6 +196,7 @@ class Pool:
                 self._presence.note_unclaimed(lease_id)
             raise
         self._presence.note_heartbeat(lease_id)
+        await self._take_up(lease_id, caller)
         return events
 
     def note_not_told(self, lease_id: str) -> None:
@@ -210,6 +214,18 @@ class Pool:
     async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
         self._presence.note_heartbeat(*lease_ids)
         return await self._driver.do(cmd.Renew(lease_ids), caller)
+
+    async def hear_client(self, lease_id: str, *, caller: str) -> None:
+        """The client of a lease calls about it: a waiter is renewed, and a grant is taken up."""
+        self._presence.note_heartbeat(lease_id)
+        if isinstance(self.state.leases.get(lease_id), QueuedLease):
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
+        await self._take_up(lease_id, caller)
+
+    async def _take_up(self, lease_id: str, caller: str) -> None:
+        """Take up a grant whose client is calling. The grant may have come about by this very call."""
+        if lease_id in self.state.untaken:
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
 
     async def renew_until_ended(
         self, lease_ids: Sequence[str], wait_s: float, gone: asyncio.Future[None], *, caller: str
@@ -277,7 +293,7 @@ class Pool:
     async def wait(
         self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
     ) -> None:
-        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
+        """Wait until the lease has left the queue, which may not be written yet; ClientGone if the client disconnects first.
 
         Waiting renews the lease if its caller may renew it: that is `renewed_by`.
         """

@@ -1,9 +1,9 @@
-"""The connections that wait for an answer, the waiters whose connection broke, and the callers that were told a 503."""
+"""The connections that wait for an answer, and the callers that were told a 503."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,14 +26,16 @@ class WaitingConnection:
 
 
 class Presence:
-    """Counts the connections that wait; at most `max_waiting` may."""
+    """Counts the connections that wait; at most `max_waiting` may. `on_left` is called with a lease when the last connection
+    broke on which its client waited.
+    """
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, on_left: Callable[[str], None]) -> None:
         self.waiting = 0
         self._max_waiting = max_waiting
+        self._on_left = on_left
         self._polls: Counter[str] = Counter()
         self._watched: Counter[str] = Counter()
-        self._away: set[str] = set()
         # With a note of its own for each time that the caller was not told.
         self._unclaimed: dict[str, object] = {}
 
@@ -67,7 +69,6 @@ class Presence:
         self.waiting += 1
         if lease_id is not None:
             self._polls[lease_id] += 1
-            self._away.discard(lease_id)
         try:
             yield connection
         finally:
@@ -77,13 +78,10 @@ class Presence:
                 if not self._polls[lease_id]:
                     del self._polls[lease_id]
                     if connection.is_broken:
-                        self._away.add(lease_id)
-                if not connection.is_broken:
-                    self._away.discard(lease_id)
+                        self._on_left(lease_id)
 
     def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
-        self._away.difference_update(lease_ids)
         for lease_id in lease_ids:
             self._unclaimed.pop(lease_id, None)
 
@@ -98,7 +96,3 @@ class Presence:
     def unclaimed(self, lease_id: str) -> object | None:
         """The last such note on a lease whose caller did not call again; None if it did, or needs not."""
         return self._unclaimed.get(lease_id)
-
-    def is_away(self, lease_id: str) -> bool:
-        """Whether the last connection of the lease's client broke, and no call came since."""
-        return lease_id in self._away

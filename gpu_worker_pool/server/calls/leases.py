@@ -24,7 +24,7 @@ from gpu_worker_pool.wire.routes import DEVICES, HOLDER, LEASES, QUEUE, REASON, 
 from gpu_worker_pool.wire.strict import check_lease_id, parse_form
 
 from .lease_answers import LeaseAnswers
-from .lease_view import lease_view, left_s, warning_view
+from .lease_view import lease_view, left_s, set_aside_view, warning_view
 from .pool_view import PoolFrames, encode_pool
 from .renewals import FleetRenewals
 from .scoped import live_leases
@@ -93,6 +93,8 @@ class LeaseCalls:
         lease = await self._known(lease_id)
         if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
             await pool.wait(lease, form.wait_s, call.gone(), renewed_by=call.turn_name(caller))
+            if (untaken := self._set_aside(lease_id)) is not None:
+                return Response(202 if is_new else 200, untaken)
             lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=True)
         status = 200
@@ -101,7 +103,9 @@ class LeaseCalls:
         return Response(status, self._encode(lease, query, call))
 
     async def show(self, call: Call) -> Response:
-        """The lease as it is, or once it has left the queue within `wait_s`."""
+        """The lease as it is, or once it has left the queue within `wait_s`. Its client takes a grant up by this call, if the
+        grant was made before it. Else the client is told to call again: an answer to a call that waited may not be read.
+        """
         lease_id = check_lease_id(call.parameters["lease_id"])
         query = call.query(WAIT_S, DEVICES)
         lease = await self._known(lease_id)
@@ -109,14 +113,14 @@ class LeaseCalls:
         caller = call.caller_or_none()
         may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, self._tokens)
         renewed_by = call.turn_name(caller) if caller is not None and may_renew else None
-        if isinstance(lease, QueuedLease):
-            if renewed_by is not None:
-                await self._pool.renew(lease_id, caller=renewed_by)
-            if query["wait_s"] > 0:
-                await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
-                lease = await self._known(lease_id)
-        elif may_renew:
-            self._pool.note_heartbeat(lease_id)
+        if renewed_by is not None:
+            await self._pool.hear_client(lease_id, caller=renewed_by)
+            lease = await self._known(lease_id)
+        if isinstance(lease, QueuedLease) and query["wait_s"] > 0:
+            await self._pool.wait(lease, query["wait_s"], call.gone(), renewed_by=renewed_by)
+            if renewed_by is not None and (untaken := self._set_aside(lease_id)) is not None:
+                return Response(200, untaken)
+            lease = await self._known(lease_id)
         lease = await self._told(lease, is_its_client=may_renew)
         return Response(200, self._encode(lease, query, call))
 
@@ -233,7 +237,7 @@ class LeaseCalls:
         if confirmed is None or not isinstance(lease, ActiveLease):
             return lease
         if not await confirmed(lease.id, CONFIRM_S):
-            if is_its_client:
+            if is_its_client and self._pool.is_untold(lease.id):
                 self._pool.note_not_told(lease.id)
             nodes = ", ".join(dict.fromkeys(key.node for key in lease.gpus))
             raise Refusal(
@@ -245,6 +249,14 @@ class LeaseCalls:
         if is_its_client:
             self._pool.note_heartbeat(lease.id)
         return await self._known(lease.id)
+
+    def _set_aside(self, lease_id: str) -> bytes | None:
+        """The answer to the client of a lease whose GPUs are set aside until it calls again; None if they are not."""
+        state = self._pool.state
+        lease = state.leases.get(lease_id)
+        if lease_id not in state.untaken or not isinstance(lease, ActiveLease):
+            return None
+        return encode(set_aside_view(state, lease, self._pool.now()))
 
     async def _known(self, lease_id: str) -> Lease:
         lease = await self._pool.find(lease_id)

@@ -68,7 +68,7 @@ class EventStream:
         was_queue_changed = False
         for event in events:
             match event:
-                case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseWarned() | ev.LeaseEnded():
+                case ev.LeaseQueued() | ev.LeaseGranted() | ev.GrantWithdrawn() | ev.LeaseWarned() | ev.LeaseEnded():
                     self._record_lease(event)
                     was_queue_changed = was_queue_changed or not isinstance(event, ev.LeaseWarned)
                 case ev.GpuDrained():
@@ -121,7 +121,9 @@ class EventStream:
         finally:
             self._listeners.pop(listener, None)
 
-    def _record_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded) -> None:
+    def _record_lease(
+        self, event: ev.LeaseQueued | ev.LeaseGranted | ev.GrantWithdrawn | ev.LeaseWarned | ev.LeaseEnded
+    ) -> None:
         state = self._pool.state
         lease = state.find(event.lease_id)
         if lease is not None:
@@ -175,6 +177,7 @@ _AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
         "lease_queued",
         {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
     ),
+    ev.GrantWithdrawn: ("lease_queued", {}),
     ev.LeaseGranted: ("lease_granted", {"state": "active", "reason": None, "position": None, **_OVER}),
     ev.LeaseWarned: ("lease_warned", {}),
     ev.LeaseEnded: ("lease_ended", {}),

@@ -16,7 +16,7 @@ from tests.ledger.test_driver import ask, look, opened, turns
 
 
 def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
-    presence = Presence(10)
+    presence = Presence(10, print)
     with presence.watching(MOST_WATCHED - 5, "ada"):
         assert presence.has_room_for(5, "ada")
         assert not presence.has_room_for(6, "ada")
@@ -25,7 +25,7 @@ def test_one_caller_cannot_wait_for_any_number_of_leases() -> None:
 
 
 def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
-    presence = Presence(10)
+    presence = Presence(10, print)
     presence.note_unclaimed("a")
     first = presence.unclaimed("a")
     presence.note_heartbeat("b")
@@ -37,15 +37,16 @@ def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
 
 
 def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
-    presence = Presence(10)
+    presence = Presence(10, print)
     presence.note_unclaimed("forgotten")
     presence.take_over(["a", "b"])
     presence.note_heartbeat("b")
     assert [presence.unclaimed(id_) is None for id_ in ("a", "b", "forgotten")] == [False, True, True]
 
 
-async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
-    driver, presence = await opened(), Presence(10)
+async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_told_as_gone() -> None:
+    left: list[str] = []
+    driver, presence = await opened(), Presence(10, left.append)
     unused: Any = None
     pool = Pool(driver, unused, unused, presence, node="box")
     for lease_id in ("holder", "waiter"):
@@ -60,5 +61,5 @@ async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
     assert isinstance(driver.state.leases["waiter"], ActiveLease)
     with pytest.raises(ClientGone):
         await waiting
-    assert presence.is_away("waiter")
+    assert left == ["waiter"]
     driver.close()

@@ -10,7 +10,7 @@ import pytest
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.queue.explain import Explainer
-from gpu_worker_pool.core.queue.planner import expected_starts
+from gpu_worker_pool.core.queue.start_times import expected_starts
 from gpu_worker_pool.server.calls.lease_frames import LeaseFrames
 from gpu_worker_pool.server.calls.lease_view import lease_view, moving_of_queued, queued_view
 from gpu_worker_pool.server.http.loop_share import LoopShare
