@@ -80,9 +80,6 @@ class GPUWorkerPoolClient:
         # False: the start does not wait for endpoints that are a little later than the first.
         self.waits_for_late = True
         self._tally, self._numbers = Tally(), itertools.count(1)
-        # Workers whose request or GPU is over. The next request is of one of these: a server that knows a request from
-        # before answers it sooner.
-        self._idle_workers: list[str] = []
         # Two clients may run in processes of the same number, in two containers, say.
         self._name = os.urandom(3).hex()
         self._pid = os.getpid()
@@ -104,7 +101,6 @@ class GPUWorkerPoolClient:
         from .started_client import StartedClient  # noqa: PLC0415 - see above
 
         self._pid = os.getpid()
-        self._idle_workers.clear()  # those of another process, after a fork
         started = self._started_client = StartedClient(
             self._config, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
         )
@@ -151,7 +147,7 @@ class GPUWorkerPoolClient:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
         from .asking import make_request  # noqa: PLC0415 - see above
 
-        request = make_request(self._config, self._worker_id(), wishes)
+        request = make_request(self._config, f"{self._worker_prefix()}{next(self._numbers)}", wishes)
         if self._lease is not None and not wishes.get("new"):
             return self._take_inside(self._lease, request)
         lease_id = os.urandom(16).hex()
@@ -233,8 +229,7 @@ class GPUWorkerPoolClient:
     def _lister(self) -> LeaseLister:
         from .lease_list import LeaseLister  # noqa: PLC0415 - see above
 
-        prefix = f"worker-{self._pid}-{self._name}-"
-        places = self._started().places
+        places, prefix = self._started().places, self._worker_prefix()
         return LeaseLister(places, lambda worker_id: worker_id.startswith(prefix), is_multi=self._config.is_multi)
 
     def _reports(self) -> Reports:
@@ -253,15 +248,10 @@ class GPUWorkerPoolClient:
         self._tell(_event("assigned", assignment))
         return assignment
 
-    def _worker_id(self) -> str:
-        try:
-            return self._idle_workers.pop()
-        except IndexError:  # all are busy
-            return f"worker-{self._pid}-{self._name}-{next(self._numbers)}"
+    def _worker_prefix(self) -> str:
+        return f"worker-{self._pid}-{self._name}-"
 
     def _tell(self, event: ClientEvent) -> None:
-        if event.kind in {"released", "lost", "timed_out", "failed"}:
-            self._idle_workers.append(event.worker_id)
         for hook in self._hooks:
             call_hook("on_event", hook, event)
 
