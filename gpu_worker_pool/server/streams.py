@@ -16,8 +16,7 @@ from gpu_worker_pool.wire.events import DrainedGpu, GpuInService, GpuOutOfServic
 from .authority.pool import Pool
 from .box.snapshot import Snapshot
 from .views.lease_view import lease_view
-from .views.scoped import first_waiters, nodes_of
-from .views.target import Target
+from .views.target import Target, nodes_of
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64
@@ -230,7 +229,7 @@ class Streams:
     def _send_queue(self) -> None:
         """Send the waiters of each target that is followed."""
         for node in {reader.node for reader in self._readers()}:
-            first, length = first_waiters(self._pool.state, Target(node), self._pool.now(), MOST_QUEUED)
+            first, length = Target(node).first_waiters(self._pool.state, self._pool.now(), MOST_QUEUED)
             readers = [reader for reader in self._readers() if reader.node == node]
             _send(readers, "queue", encode(QueueChange(length=length, first=tuple(first))))
 

@@ -1,9 +1,8 @@
-"""The bounds of every number and text that a caller may send, and the annotations that state them."""
+"""The bounds of every number and text that a caller may send."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 MIN_TTL_S = 0.1
 MAX_WAIT_S = 300.0
@@ -49,33 +48,6 @@ _PRINTABLE = re.compile(PRINTABLE.removesuffix("$") + r"\Z")
 LEASE_ID = r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"
 _LEASE_ID = re.compile(LEASE_ID.removesuffix("$").replace("{1,2}$", r"{1,2}\Z") + r"\Z")
 _LABEL_KEY = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_LABEL_KEY}}}")
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{show_number(self.low)} to {show_number(self.high)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Printable:
-    """A text must have at most `longest` characters, all printable."""
-
-    longest: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """The description of a field in the OpenAPI document."""
-
-    text: str
-
-
-def show_number(value: float) -> str:
-    return f"{value:.15g}"
 
 
 def is_printable(text: str) -> bool:

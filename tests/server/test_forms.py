@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.forms import LeaseForm, LeaseId, RenewForm
+from gpu_worker_pool.server.forms import LeaseForm, RenewForm
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.validation import read_form, read_text
+from gpu_worker_pool.server.parameters import LeaseId
 from gpu_worker_pool.server.routes.leases import to_request
 from gpu_worker_pool.server.settings import ServerSettings
 

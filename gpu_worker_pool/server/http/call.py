@@ -41,11 +41,10 @@ PartT = TypeVar("PartT")
 
 
 class Call(Request):
-    """One request. `parameters` are those in its path; `target` is what it means: the box that was asked, or the whole fleet."""
+    """One request. `target` is what it means: the box that was asked, or the whole fleet."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        self.parameters: Mapping[str, str] = {}
         self.target = EVERYTHING
         # What the box says that passed the call on, if one did.
         self.forwarded: Forwarded | None = None

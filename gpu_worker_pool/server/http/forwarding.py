@@ -88,7 +88,9 @@ class Forwarding:
         """Pass a call on; Refusal if the leader cannot be reached, ClientGone if the caller goes away meanwhile."""
         method = call.scope["method"]
         body = b"" if method in {"GET", "HEAD"} else await call.body()
-        process: dict[str, Any] = self._process(call, body) if method == "PUT" and "lease_id" in call.parameters else {}
+        process: dict[str, Any] = (
+            self._process(call, body) if method == "PUT" and "lease_id" in call.path_params else {}
+        )
         gone = call.gone()
         try:
             answer, whole, url = await self._ask(call, body, process, gone)
@@ -259,7 +261,7 @@ class Forwarding:
 
     def _learn(self, call: Call, status: int, body: bytes) -> None:
         """Note which box keeps an active lease, so that its renewals find it also while there is no leader."""
-        if status not in {200, 201} or "lease_id" not in call.parameters:
+        if status not in {200, 201} or "lease_id" not in call.path_params:
             return
         with suppress(ValueError, TypeError, KeyError, IndexError):
             lease = json.loads(body)

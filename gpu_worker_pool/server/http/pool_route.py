@@ -65,10 +65,11 @@ EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 class Declared:
     """One route, as its subject declares it.
 
-    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes
-    the call on, or the `custodian`, the box that keeps the lease. Calls that the leader answers exist twice: they mean the box
-    that was asked, and with `is_fleet` the whole fleet. `headers` are on every answer, errors included. A web page of any
-    origin may read a call that `is_readable_everywhere`, where CORS is on.
+    `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who
+    answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes the call on, or the `custodian`, the box
+    that keeps the lease. Calls that the leader answers exist twice: they mean the box that was asked, and with `is_fleet` the
+    whole fleet. `headers` are on every answer, errors included. A web page of any origin may read a call that
+    `is_readable_everywhere`, where CORS is on.
     """
 
     method: str
@@ -208,7 +209,6 @@ class PoolRoute(APIRoute):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive)
-        call.parameters = scope["path_params"]
         with suppress(ClientGone):
             await write(await self._answer_any(call), self.declared.headers, scope, send)
 
@@ -241,7 +241,7 @@ class PoolRoute(APIRoute):
             return await call.part(Forwarding).pass_on(call)
         if declared.caller != ANYONE:
             check_caller(call, declared.caller)
-        arguments = {name: read_text(name, kind, call.parameters[name]) for name, kind in self._path_types.items()}
+        arguments = {name: read_text(name, kind, call.path_params[name]) for name, kind in self._path_types.items()}
         query = read_query(call.raw_query, self._query_types, ignores_unknown=declared.ignores_query)
         arguments |= {self._names[alias]: value for alias, value in query.items()}
         if declared.method != "GET":

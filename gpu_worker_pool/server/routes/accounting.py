@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import nsmallest
 from math import inf
 from typing import Any
 
-from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.host.clock import iso_time
@@ -20,10 +18,11 @@ from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usa
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.forms import Hours, Since, Until
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.parameters import Hours, Since, Until
+from gpu_worker_pool.server.views.gpu_view import slot_order
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.bounds import DEFAULT_HOURS
@@ -106,7 +105,7 @@ class PastLeases:
     async def timeline(self, hours: float, target: Target) -> bytes:
         """The holders of each GPU over the last hours."""
         span_s = hours * 3600
-        gpus = _gpus(self._pool.state.slots_on(target.node), with_nodes=target.is_fleet)
+        slots = list(self._pool.state.slots_on(target.node))
 
         def trace(leases: Sequence[WaitingOrActive], accounts: Accounts) -> wire.TimelineView:
             live = _live(leases, target)
@@ -121,7 +120,7 @@ class PastLeases:
                 since=iso_time(max(moment.now - span_s, 0.0)),
                 until=iso_time(moment.now),
                 complete_since=iso_time(moment.complete_since),
-                gpus=_with_spans(gpus, by_gpu),
+                gpus=_gpus(slots, by_gpu, target),
                 is_cut=is_cut,
                 unknown_leases=unknown + len(active) - len(known),
                 server_id=self._pool.id,
@@ -287,18 +286,26 @@ def spans_by_gpu(
     return by_gpu, False
 
 
-def _with_spans(
-    gpus: Sequence[wire.TimelineGpu], by_gpu: Mapping[str, Sequence[ActiveLease | EndedLease]]
+def _gpus(
+    slots: Iterable[GpuSlot], by_gpu: Mapping[str, Sequence[ActiveLease | EndedLease]], target: Target
 ) -> tuple[wire.TimelineGpu, ...]:
-    """These GPUs, and those that were removed, with their spans."""
-    gone = [_gpu(uuid, None) for uuid in sorted(by_gpu.keys() - {gpu.uuid for gpu in gpus})]
+    """The GPUs with their spans, each once, even if the node had another name before. Those that were removed come last."""
+    known: dict[str, GpuSlot] = {}
+    for slot in slots:
+        if slot.reading is not None or slot.key.uuid not in known:
+            known[slot.key.uuid] = slot
+    present = [slot.key.uuid for slot in sorted(known.values(), key=slot_order)]
     pauses, shown = Pauses(), []
-    for gpu in (*gpus, *gone):
+    for uuid in (*present, *sorted(by_gpu.keys() - known.keys())):
         spans = []
-        for lease in sorted(by_gpu.get(gpu.uuid, ()), key=lambda lease: (lease.granted_at or 0.0, lease.id)):
+        for lease in sorted(by_gpu.get(uuid, ()), key=lambda lease: (lease.granted_at or 0.0, lease.id)):
             spans.append(_span(lease))
             pauses.yield_if_due()
-        shown.append(replace(gpu, spans=tuple(spans)))
+        found = known.get(uuid)
+        gpu = found.gpu if found else None
+        view = partial(wire.FleetTimelineGpu, node=found.key.node) if found and target.is_fleet else wire.TimelineGpu
+        gpu_id, name = (gpu.index, gpu.name) if gpu else (None, None)
+        shown.append(view(uuid=uuid, gpu_id=gpu_id, name=name, spans=tuple(spans)))
     return tuple(shown)
 
 
@@ -315,22 +322,3 @@ def _span(lease: ActiveLease | EndedLease) -> wire.TimelineSpan:
         is_shared=lease.request.wishes.is_shared,
         ended_by=None if ended is None else ended.by,
     )
-
-
-def _gpus(slots: Iterable[GpuSlot], *, with_nodes: bool) -> list[wire.TimelineGpu]:
-    """The GPUs by index, each once, even if the node had another name before; of a fleet by node first."""
-    found: dict[str, wire.TimelineGpu] = {}
-    for slot in slots:
-        if slot.reading is not None or slot.key.uuid not in found:
-            found[slot.key.uuid] = _gpu(slot.key.uuid, slot.gpu, slot.key.node if with_nodes else None)
-    return sorted(found.values(), key=_place)
-
-
-def _place(gpu: wire.TimelineGpu) -> tuple[str, float, str]:
-    node = gpu.node if isinstance(gpu, wire.FleetTimelineGpu) else ""
-    return (node, inf if gpu.gpu_id is None else gpu.gpu_id, gpu.uuid)
-
-
-def _gpu(uuid: str, gpu: Gpu | None, node: str | None = None) -> wire.TimelineGpu:
-    kind = wire.TimelineGpu if node is None else partial(wire.FleetTimelineGpu, node=node)
-    return kind(uuid=uuid, gpu_id=gpu.index if gpu else None, name=gpu.name if gpu else None, spans=())

@@ -9,11 +9,12 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.forms import DrainForm, LeaseId, ProcessName, ReasonWords
+from gpu_worker_pool.server.forms import DrainForm
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import OPERATOR, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.parameters import LeaseId, ProcessName, ReasonWords
 from gpu_worker_pool.server.views.gpu_view import gpu_view
 from gpu_worker_pool.server.views.lease_view import outcome_view
 from gpu_worker_pool.wire.leases import AnyLease

@@ -12,13 +12,14 @@ from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.forms import BookingForm, LeaseId
+from gpu_worker_pool.server.forms import BookingForm
 from gpu_worker_pool.server.http.access import Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.parameters import LeaseId
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.views.plan_view import booking_view, booking_views
+from gpu_worker_pool.server.views.pool_view import booking_view, booking_views
 from gpu_worker_pool.wire.plans import BookingList, BookingView
 
 from .admin import DRAIN_PREFIX

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from gpu_worker_pool.server.forms import PaceS
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response
+from gpu_worker_pool.server.parameters import PaceS
 from gpu_worker_pool.server.streams import Streams, StreamsFull
 
 HEADERS: Final[Headers] = (

@@ -11,7 +11,7 @@ from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.views.scoped import nodes_of
+from gpu_worker_pool.server.views.target import nodes_of
 from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxView, FleetList
 
 from .renewals import FleetRenewals

@@ -13,26 +13,16 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.forms import (
-    AsHolder,
-    Devices,
-    LeaseForm,
-    LeaseId,
-    LeasesLimit,
-    QueueLimit,
-    ReasonWords,
-    RenewForm,
-    WaitS,
-)
+from gpu_worker_pool.server.forms import LeaseForm, RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.loop_share import LoopShare
+from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
 from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
 from gpu_worker_pool.server.views.pool_view import pool_view
-from gpu_worker_pool.server.views.scoped import live_leases
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.leases import AnyLease, LeaseList, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.pool import PoolView
@@ -158,7 +148,7 @@ async def list_leases(call: Call) -> bytes:
 
 async def _encode_list(pool: Pool, target: Target) -> bytes:
     await pool.caught_up()
-    ids = live_leases(pool.state, target, pool.now())
+    ids = target.live_leases(pool.state, pool.now())
     leases = [view async for _, view in listed_leases(pool, ids, LoopShare())]
     return encode(LeaseList(node=target.name(pool.node), leases=tuple(leases)))
 

@@ -13,9 +13,9 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.box.readings_history import ReadingLines
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.forms import PageHours, PageWeeks
 from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
 from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.parameters import PageHours, PageWeeks
 from gpu_worker_pool.server.routes.accounting import PastLeases
 from gpu_worker_pool.server.routes.fleet import box_views
 from gpu_worker_pool.server.routes.quotas import quota_list

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from itertools import islice
 
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.leases import LeaseView
+from gpu_worker_pool.wire.plans import BookingView, ReservationView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView, ThresholdsView
 
 from .gpu_view import gpu_view, slot_order
-from .lease_view import listed_leases
-from .plan_view import booking_views, reservation_view
-from .scoped import holders, waiters
+from .lease_view import gpu_refs, listed_leases
 
 
 async def pool_view(
@@ -24,7 +26,7 @@ async def pool_view(
     """What a target has, with at most this many waiters and other leases. It yields to other work in between."""
     await pool.caught_up()
     state, share = pool.state, LoopShare()
-    others, waiting = holders(state, target), waiters(state, target, pool.now())
+    others, waiting = target.holders(state), target.waiters(state, pool.now())
     queue: list[LeaseView] = []
     leases: list[LeaseView] = []
     async for lease, view in listed_leases(pool, [*islice(waiting, most_queued), *islice(others, most_leases)], share):
@@ -52,7 +54,40 @@ async def pool_view(
         source=pool.snapshot.source,
         leases=tuple(leases),
         queue=tuple(queue),
-        reservation=reservation_view(state, target),
+        reservation=_reservation_view(state, target),
         bookings=booking_views(state, target),
         fleet=pool.fleet(),
+    )
+
+
+def booking_views(state: PoolState, target: Target) -> tuple[BookingView, ...]:
+    return tuple(booking_view(state, booking) for booking in target.bookings(state))
+
+
+def booking_view(state: PoolState, booking: Booking) -> BookingView:
+    return BookingView(
+        id=booking.id,
+        gpus=gpu_refs(state, booking.gpus),
+        starts_at=iso_time(booking.starts_at) or "",
+        ends_at=iso_time(booking.ends_at),
+        owner=booking.owner,
+        reason=booking.reason,
+        booked_by=booking.by,
+        late_holders=tuple(late_leases(state, booking)),
+    )
+
+
+def _reservation_view(state: PoolState, target: Target) -> ReservationView | None:
+    """The reservation, if it is of GPUs of the target."""
+    reservation = state.reservation
+    if reservation is None or target.node not in {None, *reservation.nodes}:
+        return None
+    after = state.find(reservation.after) if reservation.after else None
+    return ReservationView(
+        lease_id=reservation.lease_id,
+        holder=state.queued(reservation.lease_id).request.who,
+        gpus=gpu_refs(state, reservation.gpus),
+        starts_at=iso_time(reservation.date + state.wall_offset_s) or "",
+        basis=str(reservation.basis),  # type: ignore[arg-type]
+        after=after.request.who if after else None,
     )

@@ -155,3 +155,8 @@ def test_a_user_may_lower_its_priority_and_raises_it_only_as_an_operator_allows(
     set_quota(server, "alice", max_priority=10)
     assert ask(ALICE, 10).status == 202
     assert_problem(ask(ALICE, 11), 422, "allows at most 10")
+
+
+def test_a_line_break_at_its_end_makes_a_path_another_one(server: ServerProcess) -> None:
+    assert server.ask("/quotas").status == 200
+    assert_problem(server.ask("/quotas%0A"), 404)
