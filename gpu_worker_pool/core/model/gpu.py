@@ -155,5 +155,4 @@ findings_of = attrgetter(
     "has_utilization",
     "reported_memory_percent",
     "other_server",
-    "is_other_server_up",
 )
