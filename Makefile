@@ -86,4 +86,4 @@ pictures: $(READY) ## Make the pictures in docs/images from a real server with s
 	$(BIN)/python scripts/screenshot
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .demo-venv .bench-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
+	rm -rf $(VENV) .demo-venv .bench-venv* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import inf, isfinite
 
-from .core.model.units import MB_PER_GB, UNITS_S
+from .core.model.bounds import MB_PER_GB, UNITS_S
 
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(|[KMGT]I?B?|B)\s*", re.IGNORECASE)
 _TO_MB = {"": 1.0, "B": 1 / 2**20, "K": 1 / 1024, "M": 1.0, "G": MB_PER_GB, "T": MB_PER_GB**2}

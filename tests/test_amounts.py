@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.amounts import asked_mb, parse_memory_mb
-from gpu_worker_pool.core.model.units import show_mb
+from gpu_worker_pool.core.model.bounds import show_mb
 
 
 @pytest.mark.parametrize(

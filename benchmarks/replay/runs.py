@@ -18,7 +18,8 @@ from benchmarks.replay.openb import GPU_MILLI, SIZES, Task, Trace, sample_tasks
 from benchmarks.replay.policies import Policy, Rule
 from benchmarks.replay.pool import SimulatedPool, StrictPool
 from gpu_worker_pool.core.model.bounds import MAX_TTL_S
-from gpu_worker_pool.core.queue.planner import FreeAt, expected_starts
+from gpu_worker_pool.core.queue.planner import FreeAt
+from gpu_worker_pool.core.queue.start_times import expected_starts
 
 RENEW_EVERY_S = MAX_TTL_S / 3
 POINTS = 200

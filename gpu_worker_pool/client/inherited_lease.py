@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.units import show_mb
+from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.host.visible_devices import names_in
 from gpu_worker_pool.models import GlobalGPUAssignment, GPUAssignment
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint

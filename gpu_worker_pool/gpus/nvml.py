@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
-from types import ModuleType
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.processes import ProcessTable
 
+from .nvml_calls import Code, DriverGoneError, GpuFaultError, Nvml, NvmlError, RefusedError, fault_in_words
 from .probe import Probe, ProbeResult, ProbeUnavailable
+from .topology import positions
 
 # One thread per machine reads, so no other retries at the same moment: randomness is not needed.
 RETRY = Backoff(first_s=1.0, max_s=30.0)
@@ -23,6 +23,9 @@ _JITTER = 0.5
 _BYTES_PER_MB = 2**20
 _MILLIWATTS_PER_W = 1000
 _UNNAMED = "NVIDIA GPU"
+# NVML_P2P_STATUS_OK, and what is farther for GPUs without NVLink than any common ancestor is (NVML_TOPOLOGY_SYSTEM is 50).
+_LINKED = 0
+_UNLINKED = 100
 
 # A device of NVML: an opaque pointer.
 _Handle = Any
@@ -40,8 +43,11 @@ class NvmlProbe(Probe):
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._nvml = _Nvml()
+        self._nvml = Nvml()
         self._slots: list[_Slot] = []
+        # The GPUs whose topology was read last, and the positions that it gives them; none if it is unknown.
+        self._placed: set[GpuKey] = set()
+        self._positions: dict[GpuKey, int] = {}
         self._is_initialised = False
         self._is_closed = False
         self._error = ""
@@ -49,7 +55,7 @@ class NvmlProbe(Probe):
         self._retry_at: float | None = None
         try:
             self._start()
-        except _DriverGoneError as gone:
+        except DriverGoneError as gone:
             self._stop()
             raise ProbeUnavailable(str(gone)) from None
 
@@ -68,7 +74,7 @@ class NvmlProbe(Probe):
             if not self._is_initialised:
                 return ProbeResult((), self._error)
             readings = self._read_all(at)
-        except _DriverGoneError as gone:
+        except DriverGoneError as gone:
             self._stop()
             self._retry_later(at)
             self._error = str(gone)
@@ -94,7 +100,7 @@ class NvmlProbe(Probe):
     def _stop(self) -> None:
         if self._is_initialised:
             self._is_initialised = False
-            with suppress(_NvmlError):  # it may be gone already
+            with suppress(NvmlError):  # it may be gone already
                 self._nvml.demand("nvmlShutdown")
 
     def _retry_later(self, at: float) -> None:
@@ -113,6 +119,7 @@ class NvmlProbe(Probe):
             known = before.get(slot.index)
             if slot.fault and known and known.gpu.key not in present:
                 slot.gpu, slot.listed = known.gpu, known.listed
+        self._place(found)
         self._slots = found
 
     def _open(self, index: int, before: _Slot | None) -> _Slot:
@@ -120,12 +127,47 @@ class NvmlProbe(Probe):
             handle = self._nvml.demand("nvmlDeviceGetHandleByIndex", index)
             uuid = self._nvml.demand("nvmlDeviceGetUUID", handle)
             name = self._nvml.ask("nvmlDeviceGetName", handle)
-        except (_GpuFaultError, _RefusedError) as problem:
+        except (GpuFaultError, RefusedError) as problem:
             unknown = Gpu(GpuKey(self._node, f"unknown-{index}"), index, _UNNAMED)
-            return _Slot(index, unknown, (unknown,), fault=_fault_in_words(problem, index))
+            return _Slot(index, unknown, (unknown,), fault=fault_in_words(problem, index))
         gpu = Gpu(GpuKey(self._node, uuid), index, name or _UNNAMED)
-        listed = before.listed if before and before.gpu == gpu else (gpu,)
+        listed = before.listed if before and before.gpu.key == gpu.key else (gpu,)
         return _Slot(index, gpu, listed, handle)
+
+    def _place(self, slots: list[_Slot]) -> None:
+        """Give the GPUs that answer their positions. Their topology is read once: each pair of them is asked for."""
+        answering = [slot for slot in slots if not slot.fault]
+        there = {slot.gpu.key for slot in answering}
+        if there != self._placed:
+            self._placed, self._positions = set(), {}
+            with suppress(GpuFaultError):  # the next reading says so, and after it the topology is read again
+                self._positions = self._read_topology(answering)
+                self._placed = there
+        for slot in answering:
+            slot.put(self._positions.get(slot.gpu.key))
+
+    def _read_topology(self, slots: list[_Slot]) -> dict[GpuKey, int]:
+        """The positions of these GPUs: by NVLink, where that is known, and by what they share of PCIe and NUMA; none if that is
+        unknown of a pair.
+        """
+        ancestors: dict[tuple[int, int], int | None] = {}
+        links: dict[tuple[int, int], int | None] = {}
+        nvlink = self._nvml.constant("NVML_P2P_CAPS_INDEX_NVLINK")
+        for (number, one), (other_number, other) in combinations(enumerate(slots), 2):
+            pair, handles = (number, other_number), (one.handle, other.handle)
+            ancestors[pair] = self._nvml.ask("nvmlDeviceGetTopologyCommonAncestor", *handles)
+            links[pair] = self._nvml.ask("nvmlDeviceGetP2PStatus", *handles, nvlink)
+        knows_links = None not in links.values()
+        distances: dict[tuple[int, int], int] = {}
+        for pair, ancestor in ancestors.items():
+            if ancestor is None:
+                return {}
+            is_linked = knows_links and links[pair] == _LINKED
+            distances[pair] = ancestor if is_linked else ancestor + _UNLINKED
+        if not distances:
+            return {}  # one GPU has no neighbours
+        found = positions(len(slots), distances)
+        return {slot.gpu.key: found[number] for number, slot in enumerate(slots)}
 
     def _mig_devices(self, slot: _Slot) -> list[tuple[Gpu, _Handle]] | None:
         """The MIG devices of a GPU; None if MIG is off. Listed at every read: a handle does not outlive its device."""
@@ -158,8 +200,8 @@ class NvmlProbe(Probe):
         if slot.fault is None:
             try:
                 return self._read_devices(slot, at, processes)
-            except _GpuFaultError as fault:
-                slot.fault = _fault_in_words(fault, slot.index)
+            except GpuFaultError as fault:
+                slot.fault = fault_in_words(fault, slot.index)
         return [Reading(gpu, at, fault=slot.fault) for gpu in slot.listed]
 
     def _read_devices(self, slot: _Slot, at: float, processes: ProcessTable) -> list[Reading]:
@@ -237,8 +279,8 @@ class NvmlProbe(Probe):
         calls = [(f"nvmlDeviceGet{kind}RunningProcesses_v{version}", handle) for version in (3, 2)]
         try:
             found: Sequence[Any] = self._nvml.demand_first(*calls)
-        except _RefusedError as refused:
-            return where_not_supported if refused.code == _Code.NOT_SUPPORTED else None
+        except RefusedError as refused:
+            return where_not_supported if refused.code == Code.NOT_SUPPORTED else None
         return found
 
 
@@ -252,135 +294,7 @@ class _Slot:
     handle: _Handle = None
     fault: str | None = None
 
-
-class _Code(IntEnum):
-    """The NVML return codes that matter here. The numbers are fixed in nvml.h."""
-
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    INSUFFICIENT_POWER = 8
-    DRIVER_NOT_LOADED = 9
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    LIB_RM_VERSION_MISMATCH = 18
-    ARGUMENT_VERSION_MISMATCH = 25
-    DEPRECATED = 26
-    UNKNOWN = 999
-
-
-_MEANS_THE_DRIVER_IS_GONE = frozenset(
-    {_Code.UNINITIALIZED, _Code.DRIVER_NOT_LOADED, _Code.LIBRARY_NOT_FOUND, _Code.LIB_RM_VERSION_MISMATCH}
-)
-_MEANS_THE_GPU_IS_GONE = frozenset({_Code.GPU_IS_LOST, _Code.RESET_REQUIRED})
-_MEANS_ANOTHER_VERSION_MAY_DO = frozenset(
-    {
-        _Code.FUNCTION_NOT_FOUND,
-        _Code.ARGUMENT_VERSION_MISMATCH,
-        _Code.DEPRECATED,
-        _Code.NOT_SUPPORTED,
-        _Code.INVALID_ARGUMENT,
-    }
-)
-
-_DRIVER_IN_WORDS: dict[int, str] = {
-    _Code.UNINITIALIZED: "NVML was shut down under this process, as when the NVIDIA driver is restarted",
-    _Code.NO_PERMISSION: "NVML may not be used by this user: give it access to /dev/nvidia*",
-    _Code.DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded: load it (modprobe nvidia), or in a container pass the GPUs in",
-    _Code.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the NVIDIA driver, or in a container pass the GPUs in",
-    _Code.LIB_RM_VERSION_MISMATCH: "the loaded NVIDIA driver and this process's libnvidia-ml.so.1 are of different versions, "
-    "as after an update of the driver: load the new driver or reboot, then restart this process",
-}
-_GPU_IN_WORDS: dict[int, str] = {
-    _Code.NO_PERMISSION: "this user may not use it: give it access to /dev/nvidia{index}",
-    _Code.INSUFFICIENT_POWER: "its power cables are not attached properly",
-    _Code.GPU_IS_LOST: "it is lost: it fell off the bus or does not answer; a reboot may bring it back",
-    _Code.RESET_REQUIRED: "it must be reset before it can be used again: nvidia-smi --gpu-reset -i {index}, or reboot",
-}
-
-
-class _NvmlError(Exception):
-    def __init__(self, code: int, words: str) -> None:
-        super().__init__(words)
-        self.code = code
-
-
-class _DriverGoneError(_NvmlError):
-    """NVML as a whole does not answer."""
-
-
-class _GpuFaultError(_NvmlError):
-    """This GPU does not answer; the others may."""
-
-
-class _RefusedError(_NvmlError):
-    """NVML refused this one call."""
-
-
-class _Nvml:
-    """The functions of pynvml by name. Their errors are classified: driver, GPU, or call."""
-
-    def __init__(self) -> None:
-        try:
-            # Imported late and by name: only the server installs it, and it has no types.
-            self._bindings: ModuleType = importlib.import_module("pynvml")
-        except ImportError:
-            advice = "NVML cannot be used without nvidia-ml-py: pip install 'gpu-worker-pool[server]'"
-            raise ProbeUnavailable(advice) from None
-
-    def constant(self, name: str) -> Any:
-        return getattr(self._bindings, name)
-
-    def ask(self, *call: Any) -> Any | None:
-        """The answer; None if the call is refused."""
-        return self.ask_first(call)
-
-    def ask_first(self, *calls: tuple[Any, ...]) -> Any | None:
-        """The first answer of these calls; None if all are refused."""
-        try:
-            return self.demand_first(*calls)
-        except _RefusedError:
-            return None
-
-    def demand_first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer to the first of these calls that the driver knows."""
-        refusals: list[_RefusedError] = []
-        for call in calls:
-            try:
-                return self.demand(*call)
-            except _RefusedError as refused:
-                refusals.append(refused)
-                if refused.code not in _MEANS_ANOTHER_VERSION_MAY_DO:
-                    break
-        # A missing function says nothing about the GPU.
-        raise next((refused for refused in refusals if refused.code != _Code.FUNCTION_NOT_FOUND), refusals[-1])
-
-    def demand(self, name: str, *arguments: Any) -> Any:
-        function = getattr(self._bindings, name, None)
-        if function is None:
-            raise _RefusedError(_Code.FUNCTION_NOT_FOUND, f"this pynvml has no {name}")
-        try:
-            return function(*arguments)
-        except self._bindings.NVMLError as error:
-            code: int = error.value
-            if code in _MEANS_THE_DRIVER_IS_GONE:
-                raise _DriverGoneError(code, _DRIVER_IN_WORDS[code]) from None
-            kind = _GpuFaultError if code in _MEANS_THE_GPU_IS_GONE else _RefusedError
-            raise kind(code, str(error)) from None
-        except UnicodeDecodeError:
-            raise _RefusedError(_Code.UNKNOWN, f"the answer of {name} is not text") from None
-
-    def demand_of_driver(self, name: str) -> Any:
-        """The answer to a call about no GPU; any problem is one of the driver."""
-        try:
-            return self.demand(name)
-        except _NvmlError as problem:
-            words = _DRIVER_IN_WORDS.get(problem.code, f"NVML does not work: {problem}")
-            raise _DriverGoneError(problem.code, words) from None
-
-
-def _fault_in_words(problem: _NvmlError, index: int) -> str:
-    return _GPU_IN_WORDS.get(problem.code, f"it cannot be read: {problem}").format(index=index)
+    def put(self, position: int | None) -> None:
+        gpu = replace(self.gpu, position=position)
+        self.listed = tuple(gpu if each.key == gpu.key else each for each in self.listed)
+        self.gpu = gpu

@@ -226,7 +226,9 @@ class Driver:
                 await self._written(batch)
 
     async def wait_while_queued(self, lease_id: str, timeout_s: float, gone: Caller | None = None) -> None:
-        """Wait until the lease has left the queue, and that is written, or as below."""
+        """Wait until the lease has left the queue, or as below. A grant that has to be taken up is told before it is written:
+        its client only hears that it should call again, and that call waits for the journal.
+        """
         if self._is_queued(lease_id):
             await self.wait_for_change((lease_id,), timeout_s, gone)
 
@@ -347,6 +349,9 @@ class Driver:
         batch = self.outbox.add(events, [lease.record for lease in found if isinstance(lease, EndedLease)])
         for listener in self.early_listeners:
             listener(events)
+        for event in events:
+            if isinstance(event, ev.LeaseGranted) and event.take_up_s is not None:
+                self._waiters.tell(event.lease_id)
         self._live.ring_at(self.state.next_due_at())
         if self.state.settled_until > -inf:
             self._is_settled.set()

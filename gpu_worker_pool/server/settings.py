@@ -44,6 +44,8 @@ from .http.tokens import MIN_TOKEN_LENGTH, Tokens
 
 logger = logging.getLogger(__name__)
 
+# A client that waited takes up its grant within this time, or the next waiter gets the GPUs.
+TAKE_UP_S = 5.0
 DEFAULT_LOG_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 ENV_FILE = ".env"
 # Settings of the server and the client that no other program has.
@@ -274,6 +276,7 @@ class ServerSettings(BaseSettings):
             fair_share=self.gpu_pool_fair_share,
             idle_after_s=self.gpu_pool_idle_after,
             idle_reclaim=self.gpu_pool_idle_reclaim,
+            take_up_s=TAKE_UP_S,
         )
 
     def load_tokens(self) -> Tokens:

@@ -175,7 +175,10 @@ class Streams:
         if self._readers():
             for event in events:
                 self._send_event(event)
-            if any(isinstance(event, ev.LeaseQueued | ev.LeaseGranted | ev.LeaseEnded) for event in events):
+            if any(
+                isinstance(event, ev.LeaseQueued | ev.LeaseGranted | ev.GrantWithdrawn | ev.LeaseEnded)
+                for event in events
+            ):
                 self._send_queue()
 
     def _note_change_to(self, snapshot: Snapshot) -> None:
@@ -198,7 +201,7 @@ class Streams:
 
     def _send_event(self, event: ev.Event) -> None:
         match event:
-            case ev.LeaseQueued() | ev.LeaseGranted() | ev.LeaseWarned() | ev.LeaseEnded():
+            case ev.LeaseQueued() | ev.LeaseGranted() | ev.GrantWithdrawn() | ev.LeaseWarned() | ev.LeaseEnded():
                 self._send_lease(event)
             case ev.GpuDrained(gpu=gpu):
                 self._send("gpu_drained", DrainedGpu(lease_id=event.lease_id, node=gpu.node, uuid=gpu.uuid), gpu.node)
@@ -218,7 +221,9 @@ class Streams:
         if readers := self._readers(frozenset(nodes) or None):
             _send(readers, name, encode(data))
 
-    def _send_lease(self, event: ev.LeaseQueued | ev.LeaseGranted | ev.LeaseWarned | ev.LeaseEnded) -> None:
+    def _send_lease(
+        self, event: ev.LeaseQueued | ev.LeaseGranted | ev.GrantWithdrawn | ev.LeaseWarned | ev.LeaseEnded
+    ) -> None:
         state = self._pool.state
         lease = state.find(event.lease_id)
         if lease is not None:
@@ -256,6 +261,7 @@ _AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
         "lease_queued",
         {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
     ),
+    ev.GrantWithdrawn: ("lease_queued", {}),
     ev.LeaseGranted: ("lease_granted", {"state": "active", "reason": None, "position": None, **_OVER}),
     ev.LeaseWarned: ("lease_warned", {}),
     ev.LeaseEnded: ("lease_ended", {}),

@@ -30,6 +30,7 @@ VerdictCode = Literal[
     "held",
     "booked",
     "over_quota",
+    "not_taken_up",
 ]
 DateBasis = Literal["declared", "predicted", "unknown"]
 
@@ -218,6 +219,7 @@ class HeldLeaseView:
     id: str
     state: LeaseState
     reason: str | None = None
+    position: int | None = None
     gpus: tuple[GpuRef, ...] = ()
     fence: int | None = None
     pid: int | None = None

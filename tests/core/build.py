@@ -47,6 +47,7 @@ def process(
 def reading(
     index: int = 0,
     *,
+    position: int | None = None,
     node: str = "box",
     at: float = START,
     name: str = A100,
@@ -61,7 +62,7 @@ def reading(
 ) -> Reading:
     """An idle A100, unless told otherwise."""
     return Reading(
-        Gpu(key(index, node), index, name),
+        Gpu(key(index, node), index, name, position),
         at,
         total_mb,
         used_mb,

@@ -199,7 +199,9 @@ class CheckedPool(QueueChecks):
         model.readings.clear()
         model.busy.clear()
         model.reservation, model.claims, model.no_date_until = None, {}, {}
+        model.away = {lease.id for lease in model.waiting()}
         for lease in model.leases.values():
+            lease.is_untaken = lease.is_passed_over = False
             is_draining, lease.began = lease.state == "draining", -FOREVER
             lease.due = model.live + (self.settings.drain_limit_s if is_draining else model.lasts_s(lease))
 
@@ -219,7 +221,7 @@ class CheckedPool(QueueChecks):
             model.busy.pop(key, None)
         for lease in model.leases.values():
             if lease.state == "active" and any(key.node == event.node for key in lease.gpus):
-                lease.due = model.live + model.lasts_s(lease)
+                lease.due, lease.is_untaken = model.live + model.lasts_s(lease), False
 
     def _NodeAnnounced(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.announced.add(event.node)
@@ -280,6 +282,7 @@ class CheckedPool(QueueChecks):
         model, request = self.model, lease.request
         lease.state, lease.gpus, lease.fence, lease.granted_at = "active", event.gpus, event.fence, event.granted_at
         lease.due, lease.began = model.live + model.lasts_s(lease), event.at
+        self._check_take_up(lease, event)
         limit_s = model.limit_s(request)
         lease.limit = None if limit_s is None else event.at + limit_s
         assert event.limit == lease.limit, "the wrong time limit"
@@ -293,18 +296,51 @@ class CheckedPool(QueueChecks):
         model.busy.update(dict.fromkeys(event.gpus, event.at))
         self._lose_claims(lease)
 
+    def _check_take_up(self, lease: Lease, event: Any) -> None:
+        """A grant that was waited for is to be taken up; sooner by a client that has left."""
+        within_s, settings = event.take_up_s, self.settings
+        if settings.take_up_s is None or lease.asked_at == event.granted_at:
+            assert within_s is None, "a grant that was not waited for is to be taken up"
+            return
+        most_s = settings.away_take_up_s if lease.id in self.model.away else settings.take_up_s
+        assert within_s == min(most_s, lease.request.ttl_s / 2)
+        lease.due, lease.is_untaken = self.model.live + within_s, True
+
+    def _GrantWithdrawn(self, event: Any, command: Any) -> None:  # noqa: N802
+        lease, model = self.model.leases[event.lease_id], self.model
+        assert lease.is_untaken, "a grant is withdrawn that was taken up"
+        assert lease.due <= model.live, "a grant is withdrawn too early"
+        in_use = [key for key in lease.gpus if model.members.get((key, lease.id))]
+        assert not in_use, "a grant is withdrawn whose GPUs are in use"
+        model.spans.setdefault(lease.owner, []).append((lease.weight, lease.granted_at, event.at + model.wall))
+        for key in lease.gpus:
+            model.readings.pop(key, None)
+            model.busy.pop(key, None)
+            model.members.pop((key, lease.id), None)
+        waits = Lease(lease.id, lease.request, lease.seq, model.live + lease.request.ttl_s, lease.asked_at)
+        waits.is_passed_over = True
+        model.leases[lease.id] = waits
+
+    def _ClientLeft(self, event: Any, command: Any) -> None:  # noqa: N802
+        assert self.model.leases[event.lease_id].state == "queued"
+        self.model.away.add(event.lease_id)
+
     def _TimeLost(self, event: Any, command: Any) -> None:  # noqa: N802
         self.model.lost_s += event.lost_s
 
     def _LeasesRenewed(self, event: Any, command: Any) -> None:  # noqa: N802
         for lease_id in event.lease_ids:
             lease = self.model.leases[lease_id]
-            assert lease.state == "queued" or (lease.state == "active" and not self.model.epoch)
+            is_renewable = lease.state == "active" and (lease.is_untaken or not self.model.epoch)
+            assert lease.state == "queued" or is_renewable
             lease.due = self.model.live + self.model.lasts_s(lease)
+            lease.is_untaken = lease.is_passed_over = False
+            self.model.away.discard(lease_id)
 
     def _LeaseEnded(self, event: Any, command: Any) -> None:  # noqa: N802
         lease = self.model.leases[event.lease_id]
         assert lease.state in {"queued", "active"}
+        self.model.away.discard(lease.id)
         if event.reason == "expired":
             was_told = isinstance(command, self.core.commands.ExpireLease) and command.lease_id == lease.id
             assert was_told or lease.due <= self.model.live, "a lease has ended before its time"

@@ -36,8 +36,12 @@ class LargePool:
         # Some pools have GPUs that are all alike, others of which no two are.
         self.values = self.rng.choice(((0.0,), (0.0, 1.0, 2.0), tuple(range(400))))
         self.gpus = [
-            (Gpu(GpuKey(f"node{node}", f"GPU-{node}-{index:03}"), index, name), total_mb)
+            (
+                Gpu(GpuKey(f"node{node}", f"GPU-{node}-{index:03}"), index, name, islands and index % islands * 5),
+                total_mb,
+            )
             for node, count in enumerate(nodes)
+            for islands in (self.rng.choice((None, None, 2, 3)),)
             for models in (self.rng.sample(MODELS, self.rng.choice((1, 1, 2))),)
             for index in range(count)
             for name, total_mb in (self.rng.choice(models),)

@@ -32,6 +32,9 @@ class Lease:
     # How and when the pool has said that it will end it, and when it said so.
     ending: tuple[str, float] | None = None
     warned: float = 0.0
+    # Whether its client has yet to take the grant up, and whether it did not do so in time.
+    is_untaken: bool = False
+    is_passed_over: bool = False
 
     @property
     def owner(self) -> str | None:

@@ -64,6 +64,8 @@ class Model(PlainGpus):
     lasted: dict[str | None, list[float]] = field(default_factory=dict)
     all_lasted: list[float] = field(default_factory=list)
     busy: dict[Key, float] = field(default_factory=dict)
+    # The waiters whose clients have left, or have not called since the take-over.
+    away: set[str] = field(default_factory=set)
     # As of the last event that said so.
     reservation: Any = None
     claims: dict[Key, str] = field(default_factory=dict)
@@ -232,7 +234,7 @@ class Model(PlainGpus):
         for key, reading in self.readings.items():
             at, basis = self.free_at(key, wishes)
             if key.node == node and at < FOREVER:
-                found.append((at, reading.gpu.index, key, basis))
+                found.append((at, reading.gpu.place, key, basis))
         ends = [booking.ends_at - self.wall for booking in self.bookings.values() if booking.ends_at is not None]
         for start in sorted({*(entry[0] for entry in found), *(at for at in ends if at > self.now)}):
             booked = self.booked_at_start(lease, start, reserved)
@@ -385,6 +387,8 @@ class Model(PlainGpus):
         # The waiters so far that cannot be served.
         ahead: list[Lease] = []
         for lease in self.queue():
+            if lease.is_passed_over:
+                continue
             if not self.may_have_more(lease):
                 ahead.append(lease)
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import groupby
+from operator import attrgetter
 
 from gpu_worker_pool.core.model.facts import SlotFacts, facts_of
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -25,6 +25,8 @@ from gpu_worker_pool.core.queue.serve import QueuePass
 from gpu_worker_pool.core.queue.withheld import Withheld
 
 Gpus = tuple[GpuKey, ...]
+# A position, an index and a key.
+Place = tuple[float, float, GpuKey]
 
 
 class PlainPlacer:
@@ -78,43 +80,38 @@ class PlainPlacer:
         fewest = min(map(len, enough), default=0)
         groups = [alike for alike in enough if len(alike) == fewest] or [usable]
         choices = [choice for alike in groups for choice in self._choices(alike, ranks, wishes)]
-        _, gpus = min(choices)
-        node = usable[0].node
-        return (sum(self._counts(facts, wishes) for facts in self._on(node)), node), tuple(key for _, key in gpus)
+        _, row = min(choices)
+        is_open = attrgetter("is_open_to_shared" if wishes.is_shared else "is_open_to_exclusive")
+        node, gpus = usable[0].node, sorted((index, key) for _, index, key in row)
+        return (sum(bool(is_open(facts)) for facts in self._on(node)), node), tuple(key for _, key in gpus)
 
     def _choices(
         self, usable: list[GpuKey], ranks: dict[GpuKey, float], wishes: Wishes
-    ) -> list[tuple[tuple[object, ...], list[tuple[float, GpuKey]]]]:
+    ) -> list[tuple[tuple[object, ...], list[Place]]]:
         """The GPUs that come into question, with what they are chosen by: for shares those with the least room; else any in a
         row, of the idle ones if these are enough.
         """
         number = wishes.gpus
         if wishes.is_shared:
-            fullest = sorted(usable, key=lambda key: (ranks[key], self._facts[key].gpu_index, key))[:number]
-            chosen = sorted((self._facts[key].gpu_index, key) for key in fullest)
-            return [((sum(ranks[key] for _, key in chosen),), chosen)]
+            fullest = sorted(usable, key=lambda key: (ranks[key], self._place(key)))[:number]
+            return [((sum(ranks[key] for key in fullest),), sorted(map(self._place, fullest)))]
         idle = [key for key in usable if ranks[key] < 10]
-        row = sorted((self._facts[key].gpu_index, key) for key in (idle if len(idle) >= number else usable))
-        choices: list[tuple[tuple[object, ...], list[tuple[float, GpuKey]]]] = []
+        row = sorted(map(self._place, idle if len(idle) >= number else usable))
+        choices: list[tuple[tuple[object, ...], list[Place]]] = []
         for first in range(len(row) - number + 1):
-            chosen, left = row[first : first + number], row[:first] + row[first + number :]
-            runs = [list(run) for _, run in groupby(enumerate(left), key=lambda item: item[1][0] - item[0])]
-            spread, together = chosen[-1][0] - chosen[0][0], sum(len(run) ** 2 for run in runs)
-            # Where no run is long enough, what is left of each does not count.
-            left_over = -together if spread == number - 1 else 0
-            choices.append(((spread, left_over, sum(ranks[key] for _, key in chosen)), chosen))
+            last = first + number - 1
+            step = max(row[place + 1][0] - row[place][0] for place in range(first, last))
+            start, end = first, last  # of all GPUs that are reached with steps that are no larger
+            while start > 0 and row[start][0] - row[start - 1][0] <= step:
+                start -= 1
+            while end < len(row) - 1 and row[end + 1][0] - row[end][0] <= step:
+                end += 1
+            span, is_inside, chosen = row[last][0] - row[first][0], start < first and last < end, row[first : last + 1]
+            choices.append(((step, end - start, span, is_inside, sum(ranks[key] for *_, key in chosen)), chosen))
         return choices
 
-    def _counts(self, facts: SlotFacts, wishes: Wishes) -> bool:
-        """Whether a GPU counts as open on its node: to a request with laxer thresholds, also one above the pool's own."""
-        settings = self._state.settings
-        own, wished = settings.thresholds, settings.thresholds_for(wishes)
-        is_lax = any(theirs > ours for theirs, ours in zip(wished, own, strict=True)) or (
-            wishes.has_thresholds and not wishes.is_shared and settings.outsiders == "by_request"
-        )
-        if wishes.is_shared:
-            return bool(facts.is_open_to_shared if is_lax else facts.is_clear_to_shared)
-        return bool(facts.is_open_to_exclusive if is_lax else facts.is_clear_to_exclusive)
+    def _place(self, key: GpuKey) -> Place:
+        return (self._facts[key].position, self._facts[key].gpu_index, key)
 
     def _on(self, node: str) -> list[SlotFacts]:
         return [facts for key, facts in self._facts.items() if key.node == node]
@@ -162,6 +159,8 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
     found, gone = QueuePass(no_date_until=reserving.no_date_until), set[GpuKey]()
     ahead: list[QueuedLease] = []
     for lease_id in Order(state, now).lease_ids():
+        if lease_id in state.passed_over:
+            continue
         lease, request_class = state.queued(lease_id), state.queue.class_of(lease_id)
         wishes, kept = lease.request.wishes, gone | withheld.kept_from(request_class)
         if over_quota(state, request_class) is not None:

@@ -73,6 +73,7 @@ POOL_SETTINGS = st.fixed_dictionaries(
         "outsiders": st.sampled_from(["avoid", "thresholds", "by_request", "by_request"]),
         "remembered_ended_leases": st.sampled_from([0, 3, 100]),
         "reserve_after_s": st.sampled_from([0.0, 0.0, 10.0, 600.0]),
+        "take_up_s": st.sampled_from([None, 5.0]),
     }
 )
 # In a small pool requests get into each other's way more.
@@ -136,7 +137,7 @@ class PoolMachine(RuleBasedStateMachine):
             processes.append(gpu.GpuProcess(gpu.ProcessId(77, 1.0), 0.1 * total, outsider, parents))
         used = memory * total + sum(p.memory_mb or 0 for p in processes)
         return gpu.Reading(
-            gpu.Gpu(key, index, name),
+            gpu.Gpu(key, index, name, number % 2 if self.is_renumbered else None),
             self.now,
             total,
             None if kind == "unknown memory" else used,
@@ -276,6 +277,10 @@ class PoolMachine(RuleBasedStateMachine):
     def renew(self, lease: Any) -> None:
         self.pool.do(self.core.commands.Renew((lease[0], "never heard of")), self.now)
         assert "never heard of" not in self.pool.state.leases
+
+    @rule(lease=leases)
+    def lose_client(self, lease: Any) -> None:
+        self.pool.do(self.core.commands.ReportAbsence(lease[0]), self.now)
 
     @rule(
         lease=leases,

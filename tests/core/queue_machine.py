@@ -41,6 +41,7 @@ QUEUE_SETTINGS = st.fixed_dictionaries(
         "fair_share": st.sampled_from([False, False, True]),
         "idle_after_s": st.sampled_from([10.0, 1800.0]),
         "idle_reclaim": st.booleans(),
+        "take_up_s": st.sampled_from([None, None, 5.0]),
     }
 )
 

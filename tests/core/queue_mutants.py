@@ -74,8 +74,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "a date is looked for again when something happens",
         "planner",
-        "return is_first or self._looked_again_at + number <= MOST_GPUS",
-        "return False",
+        "number * (len(self._tried_lately) + 1) > MOST_GPUS:",
+        "number:",
     ),
     Mutant(
         "what is reserved stays so while readings do not tell",
@@ -169,7 +169,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "what is held counts as it runs",
-        "owner_use",
+        "model/state",
         "left = float(2.0 ** (-(now - self.as_of) / HALF_LIFE_S))",
         "left = 1.0",
     ),

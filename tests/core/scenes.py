@@ -48,6 +48,9 @@ class Scene:
         asked = request.Request(request.Wishes(**wishes), holder)
         self.pool.do(self.core.commands.RequestLease(f"lease{pid}{'again' * again}", asked), now)
 
+    def renew(self, pid: int, now: float) -> None:
+        self.pool.do(self.core.commands.Renew((f"lease{pid}",)), now)
+
     def release(self, pid: int, now: float) -> None:
         self.pool.do(self.core.commands.Release(f"lease{pid}", is_holder=True), now)
 
@@ -284,7 +287,38 @@ def ask_for_what_the_own_process_uses(core: Core) -> None:
     scene.ask(1, 3.0)
 
 
+def wait_and_never_call(core: Core) -> None:
+    scene = Scene(core, take_up_s=5.0)
+    for pid in (1, 2, 3):
+        scene.ask(pid, 1.0 + pid)
+    scene.release(1, 4.5)
+    scene.see(5.0)
+    scene.pool.do(core.commands.Tick(), 12.0)
+    scene.see(13.0)
+    scene.renew(3, 14.0)
+    scene.release(3, 15.0)
+    scene.see(16.0)
+    scene.renew(2, 17.0)
+
+
+def ask_where_one_is_free(core: Core) -> None:
+    Scene(core, take_up_s=5.0).ask(1, 2.0)
+
+
+def wait_through_a_restart(core: Core) -> None:
+    scene = Scene(core, take_up_s=5.0)
+    scene.ask(1, 2.0)
+    scene.ask(2, 3.0)
+    scene.pool.take_over(4.0)
+    scene.release(1, 5.0)
+    scene.see(6.0)
+
+
 SCENES: dict[str, Callable[[Core], None]] = {
+    "a waiter that did not call is passed over": wait_and_never_call,
+    "a waiter that did not call keeps its place": wait_and_never_call,
+    "the answer to a request need not be taken up": ask_where_one_is_free,
+    "a waiter that has not called since the take-over has less time": wait_through_a_restart,
     "a GPU in use outside the pool is not granted": ask_for_what_an_outsider_uses,
     "thresholds of a request decide about processes outside the pool": ask_for_two_of_which_an_outsider_uses_one,
     "a process may have the GPU that it alone uses outside the pool": ask_for_what_the_own_process_uses,

@@ -76,9 +76,9 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "thresholds of a request decide about processes outside the pool",
-        "placement",
-        'if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):',
-        "if False:",
+        "settings",
+        'return self.outsiders == "avoid" or not wishes.has_thresholds',
+        "return True",
     ),
     Mutant(
         "a process may have the GPU that it alone uses outside the pool",
@@ -258,7 +258,8 @@ PLAIN_MUTANTS = (
         "the queue is looked at again when GPUs have other indices",
         "facts",
         "            if found == known:\n",
-        "            if found == (known and known._replace(gpu_index=found.gpu_index if found else 0.0)):\n",
+        "            if found and found._replace(gpu_index=0.0, position=0.0) == (\n"
+        "                known and known._replace(gpu_index=0.0, position=0.0)\n            ):\n",
     ),
     Mutant(
         "what is summed up of a node follows its GPUs", "facts", "            node.sum_up()\n", "            pass\n"
@@ -312,6 +313,36 @@ PLAIN_MUTANTS = (
         "eligibility",
         "if holder.process_on(slot.key.node) is None or",
         "if",
+    ),
+    Mutant(
+        "what was taken up is not withdrawn",
+        "state",
+        "        self.untaken.discard(lease.id)\n",
+        "",
+    ),
+    Mutant(
+        "a waiter that did not call is passed over",
+        "serve",
+        "if lease_id in state.passed_over:",
+        "if lease_id in state.ended:",
+    ),
+    Mutant(
+        "a waiter that did not call keeps its place",
+        "evolve",
+        "waits = QueuedLease(lease.id, lease.request, lease.seq, lease.requested_at)",
+        "waits = QueuedLease(lease.id, lease.request, lease.seq + 1000, lease.requested_at)",
+    ),
+    Mutant(
+        "the answer to a request need not be taken up",
+        "decide",
+        "if waited.requested_at == granted_at:",
+        "if waited.requested_at > granted_at:",
+    ),
+    Mutant(
+        "a waiter that has not called since the take-over has less time",
+        "evolve_nodes",
+        "state.away = set(state.queue)",
+        "state.away.clear()",
     ),
     Mutant(
         "a reading from before the take-over is void",

@@ -70,6 +70,24 @@ class TellsUnkept(SimulatedLeader):
         return True
 
 
+class TellsUntaken(SimulatedLeader):
+    """Tells a waiter of a grant that it makes while the waiter is answered."""
+
+    def is_untaken(self, lease_id: str) -> bool:
+        return False
+
+
+class TrustsTheJournal(Boxes):
+    """Tells of the leases of earlier leaders as the journal has them."""
+
+    def written(self, events: Sequence[ev.Event], state: PoolState, now: float) -> list[BoxAction]:
+        is_first = self._written is None
+        actions = super().written(events, state, now)
+        if is_first and self._written is not None:
+            self._written.unconfirmed.clear()
+        return actions
+
+
 class HearsNoSilence(Boxes):
     def _silenced(self, session: int) -> list[BoxAction]:
         return [action for action in super()._silenced(session) if not isinstance(action, Do)]
@@ -163,6 +181,8 @@ AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2166),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
+    FleetMutant("a waiter takes its grant up by a call after it", led(TellsUntaken)),
+    FleetMutant("a box says whether it still has a lease", boxed(TrustsTheJournal), near=7176),
     FleetMutant("nothing is granted on a silent box", boxed(HearsNoSilence)),
     FleetMutant("boxes bring back what the database lost", boxed(BringsNothingBack), near=16),
     FleetMutant("fences rise to what a box has seen", boxed(RaisesNoFence), near=1744),

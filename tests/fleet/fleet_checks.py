@@ -44,6 +44,8 @@ class LeasesInJournal:
         self.taken_over = -inf
         self.fences: dict[str, int] = {}
         self.queue: dict[str, int] = {}
+        # Those whose grants were withdrawn: they are served again once their clients call, which is not written.
+        self.passed_over: set[str] = set()
         self.granted: set[str] = set()
         self.safe_since: dict[str, float] = {}
         self.ttls: dict[str, float] = {}
@@ -59,13 +61,20 @@ class LeasesInJournal:
                 self.safe_since[event.lease_id] = event.at
             case ev.LeaseGranted():
                 self.check_grant(event)
+            case ev.GrantWithdrawn():
+                if event.lease_id in self.queue or event.lease_id in self.passed_over:
+                    self.world.violate(f"the grant of {event.lease_id} was withdrawn, and it had none")
+                self.passed_over.add(event.lease_id)
+                self.granted.discard(event.lease_id)
+                self.safe_since[event.lease_id] = event.at
             case ev.LeaseEnded():
                 self.check_end(event)
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
-        if event.lease_id not in self.queue:
+        if event.lease_id not in self.queue and event.lease_id not in self.passed_over:
             self.world.violate(f"{event.lease_id} was granted twice")
-        is_late = self.queue.pop(event.lease_id) > min(self.queue.values(), default=inf)
+        self.passed_over.discard(event.lease_id)
+        is_late = self.queue.pop(event.lease_id, -inf) > min(self.queue.values(), default=inf)
         if is_late and event.lease_id not in self.world.recovered:
             self.world.violate(f"{event.lease_id} was granted before an earlier request")
         node = event.gpus[0].node
@@ -77,6 +86,7 @@ class LeasesInJournal:
 
     def check_end(self, event: ev.LeaseEnded) -> None:
         self.queue.pop(event.lease_id, None)
+        self.passed_over.discard(event.lease_id)
         lasted_s = event.at - max(self.taken_over, self.safe_since[event.lease_id])
         is_early = event.reason is EndReason.EXPIRED and lasted_s < self.ttls[event.lease_id] - 1e-6
         client = next(client for client in self.world.clients if client.id == event.lease_id)

@@ -47,7 +47,8 @@ from tests.fleet.simulated_process import SimulatedProcess
 if TYPE_CHECKING:
     from tests.fleet.simulated_world import World
 
-SETTINGS = PoolSettings()
+# Some clients that wait call again in time, and some do not.
+SETTINGS = PoolSettings(take_up_s=0.6)
 SNAPSHOT_EVERY = 8
 # Shorter than in the product, so that a history is over sooner.
 HEAD_START_S = 4.0

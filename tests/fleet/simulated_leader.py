@@ -10,7 +10,7 @@ from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Welcome
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from tests.fleet.batch import Answer, Batch
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ class SimulatedLeader:
     def answer(self, events: list[ev.Event], lease_id: str, answer: Answer) -> None:
         """Answer a caller: what it is told is written, and a grant is on the disk of its box."""
         lease = self.candidate.state.find(lease_id)
+        if isinstance(lease, ActiveLease) and self.is_untaken(lease_id):
+            lease = QueuedLease(lease.id, lease.request, lease.seq, lease.requested_at)  # until its client calls again
         if not self.may_act():
             answer(None, None)
         elif isinstance(lease, ActiveLease) and not self.is_confirmed(lease_id):
@@ -150,6 +152,9 @@ class SimulatedLeader:
             expires_at = self.candidate.state.expires_at(lease_id)
             self.world.left_s[lease_id] = max(0.0 if expires_at is None else expires_at - self.now(), 0.0)
             answer(events, lease)
+
+    def is_untaken(self, lease_id: str) -> bool:
+        return lease_id in self.candidate.state.untaken
 
     def is_confirmed(self, lease_id: str) -> bool:
         return self.boxes.is_confirmed(lease_id)

@@ -254,8 +254,15 @@ class World:
         for event in events:
             if isinstance(event, ev.LeaseGranted):
                 self.check_grant(event)
+            elif isinstance(event, ev.GrantWithdrawn):
+                self.granted_in.pop(event.lease_id, None)
             elif isinstance(event, ev.LeaseEnded):
                 self.check_end(event)
+        # What the database lost may be written again, and the lease have been granted again since.
+        last = {event.lease_id: event for event in events if isinstance(event, ev.LeaseGranted | ev.GrantWithdrawn)}
+        withdrawn = {lease_id for lease_id, event in last.items() if isinstance(event, ev.GrantWithdrawn)}
+        if used := [client.id for client in self.clients if client.id in withdrawn and client.believes]:
+            self.violate(f"the grants of {used} were withdrawn, and their clients use them")
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
         self.granted_in.setdefault(event.lease_id, self.database.row.epoch)

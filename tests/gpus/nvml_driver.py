@@ -86,7 +86,7 @@ def _reading(data: dict[str, Any]) -> Reading:
     gpu = data.pop("gpu")
     processes = data.pop("processes")
     return Reading(
-        gpu=Gpu(GpuKey(*gpu["key"]), gpu["index"], gpu["name"]),
+        gpu=Gpu(GpuKey(*gpu["key"]), gpu["index"], gpu["name"], gpu["position"]),
         processes=None if processes is None else tuple(map(_process, processes)),
         **data,
     )

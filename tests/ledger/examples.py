@@ -54,6 +54,7 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ev.NodeJoined(
         17.0, "box", "boot1", (InventoryGpu("GPU-0", 0, "A100", 81920.0), InventoryGpu("GPU-1", 1, "T4", None))
     ),
+    ev.GrantWithdrawn(16.0, "a"),
     ev.NodeRebooted(18.0, "box", "boot2"),
     ev.NodeForgotten(20.0, "box"),
     ev.LeaseExtended(21.0, "a", (OTHER,), 1000),
@@ -165,6 +166,7 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.NodeRebooted: st.builds(ev.NodeRebooted, floats, texts, texts),
     ev.NodeForgotten: st.builds(ev.NodeForgotten, floats, texts),
+    ev.GrantWithdrawn: st.builds(ev.GrantWithdrawn, floats, texts),
     ev.LeaseExtended: st.builds(ev.LeaseExtended, floats, texts, some_gpus, wholes),
     ev.HistoryCondensed: st.builds(
         ev.HistoryCondensed,

@@ -53,6 +53,7 @@ GOLDEN = (
         '{"kind":"NodeJoined","at":17.0,"node":"box","boot_id":"boot1","gpus":[{"uuid":"GPU-0","index":0,"name":"A100",'
         '"memory_total_mb":81920.0},{"uuid":"GPU-1","index":1,"name":"T4","memory_total_mb":null}]}'
     ),
+    '{"kind":"GrantWithdrawn","at":16.0,"lease_id":"a"}',
     '{"kind":"NodeRebooted","at":18.0,"node":"box","boot_id":"boot2"}',
     '{"kind":"NodeForgotten","at":20.0,"node":"box"}',
     '{"kind":"LeaseExtended","at":21.0,"lease_id":"a","gpus":[["box","GPU-1"]],"weight":1000}',

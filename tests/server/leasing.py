@@ -53,11 +53,16 @@ def queue(server: ServerProcess, lease_id: str | None = None, **form: Any) -> di
 
 
 def get(server: ServerProcess, lease_id: str, *, wait_s: float = 0.0, devices: str = "index") -> dict[str, Any]:
-    """The lease as it is; its holder gives a sign of life by it."""
+    """The lease as it is; its client gives a sign of life by it, and takes up the GPUs that were set aside while it waited."""
     answer = server.ask(f"/leases/{lease_id}?wait_s={wait_s}&devices={devices}")
     assert answer.status == 200, answer
     lease: dict[str, Any] = answer.json
-    return lease
+    return get(server, lease_id, devices=devices) if is_set_aside(lease) else lease
+
+
+def is_set_aside(lease: dict[str, Any]) -> bool:
+    """Whether GPUs are kept for a waiter until its client calls again."""
+    return (lease["state"], lease["position"]) == ("queued", 0)
 
 
 def release(server: ServerProcess, lease_id: str) -> dict[str, Any]:
@@ -144,7 +149,8 @@ class LongPoll:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        self._connection.request(method, path, body, dict(headers or {}))
+        self._path, self._headers = path, dict(headers or {})
+        self._connection.request(method, path, body, self._headers)
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +162,14 @@ class LongPoll:
 
     def answer(self) -> Answer:
         return Answer.read(self._connection)
+
+    def grant(self) -> Answer:
+        """The answer to the next call of a client that was told that GPUs are set aside for it."""
+        told = self.answer()
+        assert is_set_aside(told.json), told
+        assert told.json["gpus"] == [], "it can use none before it has taken them up"
+        self._connection.request("GET", self._path.partition("?")[0], headers=self._headers)
+        return self.answer()
 
     def close(self) -> None:
         """Hang up, answered or not."""

@@ -160,7 +160,7 @@ def beside_a_waiter_for_more_than_is_left(server: ServerProcess) -> None:
             assert client.call("PUT", f"beside-{number}", priority=1)["state"] == "active"
             assert client.call("DELETE", f"beside-{number}")["state"] == "ended"
         assert client.call("DELETE", "half")["state"] == "ended"
-        assert waiter.answer()["state"] == "active"
+        assert waiter.answer()["position"] == 0
         assert client.call("DELETE", "all")["state"] == "ended"
 
 
@@ -179,7 +179,8 @@ def each_waits_for_the_one_before(server: ServerProcess) -> None:
             # Answered once its request is written; then it waits.
             eventually(lambda n=number: server.ask(f"/leases/after-{n}").json.get("state") == "queued", "it waits")  # type: ignore[misc]
             assert holder.call("DELETE", f"after-{number - 1}")["state"] == "ended"
-            assert waiter.answer()["state"] == "active"
+            assert waiter.answer()["position"] == 0
+            assert waiter.call("PUT", f"after-{number}", gpus=CYCLES)["state"] == "active"
             holder, waiter = waiter, holder
 
 

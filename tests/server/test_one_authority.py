@@ -16,6 +16,7 @@ import pytest
 from gpu_worker_pool.testing import COMMAND, ServerProcess
 from tests.gpus.fake_nvidia_smi import install
 from tests.other_user import ALICE, folder_of, python_as
+from tests.server.leasing import get
 
 GPUS = "0, GPU-aaaa, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n"
 
@@ -109,4 +110,4 @@ def test_a_holder_that_a_dead_server_left_and_that_uses_its_gpu_keeps_it_from_th
             holder.wait()
             smi.say(GPUS)
 
-            assert second.ask("/leases/next?wait_s=30").json["state"] == "active"
+            assert get(second, "next", wait_s=30)["state"] == "active"

@@ -13,6 +13,7 @@ import pytest
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool
+from tests.server.leasing import get
 
 BOB = {"pid": 4_000_123, "name": "train.py", "user": "bob", "memory_mb": 59_392, "utilization_percent": 60}
 NAMED = "in use outside the pool: train.py of bob (pid 4000123), 58.0 GiB, 60 % busy"
@@ -57,7 +58,7 @@ def test_a_stranger_keeps_a_gpu_from_an_exclusive_lease_and_is_named_everywhere(
     temporary.write_text("{}")
     temporary.replace(outsiders)
 
-    assert server.ask("/leases/two?wait_s=30").json["state"] == "active"
+    assert get(server, "two", wait_s=30)["state"] == "active"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s
-from gpu_worker_pool.core.model.units import show_span
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
 from gpu_worker_pool.wire.reader import has_all, read
 from gpu_worker_pool.wire.same_server import same_as

@@ -9,8 +9,8 @@ from typing import Final
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT
 from gpu_worker_pool.client.guarded_lease import limit_of, on_lease_clock
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
-from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import LeaseEnding
 

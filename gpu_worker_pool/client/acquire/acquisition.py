@@ -250,7 +250,7 @@ class Acquisition:
             case Queued():
                 self._waiting_at[place.key] = answer
                 lease_id = self._id_at(place)
-                if (place.key, lease_id) not in self._told:
+                if (place.key, lease_id) not in self._told and not answer.is_set_aside:
                     self._told.add((place.key, lease_id))
                     self._on_queued(place.id, lease_id, answer.reason)
             case NeverGranted():

@@ -40,7 +40,7 @@ class RequestHere:
             hold_s = min(HOLD_S, self._timeout_s / HOLDS_PER_TIMEOUT)
             answer = self.last = endpoint.run_here(self.book.ask(self.lease_id, self._request, hold_s), until)
             while isinstance(answer, Queued) and self._timeout_s > 0 and not known.is_stopping:
-                if not self.has_queued:
+                if not self.has_queued and not answer.is_set_aside:
                     self.has_queued = True
                     on_queued(self.place.id, self.lease_id, answer.reason)
                 wait_s = max(min(until - boot_time(), WAIT_S), 0.0)

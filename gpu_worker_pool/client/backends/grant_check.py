@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.gpu_names import is_gpu_name
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
 from gpu_worker_pool.wire.leases import GpuRef, HeldLeaseView
 from gpu_worker_pool.wire.reader import has_all

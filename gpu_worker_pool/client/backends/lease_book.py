@@ -33,7 +33,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
+    """It waits. `is_set_aside`: GPUs are kept for it for some seconds, until this client calls again."""
+
     reason: str
+    is_set_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

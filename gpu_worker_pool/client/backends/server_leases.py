@@ -187,7 +187,7 @@ class ServerLeases:
                 since, ends_at = _safe_since(reply, lease), _ends_at(lease)
                 return Granted(gpus, lease.fence, env, since, is_local, ends_at, lease.pool_id, node_envs)
             case "queued":
-                return Queued(lease.reason or "")
+                return Queued(lease.reason or "", is_set_aside=lease.position == 0)
         return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
 
 

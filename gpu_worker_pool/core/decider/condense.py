@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 
-# A lease that left the queue has no queue position. Replay only passes through this one.
+# A lease that has ended has no queue position. Replay only passes through this one.
 NO_SEQ: Final = 0
 # More grants than a node makes between a copy and its return: a fence must not be used twice.
 FENCES_AHEAD: Final = 1_000_000_000
@@ -96,7 +96,8 @@ def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
 
 def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent]:
     assert lease.fence is not None and lease.granted_at is not None  # noqa: S101, PT018 - it was granted
-    queued = ev.LeaseQueued(at, lease.id, lease.request, NO_SEQ, lease.requested_at)
+    seq = lease.seq if isinstance(lease, ActiveLease) else NO_SEQ
+    queued = ev.LeaseQueued(at, lease.id, lease.request, seq, lease.requested_at)
     granted = ev.LeaseGranted(at, lease.id, lease.gpus, lease.fence, lease.granted_at)
     if isinstance(lease, EndedLease):
         warned = [] if lease.warned is None else [ev.LeaseWarned(at, lease.id, lease.warned, at)]

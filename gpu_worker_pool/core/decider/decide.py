@@ -46,7 +46,8 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     if known is not None:
         if known.request != request:
             return [Refused(now, RefusalCode.CONFLICT, lease_id)]
-        return [ev.LeasesRenewed(now, (lease_id,))] if isinstance(known, QueuedLease) else []
+        is_heard = isinstance(known, QueuedLease) or lease_id in state.untaken
+        return [ev.LeasesRenewed(now, (lease_id,))] if is_heard else []
     why = why_unservable(state, request.wishes) or why_beyond_limits(state, request)
     if why:
         return [Refused(now, RefusalCode.UNSERVABLE, lease_id, why)]
@@ -83,6 +84,8 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
             refused.append(Refused(now, RefusalCode.UNKNOWN_LEASE, lease_id))
         elif isinstance(lease, EndedLease):
             refused.append(Refused(now, RefusalCode.ENDED, lease_id, lease.reason))
+        elif lease_id in state.untaken:
+            renewed.append(lease_id)  # it is taken up, in a fleet too, and late too: it was not withdrawn yet
         elif state.epoch > 0 and isinstance(lease, ActiveLease):
             refused.append(Refused(now, RefusalCode.KEPT_BY_BOX, lease_id, custodian(lease)))
         elif (due_at := state.ttl_due.due_at(lease_id)) is not None and due_at <= state.live(now):
@@ -90,6 +93,11 @@ def _renew(state: PoolState, command: cmd.Renew, now: float) -> list[ev.Event]:
         else:
             renewed.append(lease_id)
     return [*([ev.LeasesRenewed(now, tuple(renewed))] if renewed else []), *refused]
+
+
+def _report_absence(state: PoolState, command: cmd.ReportAbsence, now: float) -> list[ev.Event]:
+    is_queued = isinstance(state.leases.get(command.lease_id), QueuedLease)
+    return [ev.ClientLeft(now, command.lease_id)] if is_queued and command.lease_id not in state.away else []
 
 
 def _release(state: PoolState, command: cmd.Release, now: float) -> list[ev.Event]:
@@ -180,6 +188,8 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
         if isinstance(lease, EndedLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.draining]
+        elif lease_id in state.untaken and isinstance(lease, ActiveLease):
+            events.append(_not_taken_up(state, lease, now))
         else:
             events.append(ended_lease(state, lease, EndReason.EXPIRED, now))
     for lease_id in islice(state.limit_due.due(now), MOST_DUE):
@@ -187,6 +197,12 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
             over.add(lease_id)
             events.append(_at_limit(state, lease_id, now))
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
+
+
+def _not_taken_up(state: PoolState, lease: ActiveLease, now: float) -> ev.GrantWithdrawn | ev.LeasesRenewed:
+    """Withdraw a grant whose client has not called. One whose processes are seen on a GPU uses it: then it is taken up."""
+    is_in_use = any(state.slots[key].members.get(lease.id) for key in lease.gpus)
+    return ev.LeasesRenewed(now, (lease.id,)) if is_in_use else ev.GrantWithdrawn(now, lease.id)
 
 
 def _at_limit(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned | ev.LeaseEnded:
@@ -223,13 +239,22 @@ def served(state: PoolState, found: QueuePass, now: float) -> list[ev.Event]:
 
 
 def _granted(state: PoolState, grant: Grant, fence: int, now: float) -> ev.LeaseGranted:
-    request = state.queued(grant.lease_id).request
+    waited = state.queued(grant.lease_id)
+    request = waited.request
     limit_s = time_limit_of(state, request.holder.owner, request.time_limit_s)
     limit = None if limit_s is None else now + limit_s
     weight = sum(weight_of(state.facts.of(key).total_mb, request.wishes) for key in grant.gpus)
     is_usual = weight == FULL_WEIGHT * len(grant.gpus)
     granted_at = now + state.wall_offset_s
-    return ev.LeaseGranted(now, grant.lease_id, grant.gpus, fence, granted_at, limit, None if is_usual else weight)
+    take_up_s = state.settings.take_up_s
+    if waited.requested_at == granted_at:
+        take_up_s = None  # the answer to the request itself
+    elif take_up_s is not None:
+        within_s = state.settings.away_take_up_s if waited.id in state.away else take_up_s
+        take_up_s = min(within_s, request.ttl_s / 2)
+    return ev.LeaseGranted(
+        now, waited.id, grant.gpus, fence, granted_at, limit, None if is_usual else weight, take_up_s
+    )
 
 
 def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
@@ -298,6 +323,7 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.ForgetNode: forget_node,
     cmd.RequestLease: _request_lease,
     cmd.Renew: _renew,
+    cmd.ReportAbsence: _report_absence,
     cmd.Release: _release,
     cmd.Revoke: _revoke,
     cmd.ReportDeath: lambda state, command, now: _end(state, command.lease_id, EndReason.HOLDER_DIED, now),

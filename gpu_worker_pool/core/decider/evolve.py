@@ -10,9 +10,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
-from gpu_worker_pool.core.model.owner_use import RECENT_LEASES, OwnerUse
 from gpu_worker_pool.core.model.slot import Occupant
-from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.state import RECENT_LEASES, OwnerUse, PoolState
 
 from .evolve_nodes import NODE_HANDLERS
 
@@ -24,6 +23,7 @@ _QUIET = (
     ev.ProcessesAttributed,
     ev.LeasesRenewed,
     ev.LeaseEnded,
+    ev.ClientLeft,
     ev.TimeLost,
     ev.QueueSettled,
     ev.NodeAnnounced,
@@ -84,15 +84,43 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     request = waited.request
     weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
     lease = ActiveLease(
-        waited.id, request, event.gpus, event.fence, waited.requested_at, event.granted_at, weight, event.limit
+        waited.id,
+        request,
+        event.gpus,
+        event.fence,
+        waited.requested_at,
+        event.granted_at,
+        weight,
+        event.limit,
+        seq=waited.seq,
     )
     _replace_active(state, lease)
     state.restart_ttl(lease, event.at)
+    if event.take_up_s is not None:
+        state.untaken.add(lease.id)
+        state.ttl_due.set(lease.id, state.live(event.at) + event.take_up_s)
     state.queue.leave(waited)
     _lose_claims(state, waited.id)
     _occupy(state, lease, event.gpus, weight, event.at)
     if request.preemptible:
         state.preemptible.add(lease.id)
+
+
+def _grant_withdrawn(state: PoolState, event: ev.GrantWithdrawn) -> None:
+    lease = state.active(event.lease_id)
+    state.limit_due.drop(lease.id)
+    _hold_no_more(state, lease, event.at)
+    for key in lease.gpus:
+        slot = state.slots[key]
+        # It was not used, as far as is known: the next reading tells.
+        slot.reading = slot.busy = None
+        _vacate(state, lease.id, key)
+    state.touch(lease.gpus)
+    waits = QueuedLease(lease.id, lease.request, lease.seq, lease.requested_at)
+    state.leases[lease.id] = waits
+    state.queue.join(waits)
+    state.restart_ttl(waits, event.at)
+    state.passed_over.add(lease.id)
 
 
 def _lease_extended(state: PoolState, event: ev.LeaseExtended) -> None:
@@ -164,6 +192,14 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:
     for lease_id in event.lease_ids:
         state.restart_ttl(state.leases[lease_id], event.at)
+        state.away.discard(lease_id)
+        if lease_id in state.passed_over:
+            state.passed_over.discard(lease_id)
+            state.unsettle()
+
+
+def _client_left(state: PoolState, event: ev.ClientLeft) -> None:
+    state.away.add(event.lease_id)
 
 
 def _time_lost(state: PoolState, event: ev.TimeLost) -> None:
@@ -179,6 +215,8 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     assert not isinstance(lease, EndedLease), lease  # noqa: S101 - a broken invariant must not go on
     state.ttl_due.drop(lease.id)
     state.limit_due.drop(lease.id)
+    for clients in (state.untaken, state.away, state.passed_over):
+        clients.discard(lease.id)
     _count_live(state, lease.request.holder.owner, -1)
     ended = EndedLease(
         lease.id,
@@ -222,17 +260,22 @@ _ENDED_IN_TIME = {EndReason.RELEASED, EndReason.HOLDER_DIED, EndReason.EXPIRED, 
 
 def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: float) -> None:
     """Count what the owner no longer holds, and how long the lease lasted."""
-    use = state.usage[lease.request.holder.owner]
-    use.hold(-lease.weight, at, is_firm=not lease.request.preemptible)
+    use = _hold_no_more(state, lease, at)
     if ended.reason in _ENDED_IN_TIME:
         lasted_s = max(ended.ended_at - lease.granted_at, 0.0)
         use.remember(lasted_s)
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
-    state.preemptible.discard(lease.id)
-    state.preempt_warned.discard(lease.id)
     if state.quotas or state.preemptible:
         # Though no GPU is free yet, the owner may have more again, or preemption have become enough for a waiter.
         state.unsettle()
+
+
+def _hold_no_more(state: PoolState, lease: ActiveLease, at: float) -> OwnerUse:
+    use = state.usage[lease.request.holder.owner]
+    use.hold(-lease.weight, at, is_firm=not lease.request.preemptible)
+    state.preemptible.discard(lease.id)
+    state.preempt_warned.discard(lease.id)
+    return use
 
 
 def _use_counted(state: PoolState, event: ev.UseCounted) -> None:
@@ -309,9 +352,11 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.Configured: _configured,
     ev.LeaseQueued: _lease_queued,
     ev.LeaseGranted: _lease_granted,
+    ev.GrantWithdrawn: _grant_withdrawn,
     ev.LeaseExtended: _lease_extended,
     ev.LeaseWarned: _lease_warned,
     ev.LeasesRenewed: _leases_renewed,
+    ev.ClientLeft: _client_left,
     ev.TimeLost: _time_lost,
     ev.WallTimeSet: _wall_time_set,
     ev.QueueSettled: _queue_settled,

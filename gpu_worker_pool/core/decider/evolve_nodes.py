@@ -26,6 +26,9 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
             slot.occupants[lease_id] = replace(occupant, since=-inf)
     for lease in state.leases.values():
         state.restart_ttl(lease, event.at)
+    # No waiter has called this driver yet. Which grants were taken up is not written, so all count as taken up.
+    state.passed_over.clear()
+    state.away = set(state.queue)
     _forget_plans(state)
 
 

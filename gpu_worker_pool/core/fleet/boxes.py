@@ -121,8 +121,12 @@ class Boxes:
         return self._boxes
 
     def is_confirmed(self, lease_id: str) -> bool:
-        """Whether all boxes of a lease have it. Leases from before the take-over count as confirmed."""
+        """Whether all boxes of a lease have it, and have said so to this leader."""
         return self._written is not None and lease_id not in self._written.unconfirmed
+
+    def is_untold(self, lease_id: str) -> bool:
+        """Whether this leader granted a lease of which no client can have been told yet."""
+        return self._written is not None and self._written.is_untold(lease_id)
 
     def node_of_key(self, key: str) -> str | None:
         """The node whose agent was given this key, if it is connected."""
@@ -130,7 +134,7 @@ class Boxes:
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
-        is_needed = self._sessions or (self._written and self._written.unconfirmed)
+        is_needed = self._sessions or (self._written and self._written.has_untold)
         return min(self._next_round, *self._late_looks.values(), inf) if is_needed else inf
 
     # --- from the agents ---------------------------------------------------------------------------------------------

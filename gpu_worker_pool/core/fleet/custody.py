@@ -206,15 +206,16 @@ class Custody:
 
     def _ordered(self, message: Orders, link: _Link) -> list[CustodyAction]:
         actions: list[CustodyAction] = []
-        for lease in message.grants:
-            actions += self._granted(lease)
+        # A lease may be in both: its grant was withdrawn, and then it was granted again.
         for lease_id in message.ended:
             gpus = self._leases[lease_id].gpus if lease_id in self._leases else self._left.get(lease_id, ())
             link.reporting.await_reading(gpus, message.time)
             actions += self._dropped(lease_id)
-        actions += self._watching(message.watches)
+        for lease in message.grants:
+            actions += self._granted(lease)
         for lease_id in message.unwatched:
             actions += self._unwatched(lease_id)
+        actions += self._watching(message.watches)
         for warning in message.warnings:
             actions += self._warned(warning)
         return [*actions, LookNow()] if message.look else actions

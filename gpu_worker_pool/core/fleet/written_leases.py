@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, Ending, KeptLease, QueuedLease, custodian
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
@@ -63,8 +64,8 @@ class WrittenLeases:
             elif isinstance(lease, ActiveLease):
                 self._watch(lease.id, lease.request)
                 self._grant(lease)
+        # A box says what it keeps when it announces itself. A database that lost commits may have a grant that was withdrawn.
         self._news.clear()
-        self.unconfirmed.clear()
 
     def of(self, node: str) -> Mapping[str, KeptLease]:
         """The active leases that have GPUs of this node."""
@@ -90,6 +91,14 @@ class WrittenLeases:
         self._untold.pop(lease_id, None)
         return True
 
+    @property
+    def has_untold(self) -> bool:
+        return bool(self._untold)
+
+    def is_untold(self, lease_id: str) -> bool:
+        """Whether it was granted by this leader, and no client can have been told of it yet."""
+        return lease_id in self._untold
+
     def give_up(self, now: float, is_away: Callable[[str], bool]) -> list[str]:
         """The grants to take back: a box is away, and has not confirmed them in time. No client was told of them, so none uses
         their GPUs; nor will one be told from now on.
@@ -111,6 +120,8 @@ class WrittenLeases:
                     self._watch(event.lease_id, event.request)
                 case ev.LeaseGranted():
                     self._granted(event, state)
+                case ev.GrantWithdrawn():
+                    self._withdrawn(event)
                 case ev.LeaseExtended():
                     self._extended(event)
                 case ev.LeaseWarned():
@@ -177,8 +188,18 @@ class WrittenLeases:
         for node in {key.node for key in lease.gpus}:
             self._news_of(node).warnings[lease.id] = _warning(lease.id, ending, now)
 
+    def _withdrawn(self, event: ev.GrantWithdrawn) -> None:
+        """The boxes keep the lease no longer, and it waits again."""
+        lease = self._active.get(event.lease_id)
+        if lease is not None:
+            self._over(lease.id, lease.gpus)
+            self._watch(lease.id, lease.request)
+
     def _ended(self, event: ev.LeaseEnded) -> None:
-        lease_id = event.lease_id
+        self._over(event.lease_id, event.draining)
+
+    def _over(self, lease_id: str, left: tuple[GpuKey, ...]) -> None:
+        """A lease is no longer on its boxes; those of the GPUs that it has `left` are to look."""
         lease = self._active.pop(lease_id, None)
         self.unconfirmed.pop(lease_id, None)
         self._untold.pop(lease_id, None)
@@ -189,7 +210,7 @@ class WrittenLeases:
             news.warnings.pop(lease_id, None)
             news.grants.pop(lease_id, None)
             news.ended.append(lease_id)
-        for node in {key.node for key in event.draining}:
+        for node in {key.node for key in left}:
             self._news_of(node).look = True
         watched_by = self._watched_by.pop(lease_id, None)
         if watched_by is not None:

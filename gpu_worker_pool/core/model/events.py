@@ -93,7 +93,9 @@ class LeaseQueued(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
-    """`limit` and `weight` are as in ActiveLease; without a weight each GPU counts in full."""
+    """`limit` and `weight` are as in ActiveLease; without a weight each GPU counts in full. The client of a lease that waited
+    takes the grant up within `take_up_s`; None if it need not.
+    """
 
     lease_id: str
     gpus: tuple[GpuKey, ...]
@@ -101,6 +103,14 @@ class LeaseGranted(DurableEvent):
     granted_at: float
     limit: float | None = None
     weight: int | None = None
+    take_up_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantWithdrawn(DurableEvent):
+    """The client did not take the grant up. The lease waits again, in its old place, and is passed over until its client calls."""
+
+    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,7 @@ class ProcessesAttributed(DurableEvent):
 
 @dataclass(frozen=True, slots=True)
 class UseCounted(DurableEvent):
-    """What an owner had used at the time `as_of` of the pool's clock (see owner_use.py). It replaces the
+    """What an owner had used at the time `as_of` of the pool's clock (see state.py). It replaces the
     events that it adds up.
     """
 
@@ -210,9 +220,16 @@ class GpusObserved(VolatileEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeasesRenewed(VolatileEvent):
-    """A heartbeat arrived; each of these leases has its full TTL again."""
+    """The clients of these leases called: each lease has its full TTL again, and a grant is taken up."""
 
     lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft(VolatileEvent):
+    """The last connection of a waiter's client broke. It keeps its place, and has less time to take a grant up."""
+
+    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,19 @@ NOBODY: frozenset[ProcessId] = frozenset()
 
 class SlotFacts(NamedTuple):
     """What is known of one GPU. `name` is None if it is known by its leases only. `is_open_to_...` says whether the leases
-    there admit one more; it is None if the GPU is out of service or cannot be measured. `is_clear_to_...`: it is open, and
-    below the pool's own thresholds.
+    there admit one more; it is None if the GPU is out of service or cannot be measured. For `position` see gpu.py.
     """
 
     gpu_index: float
+    position: float = inf
     name: str | None = None
     total_mb: float | None = None
     is_open_to_exclusive: bool | None = None
     is_open_to_shared: bool | None = None
-    is_clear_to_exclusive: bool = False
-    is_clear_to_shared: bool = False
     percent: float | None = None
     load_percent: float = 0.0
     committed_mb: float | None = None
+    # Both decide what is eligible, so the queue is served again when one of them changes.
     is_used_by_leases_only: bool = False
     is_in_use_outside: bool = False
     # False if another server has it.
@@ -70,8 +69,9 @@ def facts_of(
     if reading is None:
         if installed is None:
             return SlotFacts(inf)
-        return SlotFacts(installed.index, installed.name, installed.memory_total_mb)
-    known = SlotFacts(reading.gpu.index, reading.gpu.name, reading.memory_total_mb)
+        return SlotFacts(installed.index, installed.index, installed.name, installed.memory_total_mb)
+    gpu = reading.gpu
+    known = SlotFacts(gpu.index, gpu.place, gpu.name, reading.memory_total_mb)
     if reading.other_server is not None:
         return known._replace(is_ours=False)
     load_percent, percent = reading.load_percent, used_percent(slot, ignored_processes)
@@ -83,20 +83,15 @@ def facts_of(
     if slot.occupants and not slot.is_open_for(shared=True, max_sharers=settings.max_sharers):
         # Whatever is read of it, it is nobody else's until a lease ends.
         return known._replace(is_open_to_exclusive=False, is_open_to_shared=False, left_to=_left_to(slot))
-    limits, use = settings.thresholds, memory_use(slot, ignored_processes)
+    use = memory_use(slot, ignored_processes)
     outside = None if settings.outsiders == "thresholds" else outside_use(slot, settings, ignored_processes)
-    is_light = load_percent < limits.utilization_percent
-    is_below = percent < limits.memory_percent and is_light
-    is_ours_only = is_used_by_leases_only(slot, ignored_processes)
     return known._replace(
         is_open_to_exclusive=not slot.occupants,
         is_open_to_shared=True,
-        is_clear_to_exclusive=not slot.occupants and is_below and outside is None,
-        is_clear_to_shared=use is not None and (is_ours_only or is_light),
         percent=percent,
         load_percent=load_percent,
         committed_mb=use.committed_mb if use else None,
-        is_used_by_leases_only=is_ours_only,
+        is_used_by_leases_only=is_used_by_leases_only(slot, ignored_processes),
         is_in_use_outside=outside is not None,
         left_to=outside.roots if outside and not slot.occupants else NOBODY,
     )
@@ -114,24 +109,14 @@ class NodeFacts:
 
     gpus: dict[GpuKey, SlotFacts] = field(default_factory=dict)
     open_to_exclusive: int = 0
-    clear_to_exclusive: int = 0
     open_to_shared: int = 0
-    clear_to_shared: int = 0
     most_room_mb: float = -inf
 
     def sum_up(self) -> None:
         facts = self.gpus.values()
         self.open_to_exclusive = sum(1 for each in facts if each.is_open_to_exclusive)
-        self.clear_to_exclusive = sum(each.is_clear_to_exclusive for each in facts)
         self.open_to_shared = sum(1 for each in facts if each.is_open_to_shared)
-        self.clear_to_shared = sum(each.is_clear_to_shared for each in facts)
         self.most_room_mb = max((each.room_mb for each in facts), default=-inf)
-
-    def open_to(self, wishes: Wishes, *, include_loaded: bool) -> int:
-        """How many GPUs may be usable for a request; with `include_loaded`, also above the pool's own thresholds."""
-        if wishes.is_shared:
-            return self.open_to_shared if include_loaded else self.clear_to_shared
-        return self.open_to_exclusive if include_loaded else self.clear_to_exclusive
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -29,9 +30,19 @@ class GpuKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """A GPU of a node. `position` is its place on a line on which GPUs with a fast link are close and islands of them far
+    apart; None if that is unknown. It is read with the GPU, so no journal has it.
+    """
+
     key: GpuKey
     index: int
     name: str
+    position: int | None = None
+
+    @property
+    def place(self) -> int:
+        """What tells how close GPUs are: where nothing is known, GPUs with near indices are."""
+        return self.index if self.position is None else self.position
 
     def __str__(self) -> str:
         return f"{self.key.node}:{self.index}"
@@ -112,21 +123,6 @@ class Reading:
         return (self.gpu, memory, is_measured, self.processes, self.fault, self.other_server)
 
     @property
-    def findings(self) -> tuple[object, ...]:
-        """All that decides anything, apart from its time."""
-        return (
-            self.gpu,
-            self.memory_total_mb,
-            self.memory_used_mb,
-            self.utilization_percent,
-            self.processes,
-            self.fault,
-            self.has_utilization,
-            self.reported_memory_percent,
-            self.other_server,
-        )
-
-    @property
     def load_percent(self) -> float | None:
         """The value to compare with the utilization threshold; None if it is unknown."""
         return self.utilization_percent if self.has_utilization or self.utilization_percent is not None else 0.0
@@ -147,4 +143,16 @@ _MEASURED = (
     "power_draw_w",
     "power_limit_w",
     "reported_memory_percent",
+)
+# All that decides anything, apart from its time.
+findings_of = attrgetter(
+    "gpu",
+    "memory_total_mb",
+    "memory_used_mb",
+    "utilization_percent",
+    "processes",
+    "fault",
+    "has_utilization",
+    "reported_memory_percent",
+    "other_server",
 )

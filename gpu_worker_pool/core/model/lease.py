@@ -73,7 +73,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class ActiveLease:
-    """`limit` is when its time limit ends it. `weight` is what counts for its owner, in thousandths of a GPU."""
+    """`limit` is when its time limit ends it. `weight` is what counts for its owner, in thousandths of a GPU. `seq` is its
+    place in the queue, which it has again if the grant is withdrawn.
+    """
 
     id: str
     request: Request
@@ -84,6 +86,7 @@ class ActiveLease:
     weight: int
     limit: float | None = None
     ending: Ending | None = None
+    seq: int = 0
 
     @property
     def warning_s(self) -> float:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from .bounds import DEFAULT_TTL_S, MAX_TTL_S, check_number, check_whole
+from .bounds import DEFAULT_TTL_S, MAX_TTL_S, check_number, check_whole, show_mb
 from .gpu import ProcessId
 from .gpu_names import as_gpu_names, shown
-from .units import show_mb
 
 MAX_GPUS = 1024
 MAX_NODES = 1024

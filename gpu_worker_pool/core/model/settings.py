@@ -27,7 +27,8 @@ class PoolSettings:
     `default_time_limit_s` is the time limit of requests that declare none. `reserve_after_s`: GPUs are reserved for the
     first waiter that cannot be served once it has waited that long. A preemptible lease ends `preempt_grace_s` after its
     warning. `fair_share`: of equal priority, the owner that used less is served first. A lease whose GPUs computed
-    nothing for `idle_after_s` is idle; `idle_reclaim` ends it after a warning.
+    nothing for `idle_after_s` is idle; `idle_reclaim` ends it after a warning. The client of a lease that waited has
+    `take_up_s` to take its grant up, or any time (None); a client that has left, `away_take_up_s`.
     """
 
     thresholds: Thresholds = DEFAULT_THRESHOLDS
@@ -49,6 +50,8 @@ class PoolSettings:
     fair_share: bool = False
     idle_after_s: float = 1800.0
     idle_reclaim: bool = False
+    take_up_s: float | None = None
+    away_take_up_s: float = 2.0
 
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
@@ -68,6 +71,9 @@ class PoolSettings:
         check_number("reserve_after_s", self.reserve_after_s, 0, 1e9)
         check_number("preempt_grace_s", self.preempt_grace_s, 0, 1e6)
         check_number("idle_after_s", self.idle_after_s, 1, 1e9)
+        for name in ("take_up_s", "away_take_up_s"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0.1, 1e9)
 
     def avoids_outsiders(self, wishes: Wishes) -> bool:
         """Whether GPUs in use outside the pool are kept from this request."""

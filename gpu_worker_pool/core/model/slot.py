@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from .gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
+from .gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading, findings_of
 from .settings import PoolSettings
 
 
@@ -76,7 +76,7 @@ class GpuSlot:
         known = self.reading
         return (
             known is not None
-            and known.findings == reading.findings
+            and findings_of(known) == findings_of(reading)
             # Memory that was read before a grant is not the lease's.
             and all(known.at > occupant.since for occupant in self.occupants.values())
         )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import inf, nextafter
-
-from gpu_worker_pool.core.model.owner_use import OwnerUse
+from math import inf, log, nextafter
 
 from .configured import ALL, AccessToken, Booking, Quota
 from .deadlines import Deadlines
@@ -18,6 +16,42 @@ from .request import Wishes
 from .settings import PoolSettings
 from .slot import GpuSlot
 from .waiting import LeaseQueue
+
+HALF_LIFE_S = 7 * 24 * 3600.0
+RECENT_LEASES = 2
+_FADES_S = HALF_LIFE_S / log(2)
+
+
+@dataclass(slots=True)
+class OwnerUse:
+    """What one owner used and holds, in thousandths of a GPU times seconds: owners that used little are served first. `firm` is the
+    part of `held` that is not preemptible. `recent` are the seconds that the owner's last leases lasted.
+
+    Use fades: GPU time counts half after a half-life. What an owner holds now counts as it runs, so a lease of a month does not
+    look idle until it ends.
+    """
+
+    used: float = 0.0
+    as_of: float = 0.0
+    held: int = 0
+    firm: int = 0
+    recent: tuple[float, ...] = ()
+
+    def used_at(self, now: float) -> float:
+        """The faded use: what it was, and what has been held since."""
+        if now <= self.as_of:
+            return self.used
+        left = float(2.0 ** (-(now - self.as_of) / HALF_LIFE_S))
+        return self.used * left + self.held * _FADES_S * (1.0 - left)
+
+    def hold(self, weight: int, now: float, *, is_firm: bool) -> None:
+        """Hold so much more from now on, or less."""
+        self.used, self.as_of = self.used_at(now), max(now, self.as_of)
+        self.held += weight
+        self.firm += weight if is_firm else 0
+
+    def remember(self, lasted_s: float) -> None:
+        self.recent = (*self.recent, lasted_s)[-RECENT_LEASES:]
 
 
 @dataclass(slots=True)
@@ -46,11 +80,17 @@ class PoolState:
     leases: dict[str, Lease] = field(default_factory=dict)
     ended: OrderedDict[str, EndedLease] = field(default_factory=OrderedDict)
     queue: LeaseQueue = field(default_factory=LeaseQueue)
-    # On live time: the TTL of a lease while it waits or is active, its drain limit while it drains. An active lease of a local
-    # holder has none, nor has one in a fleet (an epoch above 0): its box counts its TTL.
+    # On live time: the TTL of a lease while it waits or is active, its drain limit while it drains; until a grant is taken up,
+    # the time for that. Else an active lease of a local holder has none, nor has one in a fleet (an epoch above 0): its box
+    # counts its TTL.
     ttl_due: Deadlines = field(default_factory=Deadlines)
     # When active leases are to be warned or ended.
     limit_due: Deadlines = field(default_factory=Deadlines)
+    # The grants that their clients have not taken up. The waiters whose clients have left, or have not called since the
+    # take-over. The waiters that are passed over until their clients call: they did not take a grant up.
+    untaken: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
+    passed_over: set[str] = field(default_factory=set)
     # The number of leases of each owner, waiting or active.
     live_count: Counter[str | None] = field(default_factory=Counter)
     # What each owner uses, and how long the last leases of the pool lasted.
@@ -144,9 +184,10 @@ class PoolState:
         return now - self.lost_s
 
     def restart_ttl(self, lease: Lease, at: float) -> None:
-        """Give a lease its full TTL from this time on, or its drain limit. In a fleet the box of an active lease counts
-        its TTL.
+        """Give a lease its full TTL from this time on, or its drain limit: it counts as taken up. In a fleet the box of an
+        active lease counts its TTL.
         """
+        self.untaken.discard(lease.id)
         limit_s: float | None
         if isinstance(lease, EndedLease):
             limit_s = self.settings.drain_limit_s

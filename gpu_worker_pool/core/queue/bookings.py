@@ -111,7 +111,7 @@ def _choose(state: PoolState, booking: Booking, wishes: Wishes) -> tuple[GpuKey,
     for slot in state.slots_on(wishes.node):
         if slot.key not in taken and slot.reading is not None and is_suitable(state, slot, wishes):
             is_late = any(_is_late(state, lease_id, booking) for lease_id in slot.occupants)
-            by_node[slot.key.node].append((is_late, slot.reading.gpu.index, slot.key))
+            by_node[slot.key.node].append((is_late, slot.reading.gpu.place, slot.key))
     chosen = [sorted(found)[: wishes.gpus] for _, found in sorted(by_node.items()) if len(found) >= wishes.gpus]
     if not chosen:
         return ()

@@ -201,3 +201,48 @@ def _outside(state: PoolState, slot: GpuSlot, wishes: Wishes) -> Verdict | None:
         utilization_percent=use.utilization_percent,
         others=len(use.processes) - 1,
     )
+
+
+class Departures:
+    """A GPU as its leases leave it. The load is taken for that of the leases that have left."""
+
+    def __init__(self, state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> None:
+        self._wishes = wishes
+        self._left = dict(slot.occupants)
+        self._sharing = sum(each.asked_mb is not None for each in self._left.values())
+        self._draining = sum(each.is_draining for each in self._left.values())
+        self._max_sharers = state.settings.max_sharers
+        reading, use = slot.reading, memory_use(slot, state.ignored_processes)
+        self._left_mb = self._limit_mb = 0.0
+        self.can_do = (
+            reading is not None
+            and use is not None
+            and reading.fault is None
+            and now <= stale_at(state, reading)
+            and reading.memory_total_mb is not None
+            and reading.utilization_percent is not None
+            and is_suitable(state, slot, wishes)
+            and not (
+                state.settings.avoids_outsiders(wishes)
+                and outside_use(slot, state.settings, state.ignored_processes) is not None
+            )
+        )
+        if reading is not None and use is not None and reading.memory_total_mb is not None:
+            self._by_lease, self._left_mb = use.by_lease, use.committed_mb
+            self._limit_mb = state.settings.thresholds_for(wishes).memory_percent * reading.memory_total_mb / 100
+
+    def leave(self, lease_id: str) -> None:
+        occupant = self._left.pop(lease_id)
+        self._sharing -= occupant.asked_mb is not None
+        self._draining -= occupant.is_draining
+        if self.can_do:
+            self._left_mb -= self._by_lease[lease_id]
+
+    def would_do(self) -> bool:
+        """Whether the GPU would do with the leases that are left."""
+        if not self.can_do:
+            return False
+        if self._wishes.memory_mb is None:
+            return not self._left and self._left_mb < self._limit_mb
+        admits = self._sharing and not self._draining and len(self._left) < self._max_sharers
+        return bool(not self._left or admits) and self._left_mb + self._wishes.memory_mb <= self._limit_mb

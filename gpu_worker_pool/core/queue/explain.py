@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import judge
 from .owners import Order, over_quota
-from .verdicts import Verdict
+from .verdicts import Verdict, verdict
 from .withheld import Withheld
 
 MAX_NAMES = 3
@@ -103,7 +103,7 @@ class Explainer:
             verdicts = self._verdicts[wishes] = tuple(
                 GpuVerdict(slot.key, slot.gpu, judge(state, slot, wishes, self._now)) for slot in slots
             )
-        limit = over_quota(state, state.queue.class_of(lease.id))
+        limit = self._limit_of(lease)
         if limit is not None:
             verdicts = tuple(replace(item, verdict=limit) if item.verdict.is_eligible else item for item in verdicts)
         elif self._is_anything_kept:
@@ -120,12 +120,17 @@ class Explainer:
             unjudged=len(known) - judged,
         )
 
+    def _limit_of(self, lease: QueuedLease) -> Verdict | None:
+        if lease.id in self._state.passed_over:
+            return verdict("not_taken_up")
+        return over_quota(self._state, self._state.queue.class_of(lease.id))
+
     def position(self, lease: QueuedLease) -> int:
         return self._order.position(lease)
 
     def reason(self, lease: QueuedLease) -> str:
         wishes, state = lease.request.wishes, self._state
-        if self._is_anything_kept or state.settings.fair_share:
+        if self._is_anything_kept or state.settings.fair_share or lease.id in state.passed_over:
             return str(self.explain(lease))
         text = self._texts.get(wishes)
         if text is None:

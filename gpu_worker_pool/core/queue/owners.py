@@ -6,13 +6,12 @@ comes the owner that used least for its weight, and then the request that came f
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.model.waiting import QueueKey, RequestClass
 
 from .refusal import was_or_were
@@ -117,34 +116,17 @@ def over_quota(state: PoolState, request_class: RequestClass) -> Verdict | None:
     left = _left(state, request_class)
     if left is None or least_weight(state, request_class.wishes) <= left:
         return None
-    return _over_quota(state, request_class.owner)
+    return quota_verdict(state, request_class.owner)
 
 
 def too_heavy(state: PoolState, request_class: RequestClass) -> frozenset[GpuKey]:
     """The GPUs on which a share would weigh more than its owner may still have. Each of several may weigh as much."""
-    wishes, most = request_class.wishes, _most_for_each(state, request_class)
-    if most is None:
+    wishes, left = request_class.wishes, _left(state, request_class)
+    if left is None or not wishes.is_shared or left >= wishes.total_gpus * FULL_WEIGHT:
         return frozenset()
-    return frozenset(slot.key for slot in state.slots_on(wishes.node) if _is_too_heavy(slot, wishes, most))
-
-
-def why_too_heavy(state: PoolState, key: GpuKey, request_class: RequestClass) -> Verdict | None:
-    """Why a share may not be on this GPU, and may be on others; None if it may."""
-    most = _most_for_each(state, request_class)
-    if most is None or not _is_too_heavy(state.slots[key], request_class.wishes, most):
-        return None
-    return _over_quota(state, request_class.owner)
-
-
-def _most_for_each(state: PoolState, request_class: RequestClass) -> float | None:
-    """What a share may weigh on each of its GPUs; None if that is not limited."""
-    left, number = _left(state, request_class), request_class.wishes.total_gpus
-    is_limited = left is not None and request_class.wishes.is_shared and left < number * FULL_WEIGHT
-    return left / number if left is not None and is_limited else None
-
-
-def _is_too_heavy(slot: GpuSlot, wishes: Wishes, most: float) -> bool:
-    return slot.reading is not None and weight_of(slot.reading.memory_total_mb, wishes) > most
+    read = [(slot.key, slot.reading) for slot in state.slots_on(wishes.node) if slot.reading is not None]
+    most = left / wishes.total_gpus
+    return frozenset(key for key, reading in read if weight_of(reading.memory_total_mb, wishes) > most)
 
 
 def _left(state: PoolState, request_class: RequestClass) -> int | None:
@@ -155,7 +137,7 @@ def _left(state: PoolState, request_class: RequestClass) -> int | None:
     return quota.gpus * FULL_WEIGHT - _held(state, request_class.owner)
 
 
-def _over_quota(state: PoolState, owner: str | None) -> Verdict:
+def quota_verdict(state: PoolState, owner: str | None) -> Verdict:
     return verdict("over_quota", held=_held(state, owner) / FULL_WEIGHT, quota=quota_of(state, owner).gpus)
 
 

@@ -5,8 +5,8 @@
   fit; of equals, on the node with the fewest open GPUs. So shared GPUs fill up first, and whole GPUs and nodes stay
   whole.
 - Several GPUs: the node with the fewest open GPUs that has enough; of one model if possible, and of the model with the
-  fewest, so that what remains is as large as possible. Of these, neighbours: the GPUs that are closest to each other, and of
-  equal choices the one that leaves the longest runs of neighbours.
+  fewest, so that what remains is as large as possible. Of these, neighbours: the GPUs with the smallest steps between their
+  positions, out of the shortest row of such GPUs, from one end of it, so that long rows stay whole.
 - A gang: its number of nodes, by the same rules. The node of its holder's process is one of them if it has room.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from heapq import heapify, heappop
-from itertools import chain, groupby
+from itertools import chain, pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -137,10 +137,9 @@ class Placer:
 
     def _several_gpus(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Iterator[tuple[GpuKey, ...]]:
         """The wished number of GPUs of each node that has enough, the best node first."""
-        include_loaded = self._is_lax(wishes)
         enough = []
         for name, node in self.state.facts.nodes_for(wishes):
-            number = node.open_to(wishes, include_loaded=include_loaded)
+            number = node.open_to_shared if wishes.is_shared else node.open_to_exclusive
             if number >= wishes.gpus:
                 enough.append((number, name))
         for _, name in sorted(enough):
@@ -157,52 +156,68 @@ class Placer:
                 usable.append(key)
         return usable
 
-    def _is_lax(self, wishes: Wishes) -> bool:
-        """Whether a request may use GPUs that are above the pool's own thresholds, or in use outside the pool."""
-        settings = self.state.settings
-        if not wishes.has_thresholds:
-            return False
-        own, wished = settings.thresholds, settings.thresholds_for(wishes)
-        if not (wishes.is_shared or settings.outsiders == "thresholds" or settings.avoids_outsiders(wishes)):
-            return True
-        return wished.memory_percent > own.memory_percent or wished.utilization_percent > own.utilization_percent
-
     def _choose_several(self, usable: list[GpuKey], wishes: Wishes) -> tuple[GpuKey, ...]:
-        by_model: dict[str, list[tuple[float, float, GpuKey]]] = defaultdict(list)
-        for key in sorted(usable, key=lambda each: (self.state.facts.of(each).gpu_index, each)):
+        by_model: dict[str, list[Rated]] = defaultdict(list)
+        for key in usable:
             facts = self.state.facts.of(key)
-            by_model[facts.name or ""].append((self.rank(key, wishes), facts.gpu_index, key))
+            by_model[facts.name or ""].append(Rated(self.rank(key, wishes), facts.position, facts.gpu_index, key))
         enough = [group for group in by_model.values() if len(group) >= wishes.gpus]
         fewest = min(map(len, enough), default=0)
         groups = [group for group in enough if len(group) == fewest] or [[*chain(*by_model.values())]]
         choices = [choice for group in groups for choice in _choices(group, wishes)]
-        return tuple(key for _, _, key in min(choices, key=_cost))
+        best = min(choices, key=lambda gpus: _cost(gpus, wishes))
+        return tuple(entry.key for entry in sorted(best, key=lambda entry: (entry.gpu_index, entry.key)))
 
 
-# What a GPU is rated by, its index and its key.
-Rated = tuple[float, float, GpuKey]
+class Rated(NamedTuple):
+    """A GPU that will do: one with a low rank is better, and neighbours have near positions."""
+
+    rank: float
+    position: float
+    gpu_index: float
+    key: GpuKey
 
 
 def _choices(usable: list[Rated], wishes: Wishes) -> list[list[Rated]]:
-    """The GPUs that come into question, by index: for shares those with the least room. An exclusive lease gets neighbours, from
-    one end of the shortest run that is long enough; else those that are closest. Idle GPUs come before others.
+    """The GPUs that come into question, by position: for shares those with the least room. An exclusive lease gets the closest
+    GPUs of a shortest row, from one end of it if possible. Idle GPUs come before others.
     """
     number = wishes.gpus
     if wishes.is_shared:
-        return [sorted(sorted(usable)[:number], key=_index)]
-    idle = [entry for entry in usable if entry[0] < IDLE_PERCENT]
-    row = sorted(idle if len(idle) >= number else usable, key=_index)
-    runs = [[entry for _, entry in run] for _, run in groupby(enumerate(row), lambda item: item[1][1] - item[0])]
-    shortest = min((len(run) for run in runs if len(run) >= number), default=0)
-    if shortest:
-        return [end for run in runs if len(run) == shortest for end in (run[:number], run[-number:])]
-    return [row[first : first + number] for first in range(len(row) - number + 1)]
+        return [sorted(sorted(usable)[:number], key=_place)]
+    idle = [entry for entry in usable if entry.rank < IDLE_PERCENT]
+    found: list[list[Rated]] = []
+    for row in _shortest_rows(sorted(idle if len(idle) >= number else usable, key=_place), number):
+        starts = range(len(row) - number + 1)
+        spans = [row[start + number - 1].position - row[start].position for start in starts]
+        least = min(spans)
+        ends = [start for start in (0, starts[-1]) if spans[start] == least]
+        closest = ends or [start for start in starts if spans[start] == least]
+        found += [row[start : start + number] for start in closest]
+    return found
 
 
-def _cost(gpus: list[Rated]) -> tuple[object, ...]:
-    """The closest GPUs come first, then the ones that are used least."""
-    return (gpus[-1][1] - gpus[0][1], sum(rank for rank, _, _ in gpus), gpus[0][1:])
+def _shortest_rows(usable: list[Rated], number: int) -> list[list[Rated]]:
+    """The shortest rows of enough GPUs, with steps between neighbours that are as small as possible."""
+    steps = [after.position - before.position for before, after in pairwise(usable)]
+    for widest in sorted(set(steps)):
+        rows = [usable[:1]]
+        for step, entry in zip(steps, usable[1:], strict=True):
+            if step > widest:
+                rows.append([])
+            rows[-1].append(entry)
+        enough = [row for row in rows if len(row) >= number]
+        if enough:
+            shortest = min(map(len, enough))
+            return [row for row in enough if len(row) == shortest]
+    raise ValueError(f"{len(usable)} GPUs are not {number}")
 
 
-def _index(entry: Rated) -> tuple[float, GpuKey]:
-    return entry[1:]
+def _cost(gpus: list[Rated], wishes: Wishes) -> tuple[object, ...]:
+    """The closest GPUs come first, then the ones with the lowest rank."""
+    span = 0.0 if wishes.is_shared else gpus[-1].position - gpus[0].position
+    return (span, sum(entry.rank for entry in gpus), _place(gpus[0]))
+
+
+def _place(entry: Rated) -> tuple[float, float, GpuKey]:
+    return (entry.position, entry.gpu_index, entry.key)

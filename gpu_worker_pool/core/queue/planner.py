@@ -1,4 +1,4 @@
-"""When GPUs become free, as far as that is known; what is reserved for the first waiter; when each waiter will probably start.
+"""When GPUs become free, as far as that is known, and what is reserved for the first waiter.
 
 A lease ends at its declared time limit, and its GPUs are free then: what its processes hold on to is not foreseen, so
 that no request is admitted meanwhile to GPUs that wait for them. A lease without a limit is predicted to last as long as its
@@ -9,7 +9,7 @@ request: nothing ends a lease that overstays it. A booked GPU is free when the b
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
@@ -18,20 +18,17 @@ from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import Basis, EndedLease, QueuedLease, Reservation
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.slot import GpuSlot, memory_use, outside_use
+from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.waiting import RequestClass
 
-from .eligibility import has_opening, is_suitable, judge, stale_at
-from .owners import Order, over_quota, predicted_s, time_limit_of
+from .eligibility import Departures, has_opening, is_suitable, judge
+from .owners import predicted_s, time_limit_of
 from .withheld import Withheld, just_before
 
-# The GPUs whose leases are looked at for one pass over the queue, or for the starts of all waiters, and the waiters for which a
-# start is told: meanwhile no caller is answered. As many are looked at for wishes that had no date lately, so that these keep
-# no later waiter from its first attempt. In a larger pool, a pass looks for one date, and not again within a pause for each GPU.
+# The GPUs whose leases are looked at for one pass over the queue: meanwhile no caller is answered. A pass looks for one date, however many GPUs there are. Wishes that had no date
+# lately are tried again in each pass while there is time for all of them and one more; else they wait for TRY_AGAIN_S.
 MOST_GPUS = 4_000
-MOST_WAITERS = 100
-PAUSE_S = 0.001
 # A date that rests on a prediction and is more than this away reserves nothing.
 PREDICTED_AHEAD_S = 3600.0
 # The time between two attempts to find a date for the same wishes while nothing happens, and before the next attempt if a
@@ -51,7 +48,7 @@ class FreeAt(NamedTuple):
 
 
 NEVER = FreeAt(inf, Basis.UNKNOWN)
-# When a GPU is free, its index and its key.
+# When a GPU is free, its place and its key.
 FreeGpu = tuple[FreeAt, float, GpuKey]
 
 
@@ -60,51 +57,6 @@ class Plan(NamedTuple):
 
     start: FreeAt
     gpus: tuple[GpuKey, ...]
-
-
-class Departures:
-    """A GPU as its leases leave it. The load is taken for that of the leases that have left."""
-
-    def __init__(self, state: PoolState, slot: GpuSlot, wishes: Wishes, now: float) -> None:
-        self._wishes = wishes
-        self._left = dict(slot.occupants)
-        self._sharing = sum(each.asked_mb is not None for each in self._left.values())
-        self._draining = sum(each.is_draining for each in self._left.values())
-        self._max_sharers = state.settings.max_sharers
-        reading, use = slot.reading, memory_use(slot, state.ignored_processes)
-        self._left_mb = self._limit_mb = 0.0
-        self.can_do = (
-            reading is not None
-            and use is not None
-            and reading.fault is None
-            and now <= stale_at(state, reading)
-            and reading.memory_total_mb is not None
-            and reading.utilization_percent is not None
-            and is_suitable(state, slot, wishes)
-            and not (
-                state.settings.avoids_outsiders(wishes)
-                and outside_use(slot, state.settings, state.ignored_processes) is not None
-            )
-        )
-        if reading is not None and use is not None and reading.memory_total_mb is not None:
-            self._by_lease, self._left_mb = use.by_lease, use.committed_mb
-            self._limit_mb = state.settings.thresholds_for(wishes).memory_percent * reading.memory_total_mb / 100
-
-    def leave(self, lease_id: str) -> None:
-        occupant = self._left.pop(lease_id)
-        self._sharing -= occupant.asked_mb is not None
-        self._draining -= occupant.is_draining
-        if self.can_do:
-            self._left_mb -= self._by_lease[lease_id]
-
-    def would_do(self) -> bool:
-        """Whether the GPU would do with the leases that are left."""
-        if not self.can_do:
-            return False
-        if self._wishes.memory_mb is None:
-            return not self._left and self._left_mb < self._limit_mb
-        admits = self._sharing and not self._draining and len(self._left) < self._max_sharers
-        return bool(not self._left or admits) and self._left_mb + self._wishes.memory_mb <= self._limit_mb
 
 
 class Planner:
@@ -206,7 +158,7 @@ class Planner:
         for slot in slots:
             free = NEVER if slot.reading is None else self.usable_from(slot, wishes)
             if slot.reading is not None and free.at < inf and free.at <= until:
-                found.append((free, slot.reading.gpu.index, slot.key))
+                found.append((free, slot.reading.gpu.place, slot.key))
             elif to_spare <= 0:
                 return None  # the others are not enough
             else:
@@ -322,9 +274,10 @@ class Reserving:
         self._now = now
         self._planner = planner
         self._withheld = withheld
-        self._looked_at = self._looked_again_at = 0
+        self._gpus_left = MOST_GPUS
         self._tried: set[Wishes | RequestClass] = set()
         self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
+        self._tried_lately = frozenset(self.no_date_until)
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
         self._look_again_at = min(self.no_date_until.values(), default=inf)
         first_due = state.queue.first_asked_at + self._due_after_s if len(state.queue) else inf
@@ -349,12 +302,10 @@ class Reserving:
         state, wishes = self._state, request_class.wishes
         if self._kind(request_class) in self._tried or all(slot.reading is None for slot in state.slots.values()):
             return False
-        number, no_date_until = len(state.slots_on(wishes.node)), self.no_date_until.get(wishes)
-        if no_date_until is None:
-            return not self._looked_at or self._looked_at + number <= MOST_GPUS
-        tried_at = no_date_until - TRY_AGAIN_S
-        is_first = not self._looked_again_at and self._now >= tried_at + PAUSE_S * number
-        return is_first or self._looked_again_at + number <= MOST_GPUS
+        number = len(state.slots_on(wishes.node))
+        if wishes in self._tried_lately and number * (len(self._tried_lately) + 1) > MOST_GPUS:
+            return False
+        return self._gpus_left == MOST_GPUS or number <= self._gpus_left
 
     def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
@@ -373,11 +324,7 @@ class Reserving:
                 self._look_again(self._now + TRY_NEXT_S)
             return None
         self._tried.add(self._kind(request_class))
-        number = len(state.slots_on(wishes.node))
-        if wishes in self.no_date_until:
-            self._looked_again_at += number
-        else:
-            self._looked_at += number
+        self._gpus_left -= len(state.slots_on(wishes.node))
         plan = self._planner.plan(request_class)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self.no_date_until[wishes] = self._now + TRY_AGAIN_S
@@ -396,84 +343,3 @@ class Reserving:
 
     def _look_again(self, at: float) -> None:
         self._look_again_at = min(self._look_again_at, at)
-
-
-class StartTimes:
-    """When each waiter will probably start: the waiters are placed in order, each where it can start soonest, for as long as it
-    declared or is predicted to last. The answer is honest where it is unknown: nothing is told of a waiter behind one that
-    may last for ever.
-
-    They are worked out step by step. Between two steps the state may go on: then each step tells what it saw.
-    """
-
-    def __init__(self, state: PoolState, now: float) -> None:
-        now = max(now, state.clock)
-        self.starts: dict[str, FreeAt] = {}
-        self._state = state
-        self._withheld = Withheld(state, now)
-        self._order = Order(state, now)
-        self._planner = Planner(state, now, self._withheld)
-        # When GPUs are free, by node, for each kind of wishes; and when those are free again that waiters so far have taken.
-        self._free: dict[Wishes, dict[str, list[FreeGpu]]] = {}
-        self._taken: dict[GpuKey, FreeAt] = {}
-        self._gpus_left = MOST_GPUS
-
-    def steps(self) -> Iterator[None]:
-        """Go on at each step; all `starts` are known at the end."""
-        for lease_id in self._order.lease_ids()[:MOST_WAITERS]:
-            lease = self._state.leases.get(lease_id)
-            if not isinstance(lease, QueuedLease):
-                continue  # it has left the queue meanwhile
-            plan = yield from self._plan(lease)
-            if plan is not None and plan.start.at < inf:
-                self._take(lease, plan)
-            yield
-
-    def _take(self, lease: QueuedLease, plan: Plan) -> None:
-        self.starts[lease.id] = plan.start
-        if not lease.request.wishes.is_shared:
-            lasts = self._planner.duration_of(lease.request.holder.owner, lease.request.time_limit_s)
-            end = FreeAt(plan.start.at + lasts.at, max(plan.start.basis, lasts.basis), lease.id)
-            self._taken.update(dict.fromkeys(plan.gpus, end))
-
-    def _plan(self, lease: QueuedLease) -> Generator[None, None, Plan | None]:
-        reservation, wishes = self._state.reservation, lease.request.wishes
-        if reservation is not None and reservation.lease_id == lease.id:
-            return Plan(FreeAt(reservation.date, reservation.basis, reservation.after), reservation.gpus)
-        request_class = self._state.queue.class_of(lease.id)
-        if over_quota(self._state, request_class) is not None:
-            return None
-        if wishes not in self._free:
-            self._free[wishes] = yield from self._free_for(wishes)
-        plans = []
-        for gpus in self._free[wishes].values():
-            left = [(self._later(free, key), index, key) for free, index, key in gpus]
-            plans.append(self._planner.soonest(left, request_class))
-        return together(filter(None, plans), wishes.nodes)
-
-    def _later(self, free: FreeAt, key: GpuKey) -> FreeAt:
-        taken = self._taken.get(key)
-        if taken is None:
-            return free
-        later = max(free, taken, key=lambda time: time.at)
-        return later._replace(basis=max(free.basis, later.basis))
-
-    def _free_for(self, wishes: Wishes) -> Generator[None, None, dict[str, list[FreeGpu]]]:
-        slots: Collection[GpuSlot] = tuple(self._state.slots_on(wishes.node))
-        self._gpus_left -= len(slots)
-        by_node: dict[str, list[FreeGpu]] = {}
-        for slot in slots if self._gpus_left >= 0 else ():
-            # One that is not known any more has gone meanwhile, and its leases.
-            if slot.reading is not None and self._state.slots.get(slot.key) is slot:
-                free = self._planner.usable_from(slot, wishes)
-                by_node.setdefault(slot.key.node, []).append((free, slot.reading.gpu.index, slot.key))
-                yield
-        return by_node
-
-
-def expected_starts(state: PoolState, now: float) -> dict[str, FreeAt]:
-    """The starts that can be told, on the pool's clock. A waiter without one is not in it."""
-    times = StartTimes(state, now)
-    for _ in times.steps():
-        pass
-    return times.starts

@@ -19,9 +19,8 @@ from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
 from .bookings import is_in_the_way
-from .eligibility import stale_at
+from .eligibility import Departures, stale_at
 from .placement import Placer
-from .planner import Departures
 
 
 class Claim(NamedTuple):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gpu_worker_pool.core.model.bounds import Thresholds
+from gpu_worker_pool.core.model.bounds import Thresholds, show_mb
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, Node
 from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.model.units import show_mb
 
 
 def why_unservable(state: PoolState, wishes: Wishes) -> str | None:

@@ -102,6 +102,8 @@ class _Pass:
     def run(self) -> QueuePass:
         state, found, withheld, unserved = self._state, self._found, self._withheld, self._unserved
         for lease_id in Order(state, self._now).lease_ids():
+            if lease_id in state.passed_over:
+                continue
             own_class = state.queue.class_of(lease_id)
             request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
             may_reserve = withheld.reservation is None and self._reserving.is_any_due

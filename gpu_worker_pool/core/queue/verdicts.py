@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gpu_worker_pool.core.model.units import show_mb, show_span
+from gpu_worker_pool.core.model.bounds import show_mb, show_span
 
 
 class Verdict(NamedTuple):
@@ -119,5 +119,6 @@ SENTENCES: Mapping[str, Callable[..., str]] = {
     "held": _held,
     # Kept for an owner in a span of time; without an owner, out of service in it.
     "booked": _booked,
+    "not_taken_up": lambda: "its client did not take up the GPUs that it was given, and is passed over until it calls",
     "over_quota": lambda held, quota: f"its owner has {held:g} of at most {quota} GPU{'' if quota == 1 else 's'}",
 }

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.model.waiting import RequestClass
 
-from .owners import Order, predicted_s, time_limit_of, too_heavy, why_too_heavy
+from .owners import Order, predicted_s, quota_verdict, time_limit_of, too_heavy
 from .verdicts import Verdict, verdict
 
 # How long a lease without a limit lasts before a booking, where nothing is known of its owner.
@@ -146,7 +146,8 @@ class Withheld:
                     reason=booking.reason,
                     within_s=max(booking.starts_at - state.wall_offset_s - self._now, 0.0),
                 )
-        return why_too_heavy(state, key, request_class)
+        # No booking keeps it, so what keeps it is the owner's quota.
+        return quota_verdict(state, request_class.owner) if key in self._booked_from(request_class) else None
 
 
 def just_before(at: float) -> float:

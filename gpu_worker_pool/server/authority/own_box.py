@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -100,6 +100,10 @@ class OwnBox:
                 self._watch(event.request.holder, event.lease_id)
             elif isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
+            elif isinstance(event, ev.GrantWithdrawn):
+                self._sampler.sample_soon()  # whether it was used is told by the next reading
+            elif isinstance(event, ev.LeasesRenewed) and self._simulated is not None:
+                self._update_simulated(self._gpus_of(event.lease_ids))  # a process may use what it has taken up
         if left:
             # Real hardware shows at once that a process has stopped; so must simulated GPUs.
             self._update_simulated(left)
@@ -137,6 +141,10 @@ class OwnBox:
                     self._holders.forget(event.lease_id)
         self._update_simulated(changed)
 
+    def _gpus_of(self, lease_ids: Iterable[str]) -> set[GpuKey]:
+        leases = map(self._driver.state.leases.get, lease_ids)
+        return {key for lease in leases if isinstance(lease, ActiveLease) for key in lease.gpus}
+
     def _update_simulated(self, keys: set[GpuKey]) -> None:
         if self._simulated is not None and self._holders is not None:
             self._holders.use({key.uuid: list(self._users(key)) for key in keys})
@@ -145,7 +153,7 @@ class OwnBox:
         slot = self._driver.state.slots.get(key)
         for lease_id, occupant in slot.occupants.items() if slot else ():
             lease = self._driver.state.leases.get(lease_id)
-            if isinstance(lease, ActiveLease):
+            if isinstance(lease, ActiveLease) and lease_id not in self._driver.state.untaken:
                 yield occupant.process, lease.fence, occupant.asked_mb
 
 

@@ -23,7 +23,8 @@ from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import FreeAt, StartTimes
+from gpu_worker_pool.core.queue.planner import FreeAt
+from gpu_worker_pool.core.queue.start_times import StartTimes
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
@@ -116,6 +117,7 @@ class Pool:
         self.note_heartbeat = presence.note_heartbeat
         self.has_room_to_wait_for = presence.has_room_for
         self.renew = presence.renew
+        self.hear_client = presence.hear_client
         self.renew_until_ended = presence.renew_until_ended
         self.wait = presence.wait
 
@@ -325,12 +327,14 @@ class Pool:
                 self._presence.note_unclaimed(lease_id)
             raise
         self._presence.note_heartbeat(lease_id)
+        await self._presence.take_up(lease_id, caller)
         return events
 
     def note_not_told(self, lease_id: str) -> None:
-        """Note that the caller of a lease that is written is answered with 503."""
-        self._presence.note_unclaimed(lease_id)
-        self._presence.expect_claim(lease_id)
+        """Note that the caller of a grant is answered with 503, if no client can have been told of the grant before."""
+        if self.leader is not None and self.leader.is_untold(lease_id):
+            self._presence.note_unclaimed(lease_id)
+            self._presence.expect_claim(lease_id)
 
     def local_process(self, holder: Holder, *, uid: int | None, may_name_any: bool) -> ProcessId | None:
         """The process of a holder, if it is on this machine and its caller may name it (host/identity.py)."""

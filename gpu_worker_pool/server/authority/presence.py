@@ -1,4 +1,4 @@
-"""The clients of leases: the connections on which they wait, those whose connection broke, and those that were told a 503."""
+"""The clients of leases: the connections on which they wait, and the callers that were told a 503."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, Ending, QueuedLease
+from gpu_worker_pool.core.model.lease import Ending, QueuedLease
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.server.agent.membership import RENEWALS_PER_TTL
 
 logger = logging.getLogger(__name__)
 
-# A waiter whose connection broke has this long after a grant to make another call. Then the next waiter gets the GPU.
-GRACE_S = 2.0
 # A caller that was answered with 503, although its request is written, has this long to ask again, or its TTL if that is
 # shorter. Then the lease ends.
 UNCLAIMED_S = 5.0
@@ -55,7 +53,6 @@ class Presence:
         self._max_waiting = max_waiting
         self._polls: Counter[str] = Counter()
         self._watched: Counter[str] = Counter()
-        self._away: set[str] = set()
         # With a note of its own for each time that the caller was not told.
         self._unclaimed: dict[str, object] = {}
         driver.listeners.append(self._follow)
@@ -90,7 +87,6 @@ class Presence:
         self.waiting += 1
         if lease_id is not None:
             self._polls[lease_id] += 1
-            self._away.discard(lease_id)
         try:
             yield connection
         finally:
@@ -100,13 +96,10 @@ class Presence:
                 if not self._polls[lease_id]:
                     del self._polls[lease_id]
                     if connection.is_broken:
-                        self._away.add(lease_id)
-                if not connection.is_broken:
-                    self._away.discard(lease_id)
+                        self._driver.note(cmd.ReportAbsence(lease_id))
 
     def note_heartbeat(self, *lease_ids: str) -> None:
         """Note a heartbeat of these leases, or their end."""
-        self._away.difference_update(lease_ids)
         for lease_id in lease_ids:
             self._unclaimed.pop(lease_id, None)
 
@@ -122,10 +115,6 @@ class Presence:
         """The last such note on a lease whose caller did not call again; None if it did, or needs not."""
         return self._unclaimed.get(lease_id)
 
-    def is_away(self, lease_id: str) -> bool:
-        """Whether the last connection of the lease's client broke, and no call came since."""
-        return lease_id in self._away
-
     def expect_claim(self, lease_id: str) -> None:
         """Give the caller of a lease that is written time to ask again, if it was not told of it."""
         note, lease = self.unclaimed(lease_id), self._driver.state.leases.get(lease_id)
@@ -137,23 +126,30 @@ class Presence:
         if self.unclaimed(lease_id) is note and self._driver.is_in_charge:
             self._driver.note(cmd.Release(lease_id, by="the server", why=NOT_ASKED_AGAIN))
 
-    def _end_if_away(self, lease_id: str) -> None:
-        lease = self._driver.state.leases.get(lease_id)
-        if self.is_away(lease_id) and isinstance(lease, ActiveLease) and lease.ttl_s is not None:
-            logger.info("the client of lease %s did not come back after the grant; the lease ends", lease_id)
-            self._driver.note(cmd.ReportDeath(lease_id))
-
     def _follow(self, events: Sequence[ev.Event]) -> None:
         if not self._driver.is_in_charge:
             return
         for event in events:
             if isinstance(event, ev.LeaseQueued):
                 self.expect_claim(event.lease_id)
-            elif isinstance(event, ev.LeaseGranted):
-                if self.is_away(event.lease_id):
-                    asyncio.get_running_loop().call_later(GRACE_S, self._end_if_away, event.lease_id)
+            elif isinstance(event, ev.GrantWithdrawn):
+                logger.info(
+                    "the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id
+                )
             elif isinstance(event, ev.LeaseEnded):
                 self.note_heartbeat(event.lease_id)
+
+    async def hear_client(self, lease_id: str, *, caller: str) -> None:
+        """The client of a lease calls about it: a waiter is renewed, and a grant is taken up."""
+        self.note_heartbeat(lease_id)
+        if isinstance(self._driver.state.leases.get(lease_id), QueuedLease):
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
+        await self.take_up(lease_id, caller)
+
+    async def take_up(self, lease_id: str, caller: str) -> None:
+        """Take up a grant whose client is calling. The grant may have come about by this very call."""
+        if lease_id in self._driver.state.untaken:
+            await self._driver.do(cmd.Renew((lease_id,)), caller)
 
     async def renew(self, *lease_ids: str, caller: str) -> list[ev.Event]:
         self.note_heartbeat(*lease_ids)
@@ -189,7 +185,7 @@ class Presence:
     async def wait(
         self, lease: QueuedLease, wait_s: float, gone: asyncio.Future[None], *, renewed_by: str | None
     ) -> None:
-        """Wait until the lease has left the queue and that is written; ClientGone if the client disconnects first.
+        """Wait until the lease has left the queue, which may not be written yet; ClientGone if the client disconnects first.
 
         Waiting renews the lease if its caller may renew it: that is `renewed_by`.
         """

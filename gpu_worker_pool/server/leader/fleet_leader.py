@@ -101,6 +101,10 @@ class FleetLeader:
         """Whether all boxes of a grant have it on their disks."""
         return self._boxes is not None and self._boxes.is_confirmed(lease_id)
 
+    def is_untold(self, lease_id: str) -> bool:
+        """Whether this leader granted a lease of which no client can have been told yet."""
+        return self._boxes is not None and self._boxes.is_untold(lease_id)
+
     async def confirmed(self, lease_id: str, timeout_s: float) -> bool:
         """Wait until all boxes of a grant have it; whether that was in time."""
         if not self.is_confirmed(lease_id) and not self._is_stopping:

@@ -6,9 +6,9 @@ from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.units import show_span
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool

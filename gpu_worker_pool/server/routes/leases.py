@@ -21,10 +21,17 @@ from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
-from gpu_worker_pool.server.views.lease_view import lease_view, left_s, listed_leases, outcome_view, warning_view
+from gpu_worker_pool.server.views.lease_view import (
+    lease_view,
+    left_s,
+    listed_leases,
+    outcome_view,
+    set_aside_view,
+    warning_view,
+)
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.target import Target
-from gpu_worker_pool.wire.leases import AnyLease, LeaseList, NotRenewed, RenewAnswer, Renewed
+from gpu_worker_pool.wire.leases import AnyLease, LeaseList, LeaseView, NotRenewed, RenewAnswer, Renewed
 from gpu_worker_pool.wire.pool import PoolView
 
 from .renewals import FleetRenewals
@@ -69,6 +76,9 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
     lease = await _known(pool, lease_id)
     if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
         await pool.wait(lease, form.wait_s, call.gone(), renewed_by=call.turn_name(caller))
+        if (untaken := _set_aside(pool, lease_id)) is not None:
+            call.status = 202 if is_new else 200
+            return untaken
         lease = await _known(pool, lease_id)
     lease = await _told(pool, lease, is_its_client=True)
     if is_new and not isinstance(lease, EndedLease):
@@ -78,21 +88,25 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
 
 @router.get("/leases/{lease_id:path}", problems=(404, 422, 429, 503))
 async def show_lease(call: Call, lease_id: LeaseId, wait_s: WaitS = 0.0, devices: Devices = "index") -> AnyLease:
-    """Show the lease as it is, or once it has left the queue within `wait_s`."""
+    """Show the lease as it is, or once it has left the queue within `wait_s`.
+
+    Its client takes a grant up by this call, if the grant was made before it. Else the client is told to call again: an answer
+    to a call that waited may not be read.
+    """
     pool = call.pool
     lease = await _known(pool, lease_id)
     # Every caller may read a lease; only a caller that may release it renews it by that.
     caller = call.caller_or_none()
     may_renew = caller is not None and may_manage(caller, lease.request.holder.owner, call.rules.tokens)
     renewed_by = call.turn_name(caller) if caller is not None and may_renew else None
-    if isinstance(lease, QueuedLease):
-        if renewed_by is not None:
-            await pool.renew(lease_id, caller=renewed_by)
-        if wait_s > 0:
-            await pool.wait(lease, wait_s, call.gone(), renewed_by=renewed_by)
-            lease = await _known(pool, lease_id)
-    elif may_renew:
-        pool.note_heartbeat(lease_id)
+    if renewed_by is not None:
+        await pool.hear_client(lease_id, caller=renewed_by)
+        lease = await _known(pool, lease_id)
+    if isinstance(lease, QueuedLease) and wait_s > 0:
+        await pool.wait(lease, wait_s, call.gone(), renewed_by=renewed_by)
+        if renewed_by is not None and (untaken := _set_aside(pool, lease_id)) is not None:
+            return untaken
+        lease = await _known(pool, lease_id)
     return _shown(call, await _told(pool, lease, is_its_client=may_renew), devices)
 
 
@@ -247,6 +261,14 @@ async def _told(pool: Pool, lease: Lease, *, is_its_client: bool) -> Lease:
     if is_its_client:
         pool.note_heartbeat(lease.id)
     return await _known(pool, lease.id)
+
+
+def _set_aside(pool: Pool, lease_id: str) -> LeaseView | None:
+    """The answer to the client of a lease whose GPUs are set aside until it calls again; None if they are not."""
+    lease = pool.state.leases.get(lease_id)
+    if lease_id not in pool.state.untaken or not isinstance(lease, ActiveLease):
+        return None
+    return set_aside_view(pool.state, lease, pool.now())
 
 
 async def _known(pool: Pool, lease_id: str) -> Lease:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, Quota
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT
-from gpu_worker_pool.core.model.owner_use import OwnerUse
+from gpu_worker_pool.core.model.state import OwnerUse
 from gpu_worker_pool.core.queue.owners import quota_of
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.forms import QuotaForm

@@ -21,6 +21,7 @@ LABEL = "command"
 _KINDS: dict[type[ev.Event], RecentKind] = {
     ev.LeaseQueued: "queued",
     ev.LeaseGranted: "granted",
+    ev.GrantWithdrawn: "queued",
     ev.LeaseWarned: "warned",
     ev.LeaseEnded: "ended",
     ev.GpuDrained: "drained",

@@ -137,6 +137,20 @@ def lease_view(
             return _ended(wire.LeaseView, state, lease, "ended", str(lease.reason))
 
 
+def set_aside_view(state: PoolState, lease: ActiveLease, now: float) -> wire.LeaseView:
+    """A lease whose client has not taken its grant up, as its client sees it: it waits, and none is ahead of it."""
+    within_s = left_s(state, lease.id, now) or 0.0
+    return _view(
+        wire.WaitingLeaseView,
+        lease,
+        "queued",
+        reason=f"GPUs are set aside for it; ask again within {within_s:.1f} s to take them up",
+        position=0,
+        expires_in_s=within_s,
+        **_expected(state, None),
+    )
+
+
 def outcome_view(pool: Pool, lease: Lease) -> wire.LeaseView:
     """The lease after its release or revocation: ended, whether or not its processes still run."""
     return lease_view(pool.state, lease.record if isinstance(lease, EndedLease) else lease, pool.now())

@@ -114,9 +114,19 @@ def test_it_says_what_a_plain_dict_would(steps: list[Any]) -> None:
 def test_what_is_put_off_many_times_moves_once() -> None:
     """A heartbeat puts a deadline off. With ten thousand leases, moving each one at each heartbeat would be the most of its cost."""
     noted = deadlines(a=10, b=20)
-    before = list(noted._sorted)
+    before = list(noted._heap)
     for at in range(11, 1000):
         noted.set("a", at)
-    assert noted._sorted == before
+    assert noted._heap == before
     assert noted.next_due_at() == 20
-    assert noted._sorted == [(20, "b"), (999, "a")]
+    assert noted._heap == [(20, "b"), (999, "a")]
+
+
+def test_what_was_dropped_leaves_nothing_behind() -> None:
+    """A lease with a limit of a year is released after a minute."""
+    noted = deadlines(a=10)
+    for number in range(10_000):
+        noted.set(f"lease{number}", 1e7)
+        noted.drop(f"lease{number}")
+    assert len(noted._heap) < 200
+    assert list(noted.due(1e9)) == ["a"]

@@ -18,7 +18,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue import eligibility, placement, serve
 from gpu_worker_pool.core.queue.bookings import MOST_BOOKINGS
 from gpu_worker_pool.core.queue.explain import explain
-from gpu_worker_pool.core.queue.planner import expected_starts
+from gpu_worker_pool.core.queue.start_times import expected_starts
 from tests.core.build import T4, WALL_OFFSET_S, Box, key, reading
 from tests.core.queue.test_many_waiters import calls
 

@@ -15,7 +15,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.planner import expected_starts
+from gpu_worker_pool.core.queue.start_times import expected_starts
 from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, of_kind, process, reading, refusals, request
 from tests.core.queue.boxes import free_at_once
 

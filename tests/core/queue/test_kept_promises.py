@@ -7,7 +7,7 @@ from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import Basis, Reservation
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.planner import expected_starts
+from gpu_worker_pool.core.queue.start_times import expected_starts
 from tests.core.build import START, WALL_OFFSET_S, Box, key, process, reading
 from tests.core.queue.boxes import free_at_once
 

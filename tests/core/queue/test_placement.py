@@ -334,3 +334,64 @@ def test_a_gpu_in_use_is_no_better_for_being_a_neighbour() -> None:
     box.ask("two", gpus=2)
 
     assert indices(box, "two") == ["2", "3"]
+
+
+# --- islands of GPUs with fast links: the position of each, by index ------------------------------------------------
+
+
+def islands(*positions: int | None, busy: tuple[int, ...] = ()) -> Box:
+    return Box(*(reading(i, position=each, utilization=95 if i in busy else 0) for i, each in enumerate(positions)))
+
+
+def test_several_gpus_are_on_one_island() -> None:
+    box = islands(0, 1, 0, 1, 0, 1, 0, 1)
+
+    box.ask("four", gpus=4)
+
+    assert indices(box, "four") == ["0", "2", "4", "6"]
+
+
+def test_they_are_on_the_island_with_the_fewest_free_gpus_that_has_enough() -> None:
+    box = islands(0, 1, 0, 1, 0, 1, 0, 1, busy=(3,))
+
+    box.ask("three", gpus=3)
+    box.ask("four", gpus=4)
+
+    assert indices(box, "three") == ["1", "5", "7"]
+    assert indices(box, "four") == ["0", "2", "4", "6"]
+
+
+def test_a_gpu_in_use_between_two_of_an_island_does_not_part_them() -> None:
+    box = islands(0, 0, 0, 1, 1, 1, busy=(1,))
+
+    box.ask("two", gpus=2)
+
+    assert indices(box, "two") == ["0", "2"]
+
+
+def test_islands_of_an_island_are_closer_than_others() -> None:
+    """Pairs on a PCIe switch, two of them on a NUMA node; one GPU of each pair is in use, and a whole pair."""
+    box = islands(0, 0, 1, 1, 3, 3, 4, 4, busy=(0, 2, 3))
+
+    box.ask("three", gpus=3)
+
+    assert indices(box, "three") == ["4", "5", "6"]
+
+
+def test_more_than_an_island_has_come_from_the_nearest_ones() -> None:
+    box = islands(0, 0, 1, 1, 3, 3, 4, 4)
+
+    box.ask("four", gpus=4)
+    box.ask("three", gpus=3)
+
+    assert indices(box, "four") == ["0", "1", "2", "3"]
+    assert indices(box, "three") == ["4", "5", "6"]
+
+
+def test_positions_that_are_told_later_change_the_choice() -> None:
+    box = islands(None, None, None, None)
+    box.observe_now(*(reading(index, position=index % 2) for index in range(4)))
+
+    box.ask("two", gpus=2)
+
+    assert indices(box, "two") == ["0", "2"]

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
-from gpu_worker_pool.core.model.owner_use import HALF_LIFE_S, OwnerUse
+from gpu_worker_pool.core.model.state import HALF_LIFE_S, OwnerUse
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.server.routes.quotas import share_factor
 from tests.core.build import Box, key, reading, refusals

@@ -14,7 +14,8 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.core.queue.planner import NEVER, FreeAt, Planner, StartTimes, expected_starts, together
+from gpu_worker_pool.core.queue.planner import NEVER, FreeAt, Planner, together
+from gpu_worker_pool.core.queue.start_times import StartTimes, expected_starts
 from gpu_worker_pool.core.queue.withheld import Withheld
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 

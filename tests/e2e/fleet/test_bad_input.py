@@ -214,8 +214,7 @@ def test_it_serves_statistics_says_what_to_do_and_recovers(
         seen = assert_in_trouble(server, mistake.says)
         postgres.execute(mistake.fix.format(mistake.name))
         until(lambda: server.call("GET", "/health")[1]["can_grant"], "it leads once the mistake is corrected")
-        status, answer = server.call("PUT", "/leases/a", {"wait_s": 20.0})
-        assert (status, answer["state"]) == (201, "active")
+        assert ask(server) == "active"
         seen += json.dumps([server.call("GET", path) for path in ("/config", "/health", "/pool", "/")])
         assert SECRET not in seen + server.stop()
 
@@ -226,7 +225,7 @@ def test_tables_of_a_newer_version_and_two_pools(postgres: PostgresServer, tmp_p
     url = postgres.url("newer")
     with served(tmp_path, "--fleet", url) as server:
         assert server.said["fleet"]["role"] == "leader"
-        assert server.call("PUT", "/leases/a", {"wait_s": 20.0})[0] == 201
+        assert ask(server) == "active"
         assert server.said["state"] == url
         server.stop()
     postgres.execute("UPDATE gpu_pool.format SET version = version + 1", "newer")
@@ -256,7 +255,7 @@ def test_the_disk_of_the_database_is_full(tmp_path: Path) -> None:
             assert said.startswith(("unshare:", "mount:")), said
             pytest.skip(f"there can be no small disk here: {said}")
         with served(tmp_path, "--fleet", f"postgresql://admin@127.0.0.1:{port}/postgres") as server:
-            assert server.call("PUT", "/leases/a", {"wait_s": 20.0})[0] == 201
+            assert ask(server) == "active"
             tell(disk, "fill")
             refused = until(partial(refused_for_space, server), "there is no space")
             assert "the disk of the database is full: free space there" in refused["detail"]
@@ -296,6 +295,12 @@ def assert_in_trouble(server: Served, says: str, *, is_first: bool = True) -> st
     if is_first:
         assert says in server.said["trouble"]
     return json.dumps([asked, renewed, pool, server.said])
+
+
+def ask(server: Served) -> str:
+    """Ask for a GPU that has yet to be read, take up what was set aside, and say what became of it."""
+    assert server.call("PUT", "/leases/a", {"wait_s": 20.0})[0] == 202
+    return str(server.call("GET", "/leases/a")[1]["state"])
 
 
 def health(server: Served) -> dict[str, Any]:

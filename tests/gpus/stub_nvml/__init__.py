@@ -73,6 +73,10 @@ class StubGpu:
     """What everything that is asked of this GPU answers."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """What single calls answer, by the names in nvml_stub.c ("GetMemoryInfo_v2")."""
+    ancestors: dict[int, int] = field(default_factory=dict)
+    """What it has in common with each GPU of a higher index: a level of NVML's topology."""
+    nvlinks: dict[int, int] = field(default_factory=dict)
+    """What NVML says of NVLink to each GPU of a higher index: 0 is a link."""
     mig: dict[int, StubGpu] | None = None
     """Its MIG devices by position: MIG is on. None: it does not know MIG."""
 
@@ -115,6 +119,8 @@ class StubGpu:
             if processes is not None:
                 listed = ",".join(f"{pid}:{'-' if mb is None else mb}" for pid, mb in processes.items())
                 lines.append(f"{prefix}{key}={listed}")
+        lines += [f"{prefix}ancestor.{other}={level}" for other, level in self.ancestors.items()]
+        lines += [f"{prefix}nvlink.{other}={status}" for other, status in self.nvlinks.items()]
         if self.mig is not None:
             lines += [f"{prefix}mig=1", f"{prefix}mig_max={MOST_MIG_DEVICES}"]
             for position, device in self.mig.items():

@@ -13,6 +13,8 @@
  *   gpu.0.name=...             .uuid, .memory_total_mb, .memory_reserved_mb, .memory_used_mb, .utilization_percent,
  *                              .temperature_c, .power_draw_w, .power_limit_w
  *   gpu.0.compute=12:300,13:-  processes with their memory in MiB, "-" if it is not to be had; .graphics likewise
+ *   gpu.0.ancestor.1=50        the common ancestor of the first two (NVML_TOPOLOGY_SYSTEM); the lower index comes first
+ *   gpu.0.nvlink.1=0           whether NVLink joins them: 0 is NVML_P2P_STATUS_OK
  *   gpu.0.mig=1                MIG is on; not there: the GPU does not know MIG
  *   gpu.0.mig_max=7
  *   gpu.0.mig.1.uuid=...       the second MIG device, with the same keys as a GPU
@@ -39,6 +41,7 @@ enum {
 #define MEMORY_V2 0x02000028u
 #define TEMPERATURE_V1 0x0100000cu
 #define LINE 65536
+#define NVLINK 2u
 #define MIB (1024.0 * 1024.0)
 
 struct device {
@@ -342,6 +345,29 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *device, unsigned *co
 int nvmlDeviceGetGraphicsRunningProcesses_v2(struct device *device, unsigned *count, struct process *out)
 {
     return processes(device, "GetGraphicsRunningProcesses_v2", "graphics", count, out);
+}
+
+static int of_pair(const struct device *one, const struct device *other, const char *call, const char *key, unsigned *out)
+{
+    char name[96];
+    unsigned first, second;
+    int code = begin_on(other, call);
+    if (code != SUCCESS)
+        return code;
+    if (!one || sscanf(one->gpu, "gpu.%u.", &first) != 1 || sscanf(other->gpu, "gpu.%u.", &second) != 1)
+        return INVALID_ARGUMENT;
+    snprintf(name, sizeof name, "%s.%u", key, first < second ? second : first);
+    return scaled(first < second ? one : other, call, name, 1, out);
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(struct device *one, struct device *other, unsigned *level)
+{
+    return of_pair(one, other, "GetTopologyCommonAncestor", "ancestor", level);
+}
+
+int nvmlDeviceGetP2PStatus(struct device *one, struct device *other, unsigned capability, unsigned *status)
+{
+    return capability == NVLINK ? of_pair(one, other, "GetP2PStatus", "nvlink", status) : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)

@@ -18,7 +18,7 @@ from gpu_worker_pool.server.agent.message_codec import decode_kept, decode_messa
 HOLDER = Holder("worker", "ada", process=ProcessId(7, 1.5), node="box")
 KEPT = msg.KeptLease("a", 3, Request(Wishes(memory_mb=8000), HOLDER), ("GPU-1",), None, True, 1.0, 2.0)
 READING = Reading(
-    Gpu(GpuKey("box", "GPU-1"), 0, "A100"), 5.0, 80000, 10.5, processes=(GpuProcess(ProcessId(7), ancestors=()),)
+    Gpu(GpuKey("box", "GPU-1"), 0, "A100", 3), 5.0, 80000, 10.5, processes=(GpuProcess(ProcessId(7), ancestors=()),)
 )
 OVER = msg.LeaseOver("a", None, EndReason.EXPIRED)
 MESSAGES: list[Any] = [

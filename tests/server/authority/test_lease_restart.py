@@ -133,7 +133,23 @@ def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
         assert held(server) == {kept, waiter}
         with LongPoll(server, f"/leases/{next_waiter}?wait_s=25") as poll:
             living.kill()
-            assert poll.answer().json["state"] == "active", "who lived on is still watched"
+            assert poll.grant().json["state"] == "active", "who lived on is still watched"
+
+
+def test_a_waiter_that_never_calls_after_a_restart_keeps_its_place_and_no_gpu() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
+        holder = take(server, ttl_s=600)["id"]
+        silent, alive, last = (queue(server, ttl_s=600)["id"] for _ in range(3))
+        server.restart()
+        assert queued(server) == [silent, alive, last]
+        with LongPoll(server, f"/leases/{alive}?wait_s=25") as poll:
+            release(server, holder)
+            assert poll.grant().json["state"] == "active", "the silent one does not keep the GPU for its TTL"
+        assert queued(server) == [silent, last]
+        assert get(server, silent)["position"] == 1
+        release(server, alive)
+        assert get(server, silent, wait_s=10)["state"] == "active", "it called, and was the next in line"
+        assert queued(server) == [last]
 
 
 def test_two_servers_on_one_state_are_one_too_many(server: ServerProcess) -> None:

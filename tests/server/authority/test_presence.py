@@ -41,7 +41,7 @@ async def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
     assert [presence.unclaimed(id_) is None for id_ in ("a", "b", "forgotten")] == [False, True, True]
 
 
-async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
+async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_not_answered() -> None:
     driver = await opened()
     presence = Presence(driver, 10)
     for lease_id in ("holder", "waiter"):
@@ -56,5 +56,21 @@ async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_away() -> None:
     assert isinstance(driver.state.leases["waiter"], ActiveLease)
     with pytest.raises(ClientGone):
         await waiting
-    assert presence.is_away("waiter")
+    driver.close()
+
+
+async def test_a_waiter_has_left_when_the_last_of_its_connections_breaks() -> None:
+    driver = await opened()
+    presence = Presence(driver, 10)
+    for lease_id in ("holder", "waiter"):
+        await driver.do(ask(lease_id))
+    lease = driver.state.queued("waiter")
+    first, last = (asyncio.get_running_loop().create_future() for _ in range(2))
+    waits = [asyncio.ensure_future(presence.wait(lease, 100.0, gone, renewed_by="ada")) for gone in (first, last)]
+    await turns()
+    for gone, wait, has_left in ((first, waits[0], False), (last, waits[1], True)):
+        gone.set_result(None)
+        with pytest.raises(ClientGone):
+            await wait
+        assert ("waiter" in driver.state.away) is has_left
     driver.close()

@@ -64,7 +64,7 @@ def test_a_lease_is_taken_away_and_its_holder_hears_of_it(server: ServerProcess)
     waiter = queue(server)["id"]
     with LongPoll(server, f"/leases/{waiter}?wait_s=25") as poll:
         revoked = act(server, f"leases/{lease['id']}/revoke")
-        assert poll.answer().json["state"] == "active", "the next one has it at once"
+        assert poll.grant().json["state"] == "active", "the next one has it at once"
 
     assert (revoked["state"], revoked["end_reason"]) == ("ended", "revoked")
     assert revoked["gpus"] == lease["gpus"]
@@ -108,7 +108,7 @@ def test_a_gpu_is_taken_out_of_service_and_put_back(server: ServerProcess, by: s
     with LongPoll(server, f"/leases/{waiter['id']}?wait_s=25") as poll:
         back = act(server, f"gpus/{name}/undrain")
         assert back["is_out_of_service"] is False
-        assert poll.answer().json["gpus"][0]["gpu_id"] == 0
+        assert poll.grant().json["gpus"][0]["gpu_id"] == 0
     assert act(server, f"gpus/{name}/undrain")["is_out_of_service"] is False, "again is harmless"
 
 
@@ -134,7 +134,7 @@ def test_who_wants_more_than_is_in_service_waits_for_it(server: ServerProcess) -
     assert "memory test" in wide["reason"]
     with LongPoll(server, f"/leases/{wide['id']}?wait_s=25") as poll:
         act(server, "gpus/1/undrain")
-        assert len(poll.answer().json["gpus"]) == 2
+        assert len(poll.grant().json["gpus"]) == 2
 
 
 def test_drains_that_make_no_sense(server: ServerProcess) -> None:

@@ -415,7 +415,8 @@ def hold_a_thousand_polls(server: ServerProcess, holder: str) -> None:
         release(server, holder)
         answers = [poll.answer() for poll in polls]
     assert {answer.status for answer in answers} == {200}
-    assert {answer.json["state"] for answer in answers} == {"active"}
+    assert {answer.json["position"] for answer in answers} == {0}, "GPUs are set aside"
+    assert get(server, "q0")["state"] == "active"
 
 
 def test_waiting_connections_are_bounded_and_all_are_let_go_at_the_end() -> None:

@@ -78,7 +78,7 @@ def test_a_call_that_waits_is_refused_when_its_token_is_revoked(server: ServerPr
             assert_problem(call.answer(), 401, "no longer valid")
         assert [server.json(f"/leases/{id_}")["state"] for id_ in (held, waiter)] == ["active", "queued"]
         server.ask(f"/leases/{held}", "DELETE", bearer(ADMIN))
-        assert another.answer().json["state"] == "active", "a call with a token that is valid waits on"
+        assert another.grant().json["state"] == "active", "a call with a token that is valid waits on"
 
 
 def test_tokens_outlast_a_restart_as_digests(tmp_path: Path) -> None:

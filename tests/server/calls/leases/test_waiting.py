@@ -61,7 +61,7 @@ def test_waiting_is_explained(server: ServerProcess) -> None:
 
 
 def test_asking_with_patience(server: ServerProcess) -> None:
-    """201 for a grant within `wait_s`, 202 when it is over."""
+    """202 when `wait_s` is over, and when GPUs are set aside within it: the next call takes them up."""
     holder = take(server, gpus=GPUS)
     began = time.monotonic()
     assert queue(server, wait_s=0.3)["position"] == 1
@@ -72,9 +72,11 @@ def test_asking_with_patience(server: ServerProcess) -> None:
     with LongPoll(server, f"/leases/{patient}", "PUT", b'{"wait_s": 25}') as poll:
         eventually(lambda: queued(server) == [patient], "it waits")
         release(server, holder["id"])
-        answer = poll.answer()
-    assert answer.status == 201
-    assert answer.json["state"] == "active"
+        told = poll.answer()
+    assert (told.status, told.json["state"], told.json["position"]) == (202, "queued", 0)
+    assert "ask again within" in told.json["reason"]
+    again = put(server, patient)
+    assert (again.status, again.json["state"]) == (200, "active")
 
 
 def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: ServerProcess) -> None:
@@ -86,9 +88,10 @@ def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: ServerProcess)
 
     with LongPoll(server, f"/leases/{waiter['id']}?wait_s=25") as poll:
         release(server, holder["id"])
-        answer = poll.answer()
+        answer = poll.grant()
     assert answer.status == 200
     assert answer.json["state"] == "active"
+    assert 55 < answer.json["expires_in_s"] <= 60, "its TTL begins when it is taken up"
     began = time.monotonic()
     assert get(server, waiter["id"], wait_s=25)["state"] == "active"
     assert time.monotonic() - began < 20
@@ -288,7 +291,7 @@ def test_who_hung_up_and_called_again_keeps_what_was_granted(server: ServerProce
         broken.close()
         eventually(lambda: queued(server) == [waiter, other], "both wait")
         release(server, holder)
-        assert second.answer().json["state"] == "active"
+        assert second.grant().json["state"] == "active"
 
     assert get(server, other, wait_s=3.5)["state"] == "queued", "the first one was answered, and has 30 s"
     assert held(server) == {waiter}
@@ -319,7 +322,7 @@ def test_the_death_of_a_holder_frees_at_once(server: ServerProcess, told: str) -
         with LongPoll(server, f"/leases/{waiter}?wait_s=25") as poll:
             worker.kill()
             began = time.monotonic()
-            assert poll.answer().json["state"] == "active"
+            assert poll.grant().json["state"] == "active"
             assert time.monotonic() - began < 20
     assert get(server, holder["id"])["end_reason"] == "holder_died"
     assert renew(server, holder["id"])["lost"] == [
