@@ -15,6 +15,7 @@ from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.views.target import EVERYTHING
 
 from .access import (
@@ -30,10 +31,12 @@ from .access import (
     refuse_other_sites,
     token_in,
 )
-from .bodies import read_body
 from .connection import Connection
 from .forwarded import Forwarded
+from .problems import CLOSE, Refusal
 
+MAX_BODY_BYTES = 65_536
+BODY_TIMEOUT_S = 10.0
 PartT = TypeVar("PartT")
 
 
@@ -214,3 +217,57 @@ class Call(Request):
 async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def read_body(
+    receive: Receive,
+    headers: Mapping[str, str],
+    *,
+    limit: int = MAX_BODY_BYTES,
+    timeout_s: float = BODY_TIMEOUT_S,
+) -> bytes:
+    """Read the whole body; Refusal if it is too large, too slow, compressed or incomplete.
+
+    The time is for the whole body: a client that sends a byte now and then is too slow.
+    """
+    encoding = headers.get("content-encoding")
+    if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
+        detail = "The body must not be compressed; send it without Content-Encoding."
+        raise Refusal(415, detail, {"Accept-Encoding": "identity"})
+    if _says_more_than(limit, headers.get("content-length", "")):
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _collect(receive, limit)
+    except TimeoutError:
+        detail = f"The body did not arrive within {timeout_s:g} seconds; send it at once."
+        raise Refusal(408, detail, CLOSE) from None
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("The connection was closed before the body had arrived.")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        # Content-Length may be missing or wrong: only the bytes that arrive count.
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _says_more_than(limit: int, length: str) -> bool:
+    digits = length.strip()
+    if not (digits.isascii() and digits.isdigit()):
+        return False  # missing or invalid: the counting decides
+    # Python does not convert numbers of thousands of digits.
+    return len(digits) > 18 or int(digits) > limit
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"The body is too large; it must be at most {limit} bytes.", CLOSE)

@@ -1,4 +1,4 @@
-"""Passes calls on to the leader of the fleet, as they came, and its answers back.
+"""Which box of a fleet answers a call. Passes calls on to the leader, as they came, and its answers back.
 
 A call that was passed on is never passed on again (forwarded.py). What is sent is bounded; what comes back is streamed. If
 the caller goes away, the connection to the leader is closed, so that the leader notices.
@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
@@ -19,9 +19,10 @@ from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.forms import LeaseForm
+from gpu_worker_pool.server.views.target import FLEET, Target
 
 from .call import Call
-from .forwarded import HEADER
+from .forwarded import HEADER, check_forwarded
 from .problems import RETRY_AFTER, Refusal
 from .response import Headers, Response
 from .validation import read_form
@@ -42,6 +43,28 @@ ANSWERED = (
     "content-type", "content-encoding", "cache-control", "vary", "etag", "retry-after", "www-authenticate",
     "x-accel-buffering", "accept-encoding",
 )  # fmt: skip
+
+
+def leader_answers(call: Call, answered_by: Literal["box", "leader", "custodian"], *, is_fleet: bool) -> bool:
+    """Whether a call must be passed on to the leader of the fleet. Notes what it means, and the box that passed it on."""
+    membership = call.part(Pool).membership
+    if (said := call.headers.get(HEADER)) is not None:
+        call.forwarded = check_forwarded(
+            said,
+            is_leader=membership is not None and membership.is_leader,
+            node_of_key=None if membership is None else membership.node_of_key,
+        )
+    if membership is None and is_fleet:
+        raise Refusal(
+            404, "This server belongs to no fleet, so there is nothing below /fleet; leave that out to mean this box."
+        )
+    if membership is None or answered_by == "box":
+        return False
+    call.target = FLEET if is_fleet else Target(call.via_box or membership.node)
+    if membership.is_leader or call.forwarded is not None:
+        return False
+    # The leader knows the tokens of the fleet.
+    return answered_by == "leader" or ("authorization" in call.headers and call.caller_or_none() is None)
 
 
 class BoxAnswer(NamedTuple):

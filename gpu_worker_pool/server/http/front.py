@@ -11,11 +11,9 @@ from starlette.datastructures import Headers as RequestHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .accept import wants_page
 from .access import merge_headers
-from .bodies import CLOSE
-from .problems import Refusal, problem_of
-from .response import JSON, Headers, Response, redirect
+from .problems import CLOSE, Refusal, problem_of
+from .response import JSON, Headers, Response, redirect, wants_page
 
 # A page of any origin may read an answer with this header.
 READABLE: Final = (b"access-control-allow-origin", b"*")

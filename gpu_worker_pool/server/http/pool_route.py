@@ -37,8 +37,7 @@ from gpu_worker_pool.wire.service import Problem
 
 from .access import Caller, Denied, hold_back
 from .call import Call
-from .fleet_routing import leader_answers
-from .forwarding import Forwarding
+from .forwarding import Forwarding, leader_answers
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
 from .problems import Refusal, problem_of
 from .response import Headers, Response

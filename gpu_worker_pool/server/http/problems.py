@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 PROBLEM = (b"content-type", b"application/problem+json")
 RETRY_AFTER = {"Retry-After": "1"}
+# The rest of the request is not read, so the connection cannot be used again.
+CLOSE = {"Connection": "close"}
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a mistake

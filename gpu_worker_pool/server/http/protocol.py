@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from .connection import KEY, Connection
 from .front import size_of
-from .problems import Refusal, problem_of
+from .problems import CLOSE, Refusal, problem_of
 
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
@@ -22,7 +22,6 @@ MAX_JOINED_BYTES = 16 * 1024
 STALLED_S = 20.0
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter headers."
 INVALID = "The request is not valid HTTP: its method is not known, or its first line or a header is malformed."
-CLOSE = {"Connection": "close"}
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 
 

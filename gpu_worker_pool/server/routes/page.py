@@ -8,11 +8,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.http.accept import takes_gzip
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Headers, Response, redirect, secure_headers
+from gpu_worker_pool.server.http.response import JSON, Headers, Response, redirect, secure_headers, takes_gzip
 from gpu_worker_pool.server.parameters import PageHours, PageWeeks
 from gpu_worker_pool.server.ui.data import PageData, ScopedAnswer
 from gpu_worker_pool.wire.accounting import TimelineView, UsageView, WeeksView

@@ -13,11 +13,10 @@ from gpu_worker_pool.server.box.readings_history import encode_readings
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.http.accept import wants_page
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Response, redirect
+from gpu_worker_pool.server.http.response import JSON, Response, redirect, wants_page
 from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from gpu_worker_pool.server.authority.presence import ClientGone
-from gpu_worker_pool.server.http.bodies import read_body
+from gpu_worker_pool.server.http.call import read_body
 from gpu_worker_pool.server.http.problems import Refusal
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gpu_worker_pool
-from gpu_worker_pool.server.http.accept import takes_gzip, wants_page
+from gpu_worker_pool.server.http.response import takes_gzip, wants_page
 from gpu_worker_pool.server.routes.page import TYPES, PageFiles
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import OFTEN, assert_problem, eventually
