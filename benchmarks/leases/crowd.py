@@ -35,11 +35,15 @@ class Worker(asyncio.Protocol):
         size = size_of_answer(self._received)
         if size is None or len(self._received) < size:
             return
-        if not self._received.startswith(b"HTTP/1.1 200" if self._is_holding else b"HTTP/1.1 201"):
-            self.done.set_exception(AssertionError(self._received))
+        answer, self._received = self._received, b""
+        if b'"state":"queued"' in answer:
+            # Set aside for this client: asking again takes the GPU up.
+            self._ask()
+            return
+        if not answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 201")):
+            self.done.set_exception(AssertionError(answer))
             self._transport.close()
             return
-        self._received = b""
         if not self._is_holding:
             self._is_holding = True
             self._transport.write(delete(f"{self._name}-{self.cycles}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from itertools import pairwise
+from pathlib import PurePath
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ WORDS = st.sampled_from(["-m", "-c", "--key", "-o", "--"]) | st.text("abcXYZ019=
 def test_only_the_program_a_script_or_a_module_is_shown(command: list[str]) -> None:
     label = command_label(["prog", *command])
     assert "=" not in label
-    is_module = any(one == "-m" and two.endswith(label) for one, two in pairwise(command))
+    is_module = any(one == "-m" and PurePath(two).name == label for one, two in pairwise(command))
     assert label == "prog" or label.endswith((".py", ".sh")) or is_module
 
 

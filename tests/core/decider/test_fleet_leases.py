@@ -253,6 +253,7 @@ def test_a_lost_grant_is_brought_back_by_its_box() -> None:
     assert lease.limit == pytest.approx(before.active("a").limit)
     assert lease.request.holder.process == kept.request.holder.process
     assert box.do(cmd.RecoverLease(kept, "x")) == []
+    box.do(cmd.AnnounceNode("x", "boot1"))
     assert box.state.expires_at("a") is None
     box.observe_now(reading(0, node="x"))
     box.ask("b", among=("GPU-x-0",))
