@@ -16,7 +16,7 @@ GpuId = int | str
 """The index with a single endpoint, or the global id (`server1:2`) with several."""
 
 
-class Loss(Protocol):
+class LossEvent(Protocol):
     """Set once the holder has lost the GPU. Can be awaited."""
 
     def is_set(self) -> bool:
@@ -36,7 +36,7 @@ class LeaseEnding:
     ends_at: datetime
 
 
-class EndNotice(Protocol):
+class EndingEvent(Protocol):
     """Set while the holder is warned that its lease will be ended. Can be awaited. A warning may be withdrawn."""
 
     @property
@@ -77,8 +77,8 @@ class LeaseFacts:
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     # The environment on each node of a fleet, where the GPUs are on several; `env` is that of the first.
     node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
-    lost: Loss | None = field(default=None, compare=False, repr=False)
-    warned: EndNotice | None = field(default=None, compare=False, repr=False)
+    lost: LossEvent | None = field(default=None, compare=False, repr=False)
+    warned: EndingEvent | None = field(default=None, compare=False, repr=False)
     ends_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
