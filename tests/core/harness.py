@@ -385,7 +385,7 @@ class CheckedPool(QueueChecks):
             weights = [p.memory_mb for p in reading.processes or () if tuple(p.id) in left]
             only_contexts = lease.how == "released" and max(weights, default=0) <= self.settings.context_mb
             assert not left or only_contexts, "drained although a process is left"
-        elif isinstance(command, self.core.commands.AnnounceNode):
+        elif isinstance(command, self.core.commands.AnnounceNode) and lease.due > self.model.live:
             assert event.gpu.node == command.node
         else:
             assert lease.due <= self.model.live

@@ -218,7 +218,7 @@ class PoolState:
         if lease.ttl_s is not None:
             return -inf if is_brought_back else since + lease.ttl_s
         # A database that lost commits may have a grant that was withdrawn: its box knows, and says so when it announces itself.
-        is_sure = not is_brought_back or all(key.node in self.announced for key in lease.gpus)
+        is_sure = since > -inf or all(key.node in self.announced for key in lease.gpus)
         return None if is_sure else -inf
 
     def has_due(self, now: float) -> bool:
