@@ -132,6 +132,7 @@ def test_who_died_while_the_server_was_down_has_nothing_after_it() -> None:
         assert get(server, dead_waiter)["end_reason"] == "holder_died"
         assert held(server) == {kept, waiter}
         with LongPoll(server, f"/leases/{next_waiter}?wait_s=25") as poll:
+            eventually(lambda: b"gpupool_waiting_connections 1.0" in server.ask("/metrics").body, "the poll waits")
             living.kill()
             assert poll.grant().json["state"] == "active", "who lived on is still watched"
 
