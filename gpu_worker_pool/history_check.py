@@ -35,6 +35,9 @@ GIVEN_UP = frozenset({"lost", "gave up"})
 ROUNDED_S = 0.001
 # A reading may be this old when a GPU is granted on it, and a little more passes until the grant is known.
 OUTSIDER_SEEN_S = 6.0
+# A waiter whose connection broke has at least PROMPT_S to take up a grant, others TAKE_UP_S.
+PROMPT_S = 2.0
+TAKE_UP_S = 5.0
 # 502: a box of a fleet had passed the call on when its leader died.
 HONEST_STATUSES = frozenset({200, 201, 202, 404, 429, 502, 503})
 
@@ -150,7 +153,8 @@ def check_order(history: RunHistory) -> Iterator[Violation]:
     """Of two requests for the same, the one that certainly came first, and is not less important, is served first.
 
     Certainly: its worker learned that it is in the queue before the other request was made. Fences tell which was
-    served first. A request that left the queue has no fence, or was last seen waiting before the other was served.
+    served first. A request that left the queue has no fence, or was last seen waiting before the other was served. A worker
+    that did not take a grant up in time, because it was stopped or its calls had no answer, is passed over until it calls.
     """
     groups: dict[object, list[LeaseRecord]] = defaultdict(list)
     for lease in history.leases.values():
@@ -159,8 +163,22 @@ def check_order(history: RunHistory) -> Iterator[Violation]:
         queued = [lease for lease in leases if lease.queued_at < inf]
         granted = [lease for lease in leases if lease.fence is not None]
         for first, second in product(queued, granted):
-            if first.priority >= second.priority:
+            if first.priority >= second.priority and _was_there(first, second.granted_at):
                 yield from _check_pair(first, second)
+
+
+def _was_there(lease: LeaseRecord, at: float) -> bool:
+    """Whether the calls of a waiter were answered, one soon after the other, while another one was granted a GPU and took it up."""
+    until = min(at, lease.granted_at)
+    since = max(until - 2 * TAKE_UP_S, lease.queued_at)
+    heard_at = since
+    for line in lease.lines:
+        if "sent" not in line or line["at"] < since or line["sent"] > until:
+            continue
+        if line["what"] == "failed" or line["sent"] - heard_at > PROMPT_S:
+            return False
+        heard_at = line["at"]
+    return until - heard_at <= PROMPT_S
 
 
 def _check_pair(first: LeaseRecord, second: LeaseRecord) -> Iterator[Violation]:

@@ -71,6 +71,24 @@ def it_left_the_queue(scribe: Scribe) -> None:
     scribe.took("b", 5.0, 1)
 
 
+def a_waiter_that_was_not_there_is_passed_over(scribe: Scribe) -> None:
+    """The call by which it would have taken the GPU up had no answer."""
+    scribe.asks("a", 0.0)
+    scribe.answer("a", 0.2, "queued")
+    scribe.asks("b", 0.3)
+    scribe.say("failed", 6.0, "a", lease="a", call="GET", sent=0.3, error="timed out")
+    scribe.granted("b", 6.5, 2, "gpu0")
+    scribe.granted("a", 7.0, 3, "gpu1")
+
+
+def a_stopped_waiter_is_passed_over(scribe: Scribe) -> None:
+    scribe.asks("a", 0.0)
+    scribe.answer("a", 0.2, "queued")
+    scribe.asks("b", 0.3)
+    scribe.granted("b", 6.5, 2, "gpu0")
+    scribe.granted("a", 7.0, 3, "gpu1")
+
+
 def told_503_and_did_not_come_back_in_time(scribe: Scribe) -> None:
     """The server released what it had granted in the meantime."""
     scribe.asks("a", 0.0)
@@ -88,6 +106,8 @@ def told_503_and_did_not_come_back_in_time(scribe: Scribe) -> None:
         sharers_fit,
         important_ones_pass,
         it_left_the_queue,
+        a_waiter_that_was_not_there_is_passed_over,
+        a_stopped_waiter_is_passed_over,
     ],
 )
 def test_a_history_in_order_has_no_violation(write: Callable[[Scribe], None]) -> None:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.backends.held_lease import HeldLease, LossEvent, NoticeEvent
+from gpu_worker_pool.client.backends.held_lease import EndNotice, HeldLease, Loss
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
@@ -45,7 +45,7 @@ async def adopted_lease(facts: RunLease, since: float, environ: Mapping[str, str
         ends_at=None if ends_at is None else datetime.fromtimestamp(ends_at),  # noqa: DTZ006 - the same
     )
     if facts.url is None:  # its keeper had decided by itself, and no server knows of it
-        assignment.lost, assignment.warned = LossEvent(facts.ttl_s, is_local=facts.is_local), NoticeEvent()
+        assignment.lost, assignment.warned = Loss(facts.ttl_s, is_local=facts.is_local), EndNotice()
         yield assignment
         return
     with environment_of(environ):

@@ -22,7 +22,7 @@ BEATS_PER_TTL = 3
 _SAME = timedelta(seconds=1)
 
 
-class LossEvent:
+class Loss:
     """Set when the lease is over before it was released: `await assignment.lost`, or ask `is_set()`.
 
     The holder gives up before the server does: one heartbeat before the TTL would end it, counted from when the last
@@ -76,10 +76,10 @@ class LossEvent:
         return self  # as `dataclasses.asdict` copies it
 
     def __repr__(self) -> str:
-        return f"<LossEvent: {self.reason or ('yes' if self.is_set() else 'no')}>"
+        return f"<Loss: {self.reason or ('yes' if self.is_set() else 'no')}>"
 
 
-class NoticeEvent:
+class EndNotice:
     """Set while the server is about to end the lease: `await assignment.warned`, or ask `is_set()`."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class NoticeEvent:
         return self  # as `dataclasses.asdict` copies it
 
     def __repr__(self) -> str:
-        return f"<NoticeEvent: {self.ending or 'none'}>"
+        return f"<EndNotice: {self.ending or 'none'}>"
 
 
 @dataclass(eq=False, slots=True)
@@ -142,12 +142,12 @@ class HeldLease:
     ends_at: datetime | None = None
     node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    lost: LossEvent = field(init=False)
-    warned: NoticeEvent = field(default_factory=NoticeEvent)
+    lost: Loss = field(init=False)
+    warned: EndNotice = field(default_factory=EndNotice)
     assignment: Assignment = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lost = LossEvent(self.request.ttl_s, is_local=self.is_local)
+        self.lost = Loss(self.request.ttl_s, is_local=self.is_local)
 
     @property
     def worker_id(self) -> str:

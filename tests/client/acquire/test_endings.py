@@ -20,7 +20,7 @@ from gpu_worker_pool import (
     RequestRefusedError,
     StaleAssignmentError,
 )
-from gpu_worker_pool.client.backends.held_lease import NoticeEvent
+from gpu_worker_pool.client.backends.held_lease import EndNotice
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, running, soon
@@ -237,7 +237,7 @@ async def test_a_copy_learns_of_a_warning_and_a_pickled_one_does_not(server: Ser
 
 def test_the_same_end_is_no_news() -> None:
     at = datetime(2026, 11, 17, 14, 20)  # noqa: DTZ001 - local time
-    warned = NoticeEvent()
+    warned = EndNotice()
     assert not warned.set(None)
     assert warned.set(LeaseEnding("preempted", at))
     assert not warned.set(LeaseEnding("preempted", at + timedelta(seconds=0.4)))
