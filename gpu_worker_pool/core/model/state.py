@@ -234,7 +234,9 @@ class PoolState:
         due_at = inf if self._has_nothing_to_settle else nextafter(self.settled_until, inf)
         expiry, warning = self.ttl_due.next_due_at(), self.limit_due.next_due_at()
         if expiry is not None:
-            due_at = min(due_at, expiry + self.lost_s)
+            expires_at = expiry + self.lost_s
+            # A rounded sum may be a little too early: then nothing would be due at that time.
+            due_at = min(due_at, expires_at if self.live(expires_at) >= expiry else nextafter(expires_at, inf))
         return due_at if warning is None else min(due_at, warning)
 
     def __repr__(self) -> str:

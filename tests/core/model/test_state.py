@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import START, WALL_OFFSET_S, Box, reading, request
 
 
@@ -30,3 +31,11 @@ def test_what_was_granted_cannot_be_taken_for_waiting() -> None:
 
     with pytest.raises(AssertionError):
         box.state.queued("a")
+
+
+def test_what_is_due_after_lost_time_is_due_when_it_is_said_to_be() -> None:
+    """125.2 + 80 - 80 is less than 125.2."""
+    state = PoolState(lost_s=80.0)
+    state.ttl_due.set("a", 125.2)
+
+    assert state.has_due(state.next_due_at())
