@@ -68,8 +68,11 @@ class Flooder:
         """See what was granted after it had been asked for."""
         _, pool, sent = self.insist("GET", "/pool")
         for lease in pool["leases"]:
-            if lease["worker_id"] == self.name:
+            if lease["worker_id"] == self.name and lease["expires_in_s"] is None:
                 self.tell(lease["id"], "GET", 200, lease, sent)
+            elif lease["worker_id"] == self.name:
+                # Only the answer to its own call tells its client that a grant is taken up.
+                self.tell(lease["id"], "GET", *self.insist("GET", f"/leases/{lease['id']}"))
 
     def leave(self) -> None:
         for number, lease in enumerate(self.held):

@@ -104,9 +104,12 @@ async def show_lease(call: Call, lease_id: LeaseId, wait_s: WaitS = 0.0, devices
         lease = await _known(pool, lease_id)
     if isinstance(lease, QueuedLease) and wait_s > 0:
         await pool.wait(lease, wait_s, call.gone(), renewed_by=renewed_by)
-        if renewed_by is not None and (untaken := _set_aside(pool, lease_id)) is not None:
+        if (untaken := _set_aside(pool, lease_id)) is not None:
             return untaken
         lease = await _known(pool, lease_id)
+    # Nor is a reader told more that is not known to be its client: it may be, and believe in a grant that is withdrawn later.
+    if (untaken := _set_aside(pool, lease_id)) is not None:
+        return untaken
     return _shown(call, await _told(pool, lease, is_its_client=may_renew), devices)
 
 
@@ -264,7 +267,7 @@ async def _told(pool: Pool, lease: Lease, *, is_its_client: bool) -> Lease:
 
 
 def _set_aside(pool: Pool, lease_id: str) -> LeaseView | None:
-    """The answer to the client of a lease whose GPUs are set aside until it calls again; None if they are not."""
+    """The answer about a lease whose GPUs are set aside until its client calls again; None if they are not."""
     lease = pool.state.leases.get(lease_id)
     if lease_id not in pool.state.untaken or not isinstance(lease, ActiveLease):
         return None

@@ -97,6 +97,19 @@ def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: ServerProcess)
     assert time.monotonic() - began < 20
 
 
+def test_a_grant_that_nobody_took_up_is_active_for_no_reader(server: ServerProcess) -> None:
+    """A client that the server cannot identify at the moment must not believe in a GPU that may be withdrawn."""
+    holder = take(server, gpus=GPUS)
+    assert server.ask("/leases/waiter", "PUT", body={}).json["state"] == "queued"
+    release(server, holder["id"])
+    eventually(lambda: "waiter" in {lease["id"] for lease in server.json("/pool")["leases"]}, "it is granted")
+
+    read = server.ask("/leases/waiter", headers={"X-Forwarded-For": "1.2.3.4"}).json
+    assert (read["state"], read["position"], read["gpus"]) == ("queued", 0, [])
+    assert server.ask("/leases/waiter").json["state"] == "active"
+    assert server.ask("/leases/waiter", headers={"X-Forwarded-For": "1.2.3.4"}).json["state"] == "active"
+
+
 def test_who_comes_first_is_served_first_but_for_priority(server: ServerProcess) -> None:
     holder = take(server, gpus=GPUS)
     low = queue(server, priority=-1, gpus=GPUS)["id"]
