@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 # How long to wait for the first reading before answering; a probe that hangs must not keep the server from starting.
 FIRST_SAMPLE_S = 2.0
-# The calls that uvicorn has ended are answered in so many turns of the loop, before a disk that hangs can hold it up.
+# The calls that uvicorn has ended are answered in this number of turns of the loop, before a disk that hangs can hold it up.
 TURNS_TO_ANSWER = 3
 # In the order of the home page.
 ROUTERS = (

@@ -6,7 +6,7 @@ import re
 
 MIN_TTL_S = 0.1
 MAX_WAIT_S = 300.0
-# A client closes a connection that was idle for so long. The server keeps it open for longer.
+# A client closes a connection that was idle for this time. The server keeps it open for longer.
 CLIENT_IDLE_S = 30.0
 MAX_RENEW_WAIT_S = 60.0
 MAX_MEMORY_MB = 1e9

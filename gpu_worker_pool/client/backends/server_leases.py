@@ -46,7 +46,7 @@ HOPELESS: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 PATIENCE_S: Final = 2.0
 # A renewal is not held back at the second entry point, and must get through in time.
 LEAST_PATIENCE_S: Final = 0.5
-# An entry point that failed is asked after the others for so long.
+# For this time an entry point that failed is asked after the others.
 AVOIDED_S: Final = 10.0
 _ROOT: Final = 0
 _WISHES: Final = (

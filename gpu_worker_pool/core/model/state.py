@@ -45,7 +45,7 @@ class OwnerUse:
         return self.used * left + self.held * _FADES_S * (1.0 - left)
 
     def hold(self, weight: int, now: float, *, is_firm: bool) -> None:
-        """Hold so much more from now on, or less."""
+        """Hold this much more from now on, or less."""
         self.used, self.as_of = self.used_at(now), max(now, self.as_of)
         self.held += weight
         self.firm += weight if is_firm else 0

@@ -95,7 +95,7 @@ class Pool:
         self._presence = presence = Presence(driver, max_waiting)
         self._box = None if is_in_fleet else OwnBox(driver, sampler, node=node, simulated=simulated)
         self.leader = FleetLeader(driver, presence.expect_claim, self._lead_later_epoch) if is_in_fleet else None
-        # Whether the boxes of a grant have it on their disks, or do within so many seconds; None on a server without a fleet.
+        # Whether the boxes of a grant have it on their disks, or do within this number of seconds; None on a server without a fleet.
         self.confirmed: Callable[[str, float], Coroutine[Any, Any, bool]] | None = (
             None if self.leader is None else self.leader.confirmed
         )

@@ -1,4 +1,4 @@
-"""Slows guesses of tokens: so many wrong tokens of one address are answered at once, the next ones late, and few a second.
+"""Slows guesses of tokens: the first wrong tokens of an address are answered at once, the next ones late, and few a second.
 
 A token that was right from its address is always checked, and so is the one that was wrong last: a caller that repeats a
 revoked token does not guess. Memory is bounded, by address.
@@ -19,7 +19,7 @@ FREE_GUESSES = 20
 FORGOTTEN_PER_S = 10.0
 # From there on an answer is held back, in proportion, at most this long.
 MOST_HELD_S = 2.0
-# With so many more in a short time, which takes many connections, tokens that were never right from there are not checked.
+# With this many more in a short time, which takes many connections, tokens that were never right from there are not checked.
 MOST_GUESSES = FREE_GUESSES + 100
 MOST_ADDRESSES = 4096
 MOST_PROVEN = 256

@@ -36,7 +36,7 @@ from gpu_worker_pool.wire.pool import PoolView
 
 from .renewals import FleetRenewals
 
-# So long a call waits for the word of the boxes that have the GPUs of a grant.
+# A call waits this long for the boxes that have the GPUs of a grant to confirm it.
 CONFIRM_S: Final = 5.0
 ASKED: Final = {200: "The lease exists already", 201: "Granted", 202: "Queued, after up to wait_s"}
 
