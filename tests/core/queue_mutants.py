@@ -6,6 +6,12 @@ from tests.core.mutant import Mutant
 
 QUEUE_MUTANTS = (
     Mutant(
+        "the queue is served again when leases are predicted to last less long",
+        "evolve",
+        "if state.quotas or state.preemptible or state.bookings:",
+        "if state.quotas or state.preemptible:",
+    ),
+    Mutant(
         "a released GPU is read at once if a waiter may have it",
         "eligibility",
         "if not slot.occupants or slot.is_draining or slot.is_shared)",
