@@ -38,7 +38,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "withheld",
-        "return kept.union(key for key in reservation.gpus if not self._is_booked_by(request_class.owner, key))",
+        "return kept if self.reservation is None else kept | self.reserved_from(request_class)",
         "return kept",
     ),
     Mutant(
