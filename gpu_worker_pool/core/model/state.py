@@ -186,11 +186,6 @@ class PoolState:
         return self._has_nothing_to_settle or max(now, self.clock) <= self.settled_until
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the queue has not been served since the last event that may let a waiter be."""
-        return not self._has_nothing_to_settle and self.settled_until == -inf
-
-    @property
     def _has_nothing_to_settle(self) -> bool:
         """Whether there is no waiter, no booking that begins, and no lease that need not make room any more."""
         return not (len(self.queue) or self.bookings or self.preempt_warned)
