@@ -50,7 +50,9 @@ async def read_line(descriptor: int) -> str:
     return (await asyncio.to_thread(os.read, descriptor, 4096)).decode().strip()
 
 
-async def test_commands_run_one_after_the_other_and_nothing_of_one_is_left_when_the_next_starts(guarded: Guarded) -> None:
+async def test_commands_run_one_after_the_other_and_nothing_of_one_is_left_when_the_next_starts(
+    guarded: Guarded,
+) -> None:
     with output() as (reading, writing):
         for code in range(3):
             await start(guarded, f"setsid sh -c 'trap \"\" TERM; exec sleep 300' & echo $!; exit {code}", writing)
