@@ -41,9 +41,8 @@ def output() -> Iterator[tuple[int, int]]:
         os.close(writing)
 
 
-async def start(guarded: Guarded, script: str, out: int = 1, **options: float) -> None:
-    limits = {"grace_s": 0.2, **options}
-    await guarded.run(["sh", "-c", script], dict(os.environ), (0, out, 2), **limits)
+async def start(guarded: Guarded, script: str, out: int = 1) -> None:
+    await guarded.run(["sh", "-c", script], dict(os.environ), (0, out, 2), grace_s=0.2)
 
 
 async def read_line(descriptor: int) -> str:
@@ -92,7 +91,7 @@ async def test_a_guard_that_was_killed_before_its_command_says_so(guarded: Guard
 
 
 async def test_a_guard_that_is_killed_takes_all_of_its_command_along_and_nothing_else(guarded: Guarded) -> None:
-    other = subprocess.Popen(["sleep", "300"])
+    other = await asyncio.create_subprocess_exec("sleep", "300")
     async with Guarded.start() as another:
         with output() as (reading, writing):
             await start(guarded, IN_BACKGROUND, writing)
@@ -102,11 +101,11 @@ async def test_a_guard_that_is_killed_takes_all_of_its_command_along_and_nothing
             with pytest.raises(GuardDied):
                 await guarded.wait()
             assert has_ended(orphan, within_s=0)
-            assert other.poll() is None
+            assert not has_ended(other.pid, within_s=0)
             another.end(0.0)
             assert (await another.wait()).exit_code == 128 + signal.SIGTERM  # and not killed before
     other.kill()
-    other.wait()
+    await other.wait()
 
 
 async def test_a_stopped_guard_acts_on_all_that_it_was_told_when_it_goes_on(guarded: Guarded) -> None:
