@@ -30,8 +30,8 @@ _ADVICE: Final = {
     errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 _NO_PROC: Final = (
-    "/proc does not show this process, so what the command starts could not be ended with it; mount the /proc of this "
-    "container (mount -t proc proc /proc, or unshare --mount-proc)"
+    "/proc does not show this process by its own number, so what the command starts could not be ended with it; mount the "
+    "/proc of this container (mount -t proc proc /proc, or unshare --mount-proc)"
 )
 # How soon what a killed guard left is killed again: it may have forked in between. What is there after so long is stuck in
 # the kernel, and the server waits for its end before it grants the GPU again.
@@ -257,20 +257,18 @@ def _kill_marked(mark: bytes) -> None:
 
     give_up_at = time.monotonic() + _MOST_KILLING_S
     while time.monotonic() < give_up_at:
-        killed = [pid for pid, name in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, name, mark)]
+        killed = [pid for pid in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, mark)]
         if not killed:
             return
         time.sleep(_KILL_AGAIN_S)
 
 
-def _kill_if_marked(pid: int, name: str, mark: bytes) -> bool:
-    return guard.send_signals(pid, [signal.SIGKILL], lambda: mark in _environment(name))
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    def is_marked() -> bool:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - quick
+            return mark in file.read().split(b"\0")
 
-
-def _environment(name: str) -> list[bytes]:
-    """That of a process in /proc; OSError where it has ended, or is another user's."""
-    with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123 - quick
-        return file.read().split(b"\0")
+    return guard.send_signals(pid, [signal.SIGKILL], is_marked)
 
 
 def _grace_before(limit: float | None, grace_s: float) -> float:
