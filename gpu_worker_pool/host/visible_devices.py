@@ -1,9 +1,12 @@
-"""Which of the installed GPUs CUDA_VISIBLE_DEVICES names."""
+"""CUDA in this process: which GPUs CUDA_VISIBLE_DEVICES shows it, and whether it has begun."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
@@ -106,3 +109,14 @@ def _shortened(text: str) -> str:
 
 def _without_repetition(warnings: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(warnings))
+
+
+def has_initialized_cuda() -> bool:
+    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        try:
+            if descriptor.readlink().name == "nvidia-uvm":
+                return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
