@@ -104,7 +104,7 @@ def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
         yield json.loads(body)
 
 
-class _Run:
+class _RunningCommand:
     """One command, from its start until none of its processes is left; `start` is the message that started it."""
 
     def __init__(self, pid: int, start: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class Guard:
         self._supervisor = supervisor
         self._buffer = bytearray()
         self._streams: list[int] = []
-        self._run: _Run | None = None
+        self._run: _RunningCommand | None = None
         self._has_children = False
         self._is_line_open = True
         self._ready = select.poll()
@@ -174,7 +174,7 @@ class Guard:
             if self._supervisor is not None and number in _ENDING:
                 os.kill(self._supervisor, number)
 
-    def _keep_times(self, run: _Run) -> None:
+    def _keep_times(self, run: _RunningCommand) -> None:
         now = boot_time()
         if run.safe_until is not None and now >= run.safe_until:
             run.safe_until = None
@@ -209,7 +209,7 @@ class Guard:
             elif self._run is not None:
                 self._obey(self._run, message)
 
-    def _obey(self, run: _Run, message: Mapping[str, Any]) -> None:
+    def _obey(self, run: _RunningCommand, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "safe":
                 run.safe_until = message["until"] if run.kill_at is None else None
@@ -241,7 +241,7 @@ class Guard:
             self._send({"event": "failed", "errno": number, "why": why})
         else:
             started.returncode = 0  # `_reap` waits for it, as for every other child, and not this object
-            self._run, self._has_children = _Run(started.pid, message), True
+            self._run, self._has_children = _RunningCommand(started.pid, message), True
             self._send({"event": "started", "pid": started.pid})
         for descriptor in streams:
             os.close(descriptor)
@@ -265,13 +265,13 @@ class Guard:
         if has_run_ended and self._has_children and self._run is not None:
             self._end(self._run, self._run.grace_s)
 
-    def _end(self, run: _Run, grace_s: float) -> None:
+    def _end(self, run: _RunningCommand, grace_s: float) -> None:
         """Send SIGTERM to all processes of the command, and kill after `grace_s` what is still there."""
         self._signal_all(signal.SIGTERM)
         kill_at = boot_time() + grace_s
         run.kill_at = kill_at if run.kill_at is None else min(kill_at, run.kill_at)
 
-    def _kill_all(self, run: _Run) -> None:
+    def _kill_all(self, run: _RunningCommand) -> None:
         children = [pid for pid in _children() if pid != self._supervisor]
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):

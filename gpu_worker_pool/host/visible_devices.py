@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_worker_pool.core.model.gpu_names import as_gpu_names
 
@@ -113,10 +113,10 @@ def _without_repetition(warnings: list[str]) -> tuple[str, ...]:
 
 def has_initialized_cuda() -> bool:
     """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
-    for descriptor in Path("/proc/self/fd").glob("*"):
-        try:
-            if descriptor.readlink().name == "nvidia-uvm":
-                return True
-        except OSError:
-            continue  # closed meanwhile
+    folder = "/proc/self/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - pathlib loads much, and every client has this
+            with suppress(OSError):  # closed meanwhile
+                if os.readlink(f"{folder}/{name}").endswith("/nvidia-uvm"):  # noqa: PTH115 - the same
+                    return True
     return False
