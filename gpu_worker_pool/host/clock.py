@@ -1,11 +1,10 @@
-"""The clocks of leases and of people, and pauses of a thread with much work."""
+"""The clock for leases, and the boot it belongs to."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -83,25 +82,3 @@ def _named_by_macos() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
-
-
-# The longest that such a thread works without a pause.
-THREAD_SLICE_S = 0.0005
-# Long enough for another thread to get the interpreter: a thread that only releases it gets it back at once.
-PAUSE_S = 0.0001
-
-
-class Pauses:
-    """For work in a thread."""
-
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._began = clock()
-
-    def yield_if_due(self) -> None:
-        if self._clock() - self._began >= THREAD_SLICE_S:
-            self._sleep(PAUSE_S)
-            self._began = self._clock()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.host.clock import Pauses
+from gpu_worker_pool.host.pauses import Pauses
 
 from .codec import decode_ended
 from .journal import JournalDamaged

@@ -16,7 +16,7 @@ from gpu_worker_pool.core.decider.condense import Condensed
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.host.clock import Pauses
+from gpu_worker_pool.host.pauses import Pauses
 
 from .journal import Journal, JournalDamaged, JournalError, NotWritten
 

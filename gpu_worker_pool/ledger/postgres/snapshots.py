@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.host.clock import Pauses
+from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.codec import decode_event, encode_event
 
 # Three times as quick as the default, for a tenth more bytes.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gpu_worker_pool.core.model.gpu import Gpu
-from gpu_worker_pool.host.clock import Pauses
+from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.page import Lines, PastView
 from gpu_worker_pool.wire.statistics import GpuHistory, GpuPast, HistoryPoint

@@ -12,7 +12,8 @@ from typing import Any
 
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.slot import GpuSlot
-from gpu_worker_pool.host.clock import Pauses, iso_time
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usage, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
