@@ -106,7 +106,9 @@ def test_with_retries_a_task_is_repeated_and_that_is_said(
     second.let_go("done")
 
     assert future.result() == "done"
-    assert f"worker {first.pid} on GPU {first.gpu} was killed by SIGKILL; task 1 is repeated" in caplog.text
+    assert (
+        f"worker {first.pid} on GPU {first.gpu} was killed by SIGKILL; retrying task 1 (attempt 2 of 2)" in caplog.text
+    )
 
 
 def test_a_task_whose_retries_are_used_up_says_how_often_it_was_begun(executor: MakeExecutor) -> None:
