@@ -12,31 +12,28 @@ import asyncio
 import itertools
 import logging
 import os
-import signal
-import socket
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
 from functools import partial
 from math import inf
 from typing import Any, Final
 
-from gpu_worker_pool.client.guarded_lease import command_env, limit_of, safe_until
 from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.wire.endings import after_warning
 
 from . import worker as program
-from .errors import ExecutorBrokenError, WorkerLostError, ending_of
-from .guarded import GuardDied, Guarded
-from .leases import Leases, grace_on, watch
+from .errors import ExecutorBrokenError, WorkerLostError
+from .leases import Leases
+from .spawning import main_module
 from .tasks import Task, pickled_call, travelled
-from .worker_process import main_module, make_pool, worker_command, worker_streams
+from .worker_process import EndingWay, Phase, Worker, grace_on, watch
 
 logger = logging.getLogger("gpu_worker_pool.executor")
 
@@ -61,30 +58,6 @@ _numbers = itertools.count(1)
 _settling = threading.local()
 
 
-class EndingWay(IntEnum):
-    """How a worker is ended. Each takes a grace before it becomes the next harder one."""
-
-    # It has nothing to do: it ends by itself. A lease that is only requested is withdrawn.
-    QUIETLY = auto()
-    # As Ctrl-C does.
-    INTERRUPT = auto()
-    # As the end of a lease demands it.
-    TERMINATE = auto()
-    # As a user demands it who has asked before: with hardly any grace.
-    AT_ONCE = auto()
-
-
-class Phase(Enum):
-    """Where a worker is in its life."""
-
-    REQUESTING = auto()
-    STARTING = auto()
-    IDLE = auto()
-    BUSY = auto()
-    # It is being ended, or has ended, and its lease is being released. It may still answer the task that it has.
-    LEAVING = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class CrewOptions:
     """`max_workers`: None: as many as there are GPUs for. `retries`: how often a task is repeated whose worker died or lost
@@ -104,83 +77,6 @@ class CrewOptions:
     initargs: tuple[Any, ...]
 
 
-class Worker:
-    """A member of the crew."""
-
-    def __init__(self, guarded: Guarded, line: socket.socket, pool: ProcessPoolExecutor) -> None:
-        self.guarded, self.line, self.pool = guarded, line, pool
-        self.request: asyncio.Task[Assignment] | None = None
-        self.closing: asyncio.Future[None] | None = None
-        self.phase = Phase.REQUESTING
-        self.way = EndingWay.QUIETLY
-        self.idle_since = inf
-        self.tasks_done = 0
-        # The one that it had when it ended.
-        self.lost_task: Task | None = None
-        self.pid: int | None = None
-        self.gpu_ids: tuple[int | str, ...] = ()
-        self.grace_s = 0.0
-        self.exit_code: int | None = None
-        self._ending = "has not ended"
-        # Why its lease is about to end, a code of the server's, and why it was lost.
-        self.notice = ""
-        self.loss: str | None = None
-        # Why it was ended, if not by its own fault.
-        self.cause: str | None = None
-        # Whether it ended before it was ready, and whether that is because of its lease; None: the crew wanted it.
-        self.was_lease_short: bool | None = None
-
-    @property
-    def where(self) -> str:
-        return f" on GPU {', '.join(map(str, self.gpu_ids))}" if self.gpu_ids else ""
-
-    @property
-    def reason(self) -> str:
-        """Why it has not answered, in words: `worker 12345 on GPU 2 was killed by SIGKILL`."""
-        if self.cause is not None:
-            return self.cause
-        return f"{'the worker' if self.pid is None else f'worker {self.pid}'}{self.where} {self._ending}"
-
-    async def run(self, assignment: Assignment, theirs: socket.socket) -> None:
-        """Run its process until nothing of it is left."""
-        try:
-            with theirs, worker_streams(theirs) as streams:
-                await self.guarded.run(
-                    worker_command(),
-                    command_env(os.environ, assignment),
-                    streams,
-                    grace_s=self.grace_s,
-                    safe_until=safe_until(assignment),
-                    limit=limit_of(assignment),
-                )
-            ended = await self.guarded.wait()
-        except GuardDied:
-            self._ending = "was killed with its guard"
-        except OSError as error:
-            self._ending = f"could not be started: {error.strerror}"
-        else:
-            self.exit_code = os.waitstatus_to_exitcode(ended.status)
-            why = _LATE if ended.was_late else _LIMITED if ended.was_limited else ""
-            why = f" {after_warning(self.notice)}" if self.notice else why
-            self._ending = f"{ending_of(self.exit_code)}{why}"
-
-    def end(self, way: EndingWay) -> None:
-        """End its process. `run` returns when it is gone."""
-        self.close_pool()
-        if way is EndingWay.INTERRUPT:
-            self.guarded.send_signal(signal.SIGINT)
-        if way in {EndingWay.QUIETLY, EndingWay.INTERRUPT}:
-            asyncio.get_running_loop().call_later(self.grace_s, self.guarded.end, self.grace_s)
-        else:
-            self.guarded.end(self.grace_s if way is EndingWay.TERMINATE else min(self.grace_s, _LEAST_GRACE_S))
-
-    def close_pool(self) -> asyncio.Future[None]:
-        """Let the process end once it has no task; done when it has ended, and all that it answered was taken in."""
-        if self.closing is None:
-            self.closing = asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
-        return self.closing
-
-
 class Crew:
     """Runs the tasks of one executor in a thread that starts with the first of them. Safe to use from every thread."""
 
@@ -197,7 +93,6 @@ class Crew:
         self._tasks: dict[int, Task] = {}
         self._waiting: OrderedDict[int, Task] = OrderedDict()
         self._workers: dict[Worker, asyncio.Task[None]] = {}
-        self._settled_aside: set[asyncio.Future[None]] = set()
         self._max_workers = options.max_workers or 1
         self._failed_starts = 0
         self._ask_after = -inf
@@ -326,8 +221,7 @@ class Crew:
 
     async def _serve(self) -> None:
         loop, options = asyncio.get_running_loop(), self._options
-        threads = ThreadPoolExecutor(_MOST_THREADS, f"{self._name}-waiting")
-        loop.set_default_executor(threads)
+        loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, f"{self._name}-waiting"))
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._leases = Leases(options.wishes, options.client_options, self._see_gpus, options.lease_timeout_s)
         try:
@@ -336,9 +230,9 @@ class Crew:
         finally:
             for work in self._workers.values():
                 work.cancel()
-            await asyncio.gather(*self._workers.values(), *self._settled_aside, return_exceptions=True)
+            await asyncio.gather(*self._workers.values(), return_exceptions=True)
             await self._leases.close()
-            threads.shutdown(wait=False)
+            await loop.shutdown_default_executor()
 
     def _take_in(self) -> None:
         """Handle what was posted, and do what follows."""
@@ -413,7 +307,7 @@ class Crew:
     def _refuse(self, error: Exception) -> None:
         """There will be no lease for a worker: none could ever be granted, or not in time."""
         if self._is_any(Phase.STARTING, Phase.IDLE, Phase.BUSY):
-            self._ask_after = self._now + _ASK_AGAIN_S
+            self._pause(_ASK_AGAIN_S)
         else:
             self._fail_waiting(error)
 
@@ -424,7 +318,7 @@ class Crew:
             tasks = [task for task in self._waiting.values() if not task.is_running]
             for task in tasks:
                 del self._waiting[task.number]
-            self._settle_aside([(task, task.cancel) for task in tasks])
+            self._settle_aside(tasks, Task.cancel)
 
     def _interrupt(self) -> None:
         is_again, self._is_interrupted = self._is_interrupted, True
@@ -438,19 +332,17 @@ class Crew:
 
     # --- the life of a worker ----------------------------------------------------------------------------------------
 
-    async def _employ(self, worker: Worker, theirs: socket.socket) -> None:
+    async def _employ(self, worker: Worker) -> None:
         """Request its lease, run its process, and release the lease when nothing of it is left."""
         try:
             assignment = await self._leased(worker)
             if assignment is not None:
                 try:
-                    await self._run_worker(worker, assignment, theirs)
+                    await self._run_worker(worker, assignment)
                 finally:
                     await self._leases.release(assignment)
         finally:
-            theirs.close()
-            await worker.guarded.close()
-            worker.line.close()
+            await worker.close()
 
     async def _leased(self, worker: Worker) -> Assignment | None:
         """Its lease; None where there will be none, or it is not wanted any more."""
@@ -463,7 +355,7 @@ class Crew:
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the tasks must hear of it
             worker.phase = Phase.LEAVING
-            if worker.guarded.is_gone:
+            if worker.is_guard_gone:
                 self._fail_start(worker)
             else:
                 self._refuse(error)
@@ -474,13 +366,13 @@ class Crew:
         worker.phase = Phase.STARTING
         return assignment
 
-    async def _run_worker(self, worker: Worker, assignment: Assignment, theirs: socket.socket) -> None:
+    async def _run_worker(self, worker: Worker, assignment: Assignment) -> None:
         worker.gpu_ids, worker.grace_s = tuple(assignment.gpu_ids), grace_on(assignment, self._options.grace_s)
         warned, lost = partial(self._warn, worker), partial(self._lose_lease, worker)
         watching = asyncio.create_task(watch(assignment, worker.guarded, worker.grace_s, warned, lost))
         starting = asyncio.create_task(self._get_ready(worker))
         try:
-            await worker.run(assignment, theirs)
+            await worker.run(assignment)
         except BaseException:
             await worker.guarded.close()  # whatever it was, the lease is released only when the process is gone
             raise
@@ -505,7 +397,7 @@ class Crew:
         except Exception as error:  # noqa: BLE001 - the initializer's own __reduce__
             if worker.phase is Phase.STARTING:
                 self._break(worker, _unfit(error))
-            worker.line.shutdown(socket.SHUT_WR)  # it was sent nothing, and ends
+            worker.send_nothing()
         else:
             worker.pid = pid
             if failure is not None:
@@ -547,8 +439,7 @@ class Crew:
             if has_nothing_to_do and (self._is_closing or now >= worker.idle_since + options.idle_release_s):
                 self._end(worker, EndingWay.QUIETLY)
         missing = self._missing()
-        if missing > 0 and now >= self._ask_after:
-            self._ask_after = -inf
+        if now >= self._ask_after:
             for _ in range(missing):
                 self._request()
         # Those that came last are the last in the queue.
@@ -558,24 +449,23 @@ class Crew:
         for worker in unwanted[::-1][: max(-missing, 0)]:
             self._end(worker, EndingWay.QUIETLY)
         self._set_timer()
-        if self._is_closing and not (self._workers or self._waiting or self._settled_aside):
+        if self._is_closing and not (self._workers or self._waiting):
             self._stop()
 
     def _set_timer(self) -> None:
-        """Come back when an idle worker is to end, or a lease can be requested again."""
-        idle = (worker.idle_since for worker in self._workers if worker.phase is Phase.IDLE)
-        at = min((since + self._options.idle_release_s for since in idle), default=inf)
-        if self._ask_after > -inf and self._missing() > 0:
-            at = min(at, self._ask_after)
-        if self._timer is not None and self._timer.when() != at:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None and at < inf:
-            self._timer = asyncio.get_running_loop().call_at(at, self._take_in_later)
+        """Come back when an idle worker may have to end."""
+        idle = [worker.idle_since for worker in self._workers if worker.phase is Phase.IDLE]
+        if idle and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(min(idle) + self._options.idle_release_s, self._wake_up)
 
-    def _take_in_later(self) -> None:
+    def _wake_up(self) -> None:
         self._timer = None
         self._take_in()
+
+    def _pause(self, pause_s: float) -> None:
+        """Request no leases for so long."""
+        self._ask_after = max(self._ask_after, self._now + pause_s)
+        asyncio.get_running_loop().call_at(self._ask_after, self._take_in)
 
     def _send_next(self, worker: Worker) -> bool:
         """Send the next task to this worker; whether there was one."""
@@ -586,8 +476,8 @@ class Crew:
                 continue
             try:
                 answer = worker.pool.submit(program.run, task.call)
-            except BrokenProcessPool:
-                # It has certainly not begun, so that it is sent to another worker is not a repetition.
+            except RuntimeError:
+                # The pool is broken. The task has certainly not begun, so sending it to another worker is no repetition.
                 self._put_back(task)
                 self._hang_up(worker)
                 return True
@@ -599,17 +489,12 @@ class Crew:
 
     def _request(self) -> None:
         """Request a lease for a new worker."""
-        line, theirs = None, None
         try:
-            line, theirs = socket.socketpair()
-            pool = make_pool(line, self._main, self._options.initializer, self._options.initargs)
-            worker = Worker(Guarded.start(), line, pool)
-        except (OSError, RuntimeError) as error:
-            for end in filter(None, (line, theirs)):
-                end.close()
-            self._refuse(error)
+            worker = Worker(self._main, self._options.initializer, self._options.initargs)
+        except (OSError, Failure) as error:
+            self._refuse(RuntimeError(str(error)) if isinstance(error, Failure) else error)
             return
-        self._workers[worker] = work = asyncio.create_task(self._employ(worker, theirs))
+        self._workers[worker] = work = asyncio.create_task(self._employ(worker))
         work.add_done_callback(partial(self._release, worker))
 
     def _release(self, worker: Worker, work: asyncio.Task[None]) -> None:
@@ -637,7 +522,7 @@ class Crew:
             self._put_back(task)
             return
         error = WorkerLostError(worker.reason, exit_code=worker.exit_code, attempts=task.attempts)
-        self._settle_aside([(task, partial(task.fail, self.broken or error))])
+        self._settle_aside([task], partial(Task.fail, error=self.broken or error))
 
     def _put_back(self, task: Task) -> None:
         self._waiting[task.number] = task
@@ -650,8 +535,7 @@ class Crew:
         program's fault, so the executor is broken; leases may be longer the next time.
         """
         self._failed_starts += 1
-        pause_s = _FIRST_PAUSE_S * 2 ** min(self._failed_starts, _MOST_DOUBLINGS)
-        self._ask_after = max(self._ask_after, self._now + pause_s)
+        self._pause(_FIRST_PAUSE_S * 2 ** min(self._failed_starts, _MOST_DOUBLINGS))
         if self._failed_starts < _MOST_FAILED_STARTS or self._is_any(Phase.IDLE, Phase.BUSY):
             return
         if not worker.was_lease_short:
@@ -682,22 +566,16 @@ class Crew:
     def _fail_waiting(self, error: BaseException) -> None:
         tasks = list(self._waiting.values())
         self._waiting.clear()
-        self._settle_aside([(task, partial(task.fail, _for_task(error, task))) for task in tasks])
+        self._settle_aside(tasks, lambda task: task.fail(_for_task(error, task)))
 
-    def _settle_aside(self, settlements: list[tuple[Task, Callable[[], None]]]) -> None:
+    def _settle_aside(self, tasks: list[Task], settle: Callable[[Task], None]) -> None:
         """Settle futures in another thread."""
-        if settlements:
-            settling = asyncio.get_running_loop().run_in_executor(None, self._settle_all, settlements)
-            self._settled_aside.add(settling)
-            settling.add_done_callback(self._end_settling)
 
-    def _settle_all(self, settlements: list[tuple[Task, Callable[[], None]]]) -> None:
-        for task, settle in settlements:
-            self._settle(task, settle)
+        def settle_all() -> None:
+            for task in tasks:
+                self._settle(task, settle, task)
 
-    def _end_settling(self, settling: asyncio.Future[None]) -> None:
-        self._settled_aside.discard(settling)
-        self._take_in()
+        asyncio.get_running_loop().run_in_executor(None, settle_all)
 
 
 def _for_task(error: BaseException, task: Task) -> BaseException:

@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 from .errors import RemoteTaskError
-from .worker_process import is_typed_in
+from .spawning import is_typed_in
 
 
 @dataclass(slots=True, eq=False)
