@@ -190,7 +190,7 @@ class Crew:
         self._inbox.append(news)
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._take_in)
+                self._loop.call_soon_threadsafe(self._take_in_posted)
 
     def _settle(self, task: Task, settle: Callable[..., None], *args: Any) -> None:
         """Settle a future, which calls its callbacks. Never in the loop."""
@@ -233,6 +233,10 @@ class Crew:
             await asyncio.gather(*self._workers.values(), return_exceptions=True)
             await self._leases.close()
             await loop.shutdown_default_executor()
+
+    def _take_in_posted(self) -> None:
+        if self._inbox:
+            self._take_in()
 
     def _take_in(self) -> None:
         """Handle what was posted, and do what follows."""
