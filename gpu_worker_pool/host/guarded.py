@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self
 
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
@@ -316,6 +316,19 @@ def _cannot_run(program: str, number: int | None, why: str) -> Failure:
     return Failure(f"{program} cannot be run: {_ADVICE.get(number or 0, why)}", CANNOT_RUN)
 
 
+@contextmanager
+def given_input(data: bytes) -> Iterator[int]:
+    """A descriptor from which a program reads this."""
+    descriptor = os.memfd_create("input")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 async def run_program(
     argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
 ) -> str | None:
@@ -324,23 +337,21 @@ async def run_program(
     """
     name, limit = argv[0], guard.boot_time() + limit_s
     try:
-        given, nothing, guarded = os.memfd_create("input"), os.open(os.devnull, os.O_WRONLY), Guarded.start()
+        guarded = Guarded.start()
     except OSError as error:
         return f"{name} cannot be run: {error.strerror}"
     try:
-        os.write(given, sent)
-        os.lseek(given, 0, os.SEEK_SET)
         async with asyncio.timeout(limit_s + _KILL_S):
-            # Without grace: SIGKILL follows SIGTERM at once.
-            await guarded.run(argv, env, (given, nothing, nothing), cwd=cwd, grace_s=0.0, limit=limit)
+            with given_input(sent) as given, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
+                streams = (given, nothing.fileno(), nothing.fileno())
+                # Without grace: SIGKILL follows SIGTERM at once.
+                await guarded.run(argv, env, streams, cwd=cwd, grace_s=0.0, limit=limit)
             ended = await guarded.wait()
     except TimeoutError:
         return f"{name} cannot be ended"
-    except Failure as failure:
-        return str(failure)
+    except (Failure, OSError) as error:
+        return f"{name} cannot be run: {error}" if isinstance(error, OSError) else str(error)
     finally:
-        os.close(given)
-        os.close(nothing)
         with suppress(TimeoutError):
             await asyncio.wait_for(guarded.close(), _KILL_S)
     if ended.was_limited:
