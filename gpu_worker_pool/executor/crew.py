@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import after_warning
 
 from . import worker as program
@@ -33,7 +34,7 @@ from .errors import ExecutorBrokenError, WorkerLostError
 from .leases import Leases
 from .spawning import main_module
 from .tasks import Task, pickled_call, travelled
-from .worker_process import EndingWay, Phase, Worker, grace_on, watch
+from .worker_process import EndingWay, Phase, Worker
 
 logger = logging.getLogger("gpu_worker_pool.executor")
 
@@ -299,8 +300,8 @@ class Crew:
         self._end(worker, EndingWay.TERMINATE, f"the worker's lease{worker.where} was lost: {reason}")
         self._adjust()
 
-    def _warn(self, worker: Worker, reason: str) -> None:
-        worker.notice = reason
+    def _warn(self, worker: Worker, ending: LeaseEnding | None) -> None:
+        worker.notice = "" if ending is None else ending.reason
         self._adjust()
 
     def _see_gpus(self, count: int) -> None:
@@ -371,19 +372,13 @@ class Crew:
         return assignment
 
     async def _run_worker(self, worker: Worker, assignment: Assignment) -> None:
-        worker.gpu_ids, worker.grace_s = tuple(assignment.gpu_ids), grace_on(assignment, self._options.grace_s)
-        warned, lost = partial(self._warn, worker), partial(self._lose_lease, worker)
-        watching = asyncio.create_task(watch(assignment, worker.guarded, worker.grace_s, warned, lost))
         starting = asyncio.create_task(self._get_ready(worker))
         try:
-            await worker.run(assignment)
-        except BaseException:
-            await worker.guarded.close()  # whatever it was, the lease is released only when the process is gone
-            raise
+            warned, lost = partial(self._warn, worker), partial(self._lose_lease, worker)
+            await worker.run(assignment, self._options.grace_s, warned, lost)
         finally:
-            watching.cancel()
             # All that it had answered is settled then, also where it died.
-            await asyncio.gather(starting, worker.close_pool(), watching, return_exceptions=True)
+            await asyncio.gather(starting, worker.close_pool(), return_exceptions=True)
         was_starting, worker.phase = worker.phase is Phase.STARTING, Phase.LEAVING
         self._take_in()
         if was_starting or worker.was_lease_short is not None:

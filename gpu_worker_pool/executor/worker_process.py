@@ -15,11 +15,11 @@ from enum import Enum, IntEnum, auto
 from math import inf
 from typing import Any, Final
 
-from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, on_lease_clock, safe_until
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
+from gpu_worker_pool.jobs.supervise import Command, supervise
+from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import after_warning
 
 from .errors import ending_of
@@ -30,13 +30,6 @@ from .tasks import Task
 _GRACE_PARTS: Final = 2
 # For a worker that must end at once: enough for a handler of SIGTERM that only removes a file.
 _LEAST_GRACE_S: Final = 0.5
-# As in `worker 12345 on GPU 2 was killed by SIGTERM, because ...`
-_LIMITED: Final = ", because its lease was about to reach its time limit"
-_LATE: Final = ", because no heartbeat of its lease had reached the server for too long"
-_UPDATES_PER_TTL: Final = 20
-_MAX_UPDATE_INTERVAL_S: Final = 1.0
-# A worker that is not seen by the server is killed so long before an announced end, so that it is gone by then.
-_KILL_AHEAD_S: Final = 0.5
 
 
 class EndingWay(IntEnum):
@@ -119,30 +112,45 @@ class Worker:
         except ChildProcessError:
             return True
 
-    async def run(self, assignment: Assignment) -> None:
+    async def run(
+        self,
+        assignment: Assignment,
+        grace_s: float,
+        on_warning: Callable[[LeaseEnding | None], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
         """Run its process until nothing of it is left."""
-        try:
-            with self._theirs, open(os.devnull, "wb") as nothing:  # noqa: ASYNC230, PTH123 - quick
-                output, errors = (number if _is_open(number) else nothing.fileno() for number in (1, 2))
-                await self.guarded.run(
-                    worker_command(),
-                    command_env(os.environ, assignment),
-                    (self._theirs.fileno(), output, errors),
-                    grace_s=self.grace_s,
-                    safe_until=safe_until(assignment),
-                    limit=limit_of(assignment),
+        self.gpu_ids, self.grace_s = tuple(assignment.gpu_ids), grace_s
+        with open(os.devnull, "wb") as nothing:  # noqa: ASYNC230, PTH123 - quick
+            output, errors = (number if _is_open(number) else nothing.fileno() for number in (1, 2))
+            command = Command(
+                argv=worker_command(),
+                env=os.environ,
+                streams=(self._theirs.fileno(), output, errors),
+                grace_s=grace_s,
+                finishes_work=True,
+            )
+            try:
+                outcome = await supervise(
+                    self.guarded,
+                    assignment,
+                    command,
+                    on_started=self._theirs.close,
+                    on_warning=on_warning,
+                    on_lost=on_lost,
                 )
-            ended = await self.guarded.wait()
-        except GuardDied:
-            # The server may have told before that the holder of the lease is dead.
-            self.cause, self._ending = None, "was killed with its guard"
-        except Failure as error:
-            self._ending = f"could not be started: {error}"
-        else:
-            self.exit_code = os.waitstatus_to_exitcode(ended.status)
-            why = _LATE if ended.was_late else _LIMITED if ended.was_limited else ""
-            why = f" {after_warning(self.notice)}" if self.notice else why
-            self._ending = f"{ending_of(self.exit_code)}{why}"
+            except GuardDied:
+                # The server may have told before that the holder of the lease is dead.
+                self.cause, self._ending = None, "was killed with its guard"
+                return
+            except Failure as failure:
+                self._ending = f"could not be started: {failure}"
+                return
+            finally:
+                self._theirs.close()  # what has it open is the process, or nothing
+        self.exit_code = os.waitstatus_to_exitcode(outcome.status)
+        why = "" if outcome.end_reason is None else f" {after_warning(outcome.end_reason)}"
+        self._ending = f"{ending_of(self.exit_code)}{why}"
 
     def end(self, way: EndingWay) -> None:
         """End its process. `run` returns when it is gone."""
@@ -169,54 +177,6 @@ class Worker:
         await self.guarded.close()
         self._line.close()
         self._theirs.close()
-
-
-def grace_on(assignment: Assignment, grace_s: float) -> float:
-    """What is left of a lease that has a TTL is less than that TTL. Of a short lease, half is left for tasks."""
-    ttl_s = None if getattr(assignment.lost, "is_local", True) else getattr(assignment.lost, "ttl_s", None)
-    limit = limit_of(assignment)
-    grace_s = grace_s if limit is None else min(grace_s, max(limit - boot_time(), 0.0) / 2)
-    return grace_s if ttl_s is None else grace_after_loss(grace_s, ttl_s)
-
-
-async def watch(
-    assignment: Assignment,
-    guarded: Guarded,
-    grace_s: float,
-    on_warning: Callable[[str], None],
-    on_lost: Callable[[str], None],
-) -> None:
-    """Tell the guard until when the lease is safe and when it ends, `on_warning` why it will end (a code of the server's,
-    such as time_limit; empty: that is withdrawn), and `on_lost` why it was lost. Until it is cancelled.
-    """
-    async with asyncio.TaskGroup() as watching:
-        watching.create_task(_watch_warnings(assignment, guarded, grace_s, on_warning))
-        watching.create_task(_watch_safety(assignment, guarded))
-        if assignment.lost is not None:
-            on_lost(await assignment.lost.wait())
-
-
-async def _watch_warnings(
-    assignment: Assignment, guarded: Guarded, grace_s: float, on_warning: Callable[[str], None]
-) -> None:
-    notice, known = assignment.warned, None
-    while notice is not None:
-        if notice.ending != known:
-            known = notice.ending
-            if known is None:
-                guarded.tell_limit(limit_of(assignment), grace_s)
-            else:
-                ahead_s = 0.0 if getattr(assignment.lost, "is_local", False) else _KILL_AHEAD_S
-                guarded.tell_limit(on_lease_clock(known.ends_at) - ahead_s, grace_s)
-            on_warning("" if known is None else known.reason)
-        await notice.changed()
-
-
-async def _watch_safety(assignment: Assignment, guarded: Guarded) -> None:
-    ttl_s = getattr(assignment.lost, "ttl_s", None)
-    while ttl_s is not None and (until := safe_until(assignment)) is not None:
-        guarded.tell_safe_until(until)
-        await asyncio.sleep(min(ttl_s / _UPDATES_PER_TTL, _MAX_UPDATE_INTERVAL_S))
 
 
 def _is_open(descriptor: int) -> bool:
