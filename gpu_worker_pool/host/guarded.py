@@ -63,6 +63,8 @@ class Ended(NamedTuple):
     was_limited: bool
     # Why the lease was to end, where the command had been warned: `preempted`, say.
     warned_of: str | None
+    # As wait(2) has it.
+    status: int
 
 
 class Guarded:
@@ -72,11 +74,18 @@ class Guarded:
     Every message arrives, also at a guard that is stopped for a while.
     """
 
-    def __init__(self, line: socket.socket, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        line: socket.socket,
+        pid: int,
+        process: subprocess.Popen[bytes] | None = None,
+        grace_parts: int = _GRACE_PARTS,
+    ) -> None:
         line.setblocking(False)  # noqa: FBT003 - its only parameter
         self.pid = pid
         self._line = line
         self._process = process
+        self._grace_parts = grace_parts
         self._mark = f"{pid}-{secrets.token_hex(8)}"
         self._buffer = bytearray()
         # What the line has not taken yet: messages, and the descriptors that go with each.
@@ -85,9 +94,10 @@ class Guarded:
         self._last_safe: tuple[bytes, Sequence[int]] | None = None
 
     @classmethod
-    def start(cls, keeps_open: Sequence[int] = ()) -> Self:
+    def start(cls, keeps_open: Sequence[int] = (), grace_parts: int = _GRACE_PARTS) -> Self:
         """Start a guard. `keeps_open`: descriptors that stay open for as long as the guard lives, and are not the
-        command's. Failure where /proc does not show what a command starts.
+        command's. A command gets SIGTERM at most one of `grace_parts` of its time before its limit. Failure where /proc does
+        not show what a command starts.
         """
         check_proc()
         line, theirs = socket.socketpair()
@@ -100,7 +110,7 @@ class Guarded:
                 # In a group of its own, so that a signal to our group does not end both of us at once.
                 process_group=0,
             )
-        return cls(line, process.pid, process)
+        return cls(line, process.pid, process, grace_parts)
 
     @classmethod
     def inherited(cls) -> Self:
@@ -141,7 +151,7 @@ class Guarded:
         limit_grace_s = grace_s if limit_grace_s is None else limit_grace_s
         marks = f"{env[GUARD_VARIABLE]}:{self._mark}" if env.get(GUARD_VARIABLE) else self._mark
         what = {"command": list(command), "env": {**env, GUARD_VARIABLE: marks}, "cwd": cwd, "umask": umask}
-        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, limit_grace_s)}
+        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": self._grace_before(limit, limit_grace_s)}
         self._send({"do": "start", **what, **limits, "group": group, "grace_s": grace_s}, streams)
         answer = await self._receive()
         if answer["event"] == "failed":
@@ -151,7 +161,7 @@ class Guarded:
         """Wait until no process of the command is left. GuardDied where it is not known how it ended."""
         answer = await self._receive()
         code = exit_code(answer["status"])
-        return Ended(code, answer["was_late"], answer["was_limited"], answer["warned_of"])
+        return Ended(code, answer["was_late"], answer["was_limited"], answer["warned_of"], answer["status"])
 
     def tell_safe_until(self, at: float) -> None:
         """Tell the guard when to end the command, on the clock of leases, unless it is told a later time."""
@@ -164,10 +174,10 @@ class Guarded:
 
     def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
         """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
-        `grace_s` before, or a tenth of the time until then where that is less. `warned_of`: the reason, where the command
+        `grace_s` before, or its part of the time until then where that is less. `warned_of`: the reason, where the command
         is warned; None: it is the time limit, or a warning is withdrawn.
         """
-        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s), "warned_of": warned_of})
+        self._send({"do": "limit", "at": at, "grace_s": self._grace_before(at, grace_s), "warned_of": warned_of})
 
     def send_signal(self, number: int) -> None:
         """Send a signal to every process of the command."""
@@ -224,6 +234,13 @@ class Guarded:
                 raise GuardDied
             self._buffer += data
 
+    def _grace_before(self, limit: float | None, grace_s: float) -> float:
+        return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / self._grace_parts)
+
+    def forget(self) -> None:
+        """Close the line in a forked process, in which the guard is that of the parent."""
+        self._line.close()
+
     def _hang_up(self) -> None:
         if self._line.fileno() < 0:
             return
@@ -273,10 +290,6 @@ def _kill_if_marked(pid: int, mark: bytes) -> bool:
         return mark in marks.split(b":")
 
     return guard.send_signals(pid, [signal.SIGKILL], is_marked)
-
-
-def _grace_before(limit: float | None, grace_s: float) -> float:
-    return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / _GRACE_PARTS)
 
 
 def exit_code(status: int) -> int:
