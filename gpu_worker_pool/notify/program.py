@@ -6,27 +6,30 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpu_worker_pool.host import guard
 from gpu_worker_pool.host.clock import boot_time
 
-from .rule import Program
-
 # A killed process is gone by then, unless it is stuck in the kernel or belongs to another user.
 _KILL_S = 5.0
 
 
-async def run_program(program: Program, sent: bytes, env: Mapping[str, str], limit_s: float) -> str | None:
+async def run_program(
+    command: Sequence[str], sent: bytes, *, env: Mapping[str, str], cwd: str, limit_s: float
+) -> str | None:
     """Run it with this standard input until it ends, at most for its time; why it failed, or None. All that it started is
     ended then, also if this is cancelled.
     """
-    name = program.arguments[0]
+    name = command[0]
+    # It is ended without grace: SIGKILL follows SIGTERM at once.
+    limits = {"grace_s": 0.0, "safe_until": None, "limit": boot_time() + limit_s, "limit_grace_s": 0.0}
+    start = {"do": "start", "command": list(command), "env": dict(env), "cwd": cwd, "group": 0, **limits}
     try:
-        async with asyncio.timeout(limit_s + _KILL_S), _guard() as line:
-            ended = await _guarded(line, program, sent, env, limit_s)
+        async with asyncio.timeout(limit_s + _KILL_S):
+            ended = await _guarded(start, sent)
     except OSError as error:  # also a TimeoutError
         return f"{name} cannot be run or ended: {error.strerror or type(error).__name__}"
     if ended is None:
@@ -39,51 +42,37 @@ async def run_program(program: Program, sent: bytes, env: Mapping[str, str], lim
     return f"{name} ended with {code}" if code else None
 
 
-@asynccontextmanager
-async def _guard() -> AsyncIterator[socket.socket]:
-    """The line to a new guard, which ends when the line closes, and ends all that it guards before."""
+async def _guarded(start: Mapping[str, Any], sent: bytes) -> dict[str, Any] | None:
+    """What a new guard says of the end of the program; None if it says nothing."""
+    loop = asyncio.get_running_loop()
     line, theirs = socket.socketpair()
-    with line:
+    with line, theirs, open(os.memfd_create("notice"), "r+b") as notice, open(os.devnull, "r+b") as null:  # noqa: ASYNC230, PTH123
+        notice.write(sent)
+        notice.seek(0)
         line.setblocking(False)  # noqa: FBT003 - its only parameter
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
+        process = await asyncio.create_subprocess_exec(
+            # The line is its standard input: the number of its own descriptor may be too high for select.
+            *(sys.executable, "-I", "-S", guard.__file__, "0"),
+            stdin=theirs.fileno(),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
         try:
-            yield line
+            message = guard.frame(dict(start))
+            done = socket.send_fds(line, [message], [notice.fileno(), null.fileno(), null.fileno()])
+            await loop.sock_sendall(line, message[done:])
+            buffer = bytearray()
+            with suppress(ConnectionError):
+                while data := await loop.sock_recv(line, 65536):
+                    buffer += data
+                    for answer in guard.unframe(buffer):
+                        if answer["event"] != "started":
+                            return answer
+            return None
         finally:
-            line.close()
+            line.close()  # the guard ends what is left of the program, and itself
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_S)
-
-
-async def _guarded(
-    line: socket.socket, program: Program, sent: bytes, env: Mapping[str, str], limit_s: float
-) -> dict[str, Any] | None:
-    """What the guard says of the end of the program; None if it says nothing."""
-    loop = asyncio.get_running_loop()
-    # It is ended without grace: SIGKILL follows SIGTERM at once.
-    limits = {"grace_s": 0.0, "safe_until": None, "limit": boot_time() + limit_s, "limit_grace_s": 0.0}
-    what = {"command": list(program.arguments), "env": dict(env), "cwd": program.cwd, "group": 0}
-    message = guard.frame({"do": "start", **what, **limits})
-    reading, writing = os.pipe()
-    with open(reading, "rb") as theirs, open(os.devnull, "wb") as null:  # noqa: ASYNC230, PTH123 - they do not block
-        ours, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, open(writing, "wb", 0))  # noqa: ASYNC230, PTH123, SIM115
-        ours.write(sent)
-        ours.close()  # once all is written, or the program is gone
-        done = socket.send_fds(line, [message], [theirs.fileno(), null.fileno(), null.fileno()])
-    await loop.sock_sendall(line, message[done:])
-    buffer = bytearray()
-    with suppress(ConnectionError):
-        while data := await loop.sock_recv(line, 65536):
-            buffer += data
-            for answer in guard.unframe(buffer):
-                if answer["event"] != "started":
-                    return answer
-    return None
