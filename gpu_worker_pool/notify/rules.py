@@ -123,14 +123,9 @@ def _on_granted(line: str, environ: Mapping[str, str], cwd: str) -> Rule:
 def _service(where: str, environ: Mapping[str, str]) -> Service:
     """By its URL, or by the variable that has it: other users see the words of a command."""
     url = where if "://" in where else environ.get(where, "")
-    if where.startswith("mailto:") and not url:
-        raise ValueError(
-            "--notify: a mail needs a server that sends it: mailto://localhost?to=ADDRESS, if this machine has one, or "
-            "mailto://USER:PASSWORD@SERVER?to=ADDRESS"
-        )
     if "://" not in url:
         raise ValueError(
-            "--notify takes a URL, such as ntfy://TOPIC, or the name of an environment variable that has one; "
-            f"{where!r} is neither"
+            f"--notify takes a URL, such as ntfy://TOPIC or mailto://USER:PASSWORD@SERVER?to=ADDRESS, or the name of an "
+            f"environment variable that has one; {where!r} is neither"
         )
     return Service(url)

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.backoff import Backoff
+from gpu_worker_pool.host.guarded import run_program
 
 from .notice import Notice
-from .program import run_program
 from .rules import APPRISE, Program, Rule, Service, Target
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Sender:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         if len(self):
-            logger.warning("%d notices were not sent, because this program ends", len(self))
+            logger.warning("notices that were not sent, because this program ends: %d", len(self))
 
     async def _deliver(self, target: Target, queue: deque[_Waiting]) -> None:
         """Send what waits for a target, until nothing does."""
@@ -104,7 +105,7 @@ class Sender:
             if queue and (failed := queue[0].attempts):
                 pause_s = BACKOFF.delay_s(failed - 1, random.random())  # noqa: S311 - no secret
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.Event().wait() if is_closing else self._closing.wait(), pause_s)
+                    await asyncio.wait_for(asyncio.sleep(pause_s) if is_closing else self._closing.wait(), pause_s)
         del self._waiting[target], self._tasks[target]
 
     async def _send_all(self, target: Target, queue: deque[_Waiting]) -> str | None:
@@ -116,8 +117,8 @@ class Sender:
                         return why
                     queue.popleft()
                     self._failing.discard(target)
-        except OSError as error:
-            return f"{error.strerror or type(error).__name__}"
+        except (OSError, Failure) as error:
+            return str(error)
         return None
 
     def _is_over(self, waiting: _Waiting, attempts: int) -> bool:
@@ -183,7 +184,7 @@ async def _run(program: Program, waiting: _Waiting) -> str | None:
     return await run_program(
         program.arguments,
         notice.as_json(),
+        waiting.rule.timeout_s,
         env={**(needed if program.env is None else dict(program.env)), **env},
         cwd=program.cwd,
-        limit_s=waiting.rule.timeout_s,
     )

@@ -70,7 +70,7 @@ async def test_a_program_ends_with_the_process_that_tells(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         await run(hangs, within_s=2.0)
 
-    assert caplog.messages == ["1 notices were not sent, because this program ends"]
+    assert caplog.messages == ["notices that were not sent, because this program ends: 1"]
     assert has_ended(int((tmp_path / "pid").read_text()), within_s=0.0)
 
 
@@ -90,7 +90,7 @@ async def test_a_program_that_fails_or_is_not_there_is_run_once(
     assert (tmp_path / "runs").read_text() == "once\n"
     assert caplog.messages == [
         f"the notice lost was not sent to {fails}: {fails} ended with 3",
-        "the notice lost was not sent to /no/such/program: /no/such/program cannot be started: No such file or directory",
+        "the notice lost was not sent to /no/such/program: /no/such/program cannot be run: the program that its first line names does not exist; correct that line",
     ]
 
 

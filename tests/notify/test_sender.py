@@ -54,7 +54,7 @@ async def test_no_more_than_a_bound_wait_for_a_target(caplog: pytest.LogCaptureF
         await sender.finish(0.0)
     assert caplog.messages == [
         f"the notice lost was not sent to json://…: {MOST_FOR_ONE} notices wait for it already",
-        f"{MOST_FOR_ONE} notices were not sent, because this program ends",
+        f"notices that were not sent, because this program ends: {MOST_FOR_ONE}",
     ]
 
 

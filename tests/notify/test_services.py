@@ -126,7 +126,7 @@ def test_a_url_may_be_in_a_variable_where_other_users_do_not_see_it() -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("mailto:ada@lab.example", "mailto://localhost\\?to=ADDRESS"),
+        ("mailto:ada@lab.example", "mailto://USER:PASSWORD@SERVER\\?to=ADDRESS"),
         ("ADA", "'ADA' is neither"),
         ("", "'' is neither"),
     ],

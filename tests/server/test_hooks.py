@@ -66,7 +66,7 @@ def test_a_receiver_that_hangs_is_in_the_way_of_nothing(tmp_path: Path) -> None:
             assert server.process is not None
             server.process.send_signal(signal.SIGTERM)
             server.process.wait(SOON_S)
-            assert "notices were not sent, because this program ends" in server.log()
+            assert "notices that were not sent, because this program ends" in server.log()
 
 
 def test_an_idle_lease_and_a_silent_driver_are_told_once(tmp_path: Path) -> None:
