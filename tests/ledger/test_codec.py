@@ -66,6 +66,7 @@ GOLDEN = (
         '"name":"alice","role":"operator","added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
     ),
     '{"kind":"WallTimeSet","at":1.75,"offset_s":1700000000.0}',
+    '{"kind":"LeasesMeasured","at":23.0,"uses":[["a",30720.5,1234.5,20],["b",null,97.0,1]]}',
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'
