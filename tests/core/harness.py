@@ -28,6 +28,7 @@ class Core:
         "queue.explain",
         "model.gpu",
         "decider.step",
+        "decider.wanted",
         "model.request",
         "queue.owners",
         "model.settings",
@@ -92,6 +93,8 @@ class CheckedPool(QueueChecks):
         self._read_use()
         for event in events:
             self._check(event, command)
+        queued = {event.lease_id for event in events if isinstance(event, self.core.events.LeaseQueued)}
+        assert not queued & self.just_granted, "a lease that is granted at once was queued"
         if isinstance(command, self.core.commands.Observe) and gpus == set(self.state.slots):
             ended = any(isinstance(event, self.core.events.LeaseEnded) for event in events)
             assert may_serve or ended or not self.just_granted & waiting, (
@@ -108,6 +111,7 @@ class CheckedPool(QueueChecks):
     # After every step
 
     def _check_state(self) -> None:
+        self._check_wanted()
         assert self.state == self.shadow, "replaying the events gives another state"
         model, state = self.model, self.state
         self._check_queue()
@@ -122,6 +126,15 @@ class CheckedPool(QueueChecks):
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == [lease.id for lease in model.queue()].index(lease_id) + 1
+
+    def _check_wanted(self) -> None:
+        """Of one active lease: which waiter would be served if it were released."""
+        active = [lease for lease in self.model.leases.values() if lease.state == "active"]
+        if not active:
+            return
+        lease = active[len(self.log) % len(active)]
+        found, expected = self.core.wanted.wanted_by(self.state, lease.id, self.model.now), self.model.wanted_by(lease)
+        assert (found and found.id) == (expected and expected.id), "the wrong waiter is said to want a lease"
 
     def _check_facts(self) -> None:
         """The facts that are kept are those that the slots give when all is derived again."""
@@ -239,13 +252,19 @@ class CheckedPool(QueueChecks):
         return holder.process is not None and holder.node in {None, node}
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
-        assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
-        due = self.model.live + event.request.ttl_s
         assert event.requested_at == event.at + self.model.wall
-        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, event.requested_at)
+        self._add(event)
+
+    def _add(self, event: Any) -> None:
+        assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
+        due, asked_at = self.model.live + event.request.ttl_s, event.at + self.model.wall
+        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, asked_at)
 
     def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
+        if event.request is not None:
+            assert event.requested_at is None
+            self._add(event)
         self.outcomes.append(model.look())
         # What the last look reserved stays reserved while nothing happens but that one waiter comes.
         expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]

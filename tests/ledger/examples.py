@@ -64,6 +64,7 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
     ),
     ev.WallTimeSet(1.75, 1.7e9),
     ev.LeasesMeasured(23.0, (LeaseUse("a", 30720.5, 1234.5, 20), LeaseUse("b", None, 97.0, 1))),
+    ev.LeaseGranted(23.0, "b", (GPU,), 9, 23.5, 83.0, 250, 5.0, REQUEST, 13, 22.5),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -179,7 +180,18 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.LeaseQueued: st.builds(ev.LeaseQueued, floats, texts, requests, wholes, floats),
     ev.LeaseGranted: st.builds(
-        ev.LeaseGranted, floats, texts, some_gpus, wholes, floats, st.none() | floats, st.none() | wholes
+        ev.LeaseGranted,
+        floats,
+        texts,
+        some_gpus,
+        wholes,
+        floats,
+        st.none() | floats,
+        st.none() | wholes,
+        st.none() | floats,
+        st.none() | requests,
+        wholes,
+        st.none() | floats,
     ),
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
     ev.Configured: st.one_of(

@@ -110,12 +110,20 @@ def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
 def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent]:
     assert lease.fence is not None and lease.granted_at is not None  # noqa: S101, PT018 - it was granted
     seq = lease.seq if isinstance(lease, ActiveLease) else NO_SEQ
-    queued = ev.LeaseQueued(at, lease.id, lease.request, seq, lease.requested_at)
-    granted = ev.LeaseGranted(at, lease.id, lease.gpus, lease.fence, lease.granted_at)
+    granted = ev.LeaseGranted(
+        at,
+        lease.id,
+        lease.gpus,
+        lease.fence,
+        lease.granted_at,
+        request=lease.request,
+        seq=seq,
+        requested_at=lease.requested_at,
+    )
     if isinstance(lease, EndedLease):
         warned = [] if lease.warned is None else [ev.LeaseWarned(at, lease.id, lease.warned, at)]
-        return [queued, granted, *warned]
+        return [granted, *warned]
     weight = None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
     ending = lease.ending
     warnings = [] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)]
-    return [queued, replace(granted, limit=lease.limit, weight=weight), *warnings]
+    return [replace(granted, limit=lease.limit, weight=weight), *warnings]

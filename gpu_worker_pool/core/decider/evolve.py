@@ -74,15 +74,26 @@ def _configured(state: PoolState, event: ev.Configured) -> None:
 
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
+    _count_new(state, lease)
     state.leases[lease.id] = lease
-    state.live_count[lease.request.holder.owner] += 1
     state.queue.join(lease)
     state.restart_ttl(lease, event.at)
-    state.next_seq = max(state.next_seq, event.seq + 1)
+
+
+def _count_new(state: PoolState, lease: QueuedLease) -> None:
+    state.live_count[lease.request.holder.owner] += 1
+    state.next_seq = max(state.next_seq, lease.seq + 1)
 
 
 def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
-    waited = state.queued(event.lease_id)
+    if event.request is not None:
+        requested_at = event.granted_at if event.requested_at is None else event.requested_at
+        waited = QueuedLease(event.lease_id, event.request, event.seq, requested_at)
+        _count_new(state, waited)
+    else:
+        waited = state.queued(event.lease_id)
+        state.queue.leave(waited)
+        _lose_claims(state, waited.id)
     request = waited.request
     weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
     lease = ActiveLease(
@@ -101,8 +112,6 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     if event.take_up_s is not None:
         state.untaken.add(lease.id)
         state.ttl_due.set(lease.id, state.live(event.at) + event.take_up_s)
-    state.queue.leave(waited)
-    _lose_claims(state, waited.id)
     _occupy(state, lease, event.gpus, weight, event.at)
     if request.preemptible:
         state.preemptible.add(lease.id)
@@ -271,8 +280,9 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         lasted_s = max(ended.ended_at - lease.granted_at, 0.0)
         use.remember(lasted_s)
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
-    if state.quotas or state.preemptible:
-        # Though no GPU is free yet, the owner may have more again, or preemption have become enough for a waiter.
+    if state.quotas or state.preemptible or state.bookings:
+        # Though no GPU is free yet, the owner may have more again, preemption have become enough for a waiter, or leases like
+        # this one be predicted to end before a booking.
         state.unsettle()
 
 

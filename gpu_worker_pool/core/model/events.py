@@ -7,6 +7,7 @@ an answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -95,7 +96,8 @@ class LeaseQueued(DurableEvent):
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
     """`limit` and `weight` are as in ActiveLease; without a weight each GPU counts in full. The client of a lease that waited
-    takes the grant up within `take_up_s`; None if it need not.
+    takes the grant up within `take_up_s`; None if it need not. A lease that was granted at once, and so never queued, comes
+    with its `request` and `seq`; `requested_at` is then None if it is `granted_at`.
     """
 
     lease_id: str
@@ -105,6 +107,15 @@ class LeaseGranted(DurableEvent):
     limit: float | None = None
     weight: int | None = None
     take_up_s: float | None = None
+    request: Request | None = None
+    seq: int = 0
+    requested_at: float | None = None
+
+
+def new_leases(events: Iterable[Event]) -> dict[str, Request]:
+    """The requests of the leases that the pool did not know before these events, by their ids."""
+    asked = [event for event in events if isinstance(event, LeaseQueued | LeaseGranted)]
+    return {event.lease_id: event.request for event in asked if event.request is not None}
 
 
 @dataclass(frozen=True, slots=True)
