@@ -123,3 +123,16 @@ def test_what_cannot_be_told_is_refused_before_anything_happens(command: str, co
     assert done.code == code
     assert "https://… cannot be used: for a webhook, write jsons:// instead of https://" in done.err
     assert "s3cr3t" not in done.err
+
+
+def test_a_program_goes_on_when_the_guard_of_the_command_is_killed(server: ServerProcess, tmp_path: Path) -> None:
+    program = "sh -c 'grep SigBlk /proc/self/status > mask; until [ -e go-on ]; do sleep 0.05; done; touch done'"
+    process = start_gpu_pool("run", "--on-granted", program, "--", "sleep", "1000", server=server, cwd=tmp_path)
+    eventually(lambda: (tmp_path / "mask").exists() and (tmp_path / "mask").read_text(), "the program runs")
+    os.kill(int(str(the_lease(server)["pid"])), signal.SIGKILL)
+    eventually(lambda: not server.json("/leases")["leases"], "the lease is given back")
+    (tmp_path / "go-on").touch()
+
+    assert end(process) == 125
+    assert (tmp_path / "done").exists()
+    assert int((tmp_path / "mask").read_text().split()[1], 16) == 0, "it can be ended by SIGTERM"
