@@ -422,6 +422,10 @@ class CheckedPool(QueueChecks):
             if lease.id in self.just_granted
         )
 
+    def _LeasesMeasured(self, event: Any, command: Any) -> None:  # noqa: N802
+        assert isinstance(command, self.core.commands.Observe)
+        assert all(use.is_known and self.model.leases[use.lease_id].state == "active" for use in event.uses)
+
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
         mine = self.seen.get((event.gpu, event.lease_id))
         if mine is None:

@@ -18,7 +18,7 @@ from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import show_duration, show_memory
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.accounting import TimelineView
@@ -42,6 +42,8 @@ class PastLease:
     started_at: float | None
     ended_at: float | None
     end_reason: str | None
+    peak_memory_mb: float | None
+    mean_utilization_percent: float | None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +54,8 @@ class PastLease:
             "started_at": iso_time(self.started_at),
             "ended_at": iso_time(self.ended_at),
             "end_reason": self.end_reason,
+            "peak_memory_mb": self.peak_memory_mb,
+            "mean_utilization_percent": self.mean_utilization_percent,
         }
 
 
@@ -122,6 +126,8 @@ def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[
                     read_time(span.since),
                     read_time(span.until),
                     span.end_reason,
+                    span.peak_memory_mb,
+                    span.mean_utilization_percent,
                 )
     return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)
 
@@ -142,8 +148,8 @@ def _table(over: Sequence[JobRecord], leases: Sequence[PastLease], now: float) -
             Text(", ".join(lease.gpus)),
             show_moment(lease.started_at, now),
             "-" if took is None else show_duration(took),
-            "-",
-            "-",
+            "-" if lease.peak_memory_mb is None else show_memory(lease.peak_memory_mb),
+            "-" if lease.mean_utilization_percent is None else f"{lease.mean_utilization_percent:.0f}%",
             Text(lease.end_reason or ""),
             Text(lease.command or "-"),
         )

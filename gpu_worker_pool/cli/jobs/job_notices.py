@@ -11,8 +11,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.jobs.job_key import JobKey
 from gpu_worker_pool.jobs.life import JobClosed, JobEvent, RunEnded, RunStarted
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.notify.job_rules import job_rules
-from gpu_worker_pool.notify.rule import Rule
+from gpu_worker_pool.notify.rules import Rule, rules_of_command
 from gpu_worker_pool.notify.sender import Sender
 
 from .job_store import JobRecord, JobStore
@@ -67,7 +66,7 @@ class JobNotices:
             return None
         notices = CommandNotices(lambda notice: self._sender.tell(notice, rules), record.spec.label, str(record.key))
         if (lease := record.life.lease) is not None:
-            notices.know(lease.id, lease.url, lease.uuids, lease.nodes)
+            notices.set_lease(lease.id, lease.url, lease.uuids, lease.nodes, lease.gpus)
         return notices
 
     def _rules_of(self, record: JobRecord) -> tuple[Rule, ...]:
@@ -77,7 +76,7 @@ class JobNotices:
         if key not in self._rules:
             try:
                 environ = self._store.environment_of(key)
-                self._rules[key] = job_rules(spec.on_granted, spec.notify, environ, spec.cwd)
+                self._rules[key] = rules_of_command(spec.on_granted, spec.notify, environ, spec.cwd)
             except (Failure, ValueError) as error:
                 self._say(f"job {key}: nobody is told of it: {error}")
                 self._rules[key] = ()

@@ -33,6 +33,8 @@ UNNAMED = "an unnamed caller"
 
 # The leases that one tick ends at most. While a decision lasts, no caller is answered.
 MOST_DUE = 256
+# A restart loses at most this much of what active leases were seen to use.
+MEASURED_EVERY_S = 60.0
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -151,6 +153,8 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
                 and _has_left(lease, members.get(lease_id, ()), reading, state.settings.context_mb)
             ):
                 events.append(ev.GpuDrained(now, lease_id, slot.key))
+    if state.lease_uses and now - state.measured >= MEASURED_EVERY_S:
+        events.append(ev.LeasesMeasured(now, tuple(state.lease_uses.values())))
     return [*events, *idle_warnings(state, readings, now)]
 
 

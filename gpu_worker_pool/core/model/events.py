@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason, Reservation
+from .lease_use import LeaseUse
 from .request import Request, Wishes
 
 
@@ -146,7 +147,8 @@ class LeaseWarned(DurableEvent):
 class LeaseEnded(DurableEvent):
     """The holder no longer has these GPUs. Processes of the lease may still be on those in `draining`.
 
-    `by` names the caller that ended it, and `why` gives its words. `by` is None if the holder did, or nobody.
+    `by` names the caller that ended it, and `why` gives its words. `by` is None if the holder did, or nobody. What it used of
+    its GPUs is as in LeaseUse.
     """
 
     lease_id: str
@@ -155,6 +157,8 @@ class LeaseEnded(DurableEvent):
     ended_at: float
     by: str | None = None
     why: str | None = None
+    peak_memory_mb: float | None = None
+    mean_utilization_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,13 @@ class UseCounted(DurableEvent):
     used: float
     as_of: float
     recent: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesMeasured(DurableEvent):
+    """What the active leases were seen to use until now. It is written now and then, so that a restart loses little of it."""
+
+    uses: tuple[LeaseUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
