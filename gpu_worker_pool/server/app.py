@@ -167,16 +167,10 @@ class PoolApp(FastAPI):
             self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
         )
         past = PastLeases(self.pool, self._open_accounts)
-        self._page_data = PageData(
-            settings,
-            self.pool,
-            self._sampler,
-            past=past,
-            tokens=self.tokens,
-        )
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
+        page_data = PageData(settings, self.pool, self._sampler, self._shared, past=past, tokens=self.tokens)
         parts = (
             settings,
             self.access,
@@ -188,7 +182,7 @@ class PoolApp(FastAPI):
             self._renewals,
             self._shared,
             self._streams,
-            self._page_data,
+            page_data,
             PageFiles(),
             Document(settings),
         )
@@ -292,12 +286,10 @@ class PoolApp(FastAPI):
             if (said := self.pool.goes_on_without()) is not None:
                 logger.warning("%s", said)
             watch.cancel()
-            await self._page_data.close()
-            await self._shared.close()
+            self._stop_waiting()
             await self._forwarding.close()
             for _ in range(TURNS_TO_ANSWER):
                 await asyncio.sleep(0)
-        self._stop_waiting()
         if self._agent is not None:
             await self._agent.stop()
         await self.pool.stop()
@@ -362,7 +354,6 @@ class PoolApp(FastAPI):
         if self._agent is not None:
             self._agent.release_waiters()
         self._streams.close()
-        self._page_data.stop()
         self._shared.stop()
         self._forwarding.stop()
 
