@@ -62,11 +62,11 @@ from .logs import configure_logging_if_unset
 from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics, tokens
 from .routes.accounting import PastLeases
 from .routes.docs import Document, describe, docs_router
+from .routes.events import Streams
 from .routes.page import PageFiles
 from .routes.renewals import FleetRenewals
 from .routes.statistics import Statistics
 from .settings import ServerSettings
-from .streams import Streams
 from .ui.data import PageData
 
 if TYPE_CHECKING:

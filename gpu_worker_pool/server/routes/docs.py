@@ -26,7 +26,6 @@ from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response, secure_headers
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView
 from gpu_worker_pool.wire.service import Problem
 
@@ -88,21 +87,12 @@ def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas[Problem.__name__] = TypeAdapter(Problem).json_schema(mode="serialization")
-    told = document["paths"][f"{settings.api_prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
-    told["x-events"] = {name: _schema(kind, schemas) for name, kind in EVENTS.items()}
     for name, schema in schemas.items():
         if not name.endswith("Form"):  # an answer has all of its keys
             schema["required"] = list(schema.get("properties", ()))
     for kind, always in _ALWAYS.items():
         schemas[kind.__name__]["required"] = sorted(always)
     return document
-
-
-def _schema(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
-    schema = TypeAdapter(kind).json_schema(ref_template=REF, mode="serialization")
-    for name, part in schema.pop("$defs", {}).items():
-        components.setdefault(name, part)
-    return schema
 
 
 def docs_router(settings: ServerSettings) -> PoolRouter:
