@@ -10,7 +10,7 @@ from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, WRITING, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.wire.tokens import TokenList, TokenView
+from gpu_worker_pool.wire.plans import TokenList, TokenView
 
 MAX_TOKENS = 1_000
 
