@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,31 +16,30 @@ from .problems import Refusal
 
 MOST_FAULTS = 5
 MOST_PARAMETERS = 20
-FormT = TypeVar("FormT")
 
 
 @lru_cache(maxsize=256)
 def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type, for the routes when they are made: several have the same."""
     return TypeAdapter(kind)
 
 
-def read_form(kind: type[FormT], body: bytes) -> FormT:
+def read_form(adapter: TypeAdapter[Any], body: bytes) -> Any:
     """Read a form; an empty body counts as `{}`. A Refusal has a sentence for each of the first faults: 400 if the body cannot
     be read, 422 if a value is invalid.
     """
-    data, adapter = _read_object(body) if body else {}, adapter_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    data = _read_object(body) if body else {}
     try:
-        form: FormT = adapter.validate_python(data)
+        return adapter.validate_python(data)
     except ValidationError as error:
         fields: dict[str, Any] = adapter.json_schema()["properties"]
         found = [one for one in error.errors(include_url=False) if not _is_of_its_parts(one)]
         unknown = [_unknown_field(fields, _name(one)) for one in found if _name(one) not in fields]
         invalid = [_fault(one, fields[_name(one)]) for one in found if _name(one) in fields]
         raise Refusal(422, _sentences([*unknown, *invalid])) from None
-    return form
 
 
-def read_query(raw: str, known: Mapping[str, Any], *, ignores_unknown: bool = False) -> dict[str, Any]:
+def read_query(raw: str, known: Mapping[str, TypeAdapter[Any]], *, ignores_unknown: bool = False) -> dict[str, Any]:
     """The parameters of a query by their types. A Refusal if one is invalid, unknown or given twice; with `ignores_unknown`,
     the first of each name counts.
     """
@@ -63,13 +62,13 @@ def read_query(raw: str, known: Mapping[str, Any], *, ignores_unknown: bool = Fa
     return found
 
 
-def read_text(name: str, kind: Any, text: str) -> Any:
+def read_text(name: str, adapter: TypeAdapter[Any], text: str) -> Any:
     """The value of a parameter of the query or the path. A Refusal names the parameter, the text and what it must be."""
     try:
-        return adapter_of(kind).validate_python(text)
+        return adapter.validate_python(text)
     except ValidationError as error:
         fault = {**error.errors(include_url=False)[0], "loc": (name,)}
-        raise Refusal(422, _sentences([_fault(fault, adapter_of(kind).json_schema())])) from None
+        raise Refusal(422, _sentences([_fault(fault, adapter.json_schema())])) from None
 
 
 def one_of(choices: Iterable[str]) -> str:
