@@ -59,7 +59,7 @@ from .http.pool_route import PoolRoute, write
 from .http.problems import Refusal, problem_of
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
-from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics, tokens
+from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics
 from .routes.accounting import PastLeases
 from .routes.docs import Document, describe, docs_router
 from .routes.events import Streams
@@ -92,7 +92,6 @@ ROUTERS = (
     quotas.router,
     bookings.router,
     admin.router,
-    tokens.router,
 )
 
 

@@ -30,9 +30,9 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
 from .access import Caller, Denied, hold_back

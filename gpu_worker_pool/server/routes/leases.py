@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.queue.owners import quota_of
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import LeaseForm, RenewForm
@@ -19,7 +20,6 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
 from gpu_worker_pool.server.views.lease_view import (
     lease_view,

@@ -9,9 +9,8 @@ from dataclasses import fields, replace
 from typing import Final
 
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.box.readings_history import encode_readings
 from gpu_worker_pool.server.box.sampler import Sampler
-from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.box.snapshot import Snapshot, encode_readings
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter

@@ -9,8 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.box.readings_history import MOST_POINTS, ReadingLines
-from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.box.snapshot import MOST_POINTS, ReadingLines, Snapshot
 from gpu_worker_pool.server.settings import ServerSettings
 from tests.core.build import key, reading
 
