@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +30,6 @@ from gpu_worker_pool.wire.service import Problem
 
 # The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE: Final = "fastapi_offline"
-MISSING: Final = (
-    "<!doctype html><title>API documentation</title><p>The scripts of this page are not installed. Install them with "
-    "<code>pip install 'gpu-worker-pool[server]'</code>. The description of the API itself is at "
-    '<a href="{openapi}">{openapi}</a>.'
-)
 HTML: Final[Headers] = ((b"content-type", b"text/html; charset=utf-8"),)
 # As the page's own, but for what the two scripts do: they write styles, show small images, and search in a worker.
 POLICY: Final = (
@@ -44,7 +38,6 @@ POLICY: Final = (
 )
 # The only script within the page; its hash is in the policy.
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
-REF: Final = "#/components/schemas/{model}"
 # Types of which not all keys are always sent; these always are.
 _ALWAYS: Final = {VerdictView: {"code", "text"}, ObstacleView: {"code", "text", "node", "gpu_id", "uuid"}}
 
@@ -54,7 +47,6 @@ class Document:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.assets = _assets_folder()
         self._body: bytes | None = None
         self._making = asyncio.Lock()
 
@@ -78,7 +70,7 @@ def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
         title=settings.title, version=settings.version, description=settings.description, routes=routes
     )
     schemas = document["components"]["schemas"]
-    of_fastapi = {"$ref": REF.format(model="HTTPValidationError")}
+    of_fastapi = {"$ref": "#/components/schemas/HTTPValidationError"}
     for path in document["paths"].values():
         for call in path.values():
             for status, answer in list(call["responses"].items()):
@@ -103,7 +95,7 @@ def docs_router(settings: ServerSettings) -> PoolRouter:
         router.get(settings.docs_url, help="Swagger API documentation")(swagger)
     if settings.redoc_url:
         router.get(settings.redoc_url, help="ReDoc API documentation")(redoc)
-    if _assets_folder() is not None and (settings.docs_url or settings.redoc_url):
+    if settings.docs_url or settings.redoc_url:
         router.get("/docs-assets/{file:path}")(docs_asset)
     return router
 
@@ -129,7 +121,7 @@ async def docs_asset(call: Call, file: str) -> Response:
     """A script of these pages."""
     document = call.part(Document)
     try:
-        static = StaticFiles(directory=document.assets)
+        static = StaticFiles(packages=[(ASSETS_PACKAGE, "static")])
         found = await static.get_response(file, {**call.scope, "method": "GET"})
     except HTTPException:
         path, prefix = call.scope["path"][:200], document.settings.api_prefix
@@ -143,8 +135,6 @@ def _page(call: Call, make: Callable[..., HTMLResponse], **files: str) -> Respon
     document = call.part(Document)
     prefix = document.settings.api_prefix
     address = f"{prefix}/openapi.json"
-    if document.assets is None:
-        return _shown(MISSING.format(openapi=address).encode())
     urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
     return _shown(bytes(make(openapi_url=address, title=escape(document.settings.title), **urls).body))
 
@@ -153,12 +143,3 @@ def _shown(body: bytes) -> Response:
     hashes = (b64encode(sha256(script).digest()).decode() for script in _INLINE.findall(body))
     policy = POLICY.format(inline="".join(f" 'sha256-{one}'" for one in hashes))
     return Response(200, body, (*HTML, *secure_headers(policy)))
-
-
-def _assets_folder() -> Path | None:
-    """The folder of the scripts; None if they are not installed."""
-    found = find_spec(ASSETS_PACKAGE)
-    if found is None or found.origin is None:
-        return None
-    folder = Path(found.origin).parent / "static"
-    return folder if (folder / "swagger-ui-bundle.js").is_file() else None
