@@ -61,7 +61,7 @@ from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
 from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics
 from .routes.accounting import PastLeases
-from .routes.docs import Document, describe, docs_router
+from .routes.docs import describe, docs_router
 from .routes.events import Streams
 from .routes.page import PageFiles
 from .routes.renewals import FleetRenewals
@@ -183,7 +183,6 @@ class PoolApp(FastAPI):
             self._streams,
             page_data,
             PageFiles(),
-            Document(settings),
         )
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         with_cors = settings.enable_cors

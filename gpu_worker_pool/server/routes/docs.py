@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from html import escape
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response, secure_headers
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView
 from gpu_worker_pool.wire.service import Problem
@@ -40,21 +42,6 @@ POLICY: Final = (
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 # Types of which not all keys are always sent; these always are.
 _ALWAYS: Final = {VerdictView: {"code", "text"}, ObstacleView: {"code", "text", "node", "gpu_id", "uuid"}}
-
-
-class Document:
-    """The OpenAPI document of an application, made once in a thread: it takes long, and no other caller must wait for it."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
-        self._body: bytes | None = None
-        self._making = asyncio.Lock()
-
-    async def body(self, make: Callable[[], dict[str, Any]]) -> bytes:
-        async with self._making:
-            if self._body is None:
-                self._body = await asyncio.to_thread(lambda: encode(make()))
-        return self._body
 
 
 def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
@@ -101,8 +88,13 @@ def docs_router(settings: ServerSettings) -> PoolRouter:
 
 
 async def openapi(call: Call) -> bytes:
-    """The OpenAPI document."""
-    return await call.part(Document).body(call.app.openapi)
+    """The OpenAPI document, made once in a thread: it takes long, and no other caller must wait for it."""
+    app = call.app
+
+    async def make() -> bytes:
+        return await asyncio.to_thread(lambda: encode(app.openapi()))
+
+    return await call.part(SharedAnswers).get("openapi", make, inf, may_be_old=True)
 
 
 async def swagger(call: Call) -> Response:
@@ -119,12 +111,11 @@ async def redoc(call: Call) -> Response:
 
 async def docs_asset(call: Call, file: str) -> Response:
     """A script of these pages."""
-    document = call.part(Document)
     try:
         static = StaticFiles(packages=[(ASSETS_PACKAGE, "static")])
         found = await static.get_response(file, {**call.scope, "method": "GET"})
     except HTTPException:
-        path, prefix = call.scope["path"][:200], document.settings.api_prefix
+        path, prefix = call.scope["path"][:200], call.part(ServerSettings).api_prefix
         raise Refusal(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
     body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
     headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
@@ -132,11 +123,11 @@ async def docs_asset(call: Call, file: str) -> Response:
 
 
 def _page(call: Call, make: Callable[..., HTMLResponse], **files: str) -> Response:
-    document = call.part(Document)
-    prefix = document.settings.api_prefix
+    settings = call.part(ServerSettings)
+    prefix = settings.api_prefix
     address = f"{prefix}/openapi.json"
     urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
-    return _shown(bytes(make(openapi_url=address, title=escape(document.settings.title), **urls).body))
+    return _shown(bytes(make(openapi_url=address, title=escape(settings.title), **urls).body))
 
 
 def _shown(body: bytes) -> Response:
