@@ -32,7 +32,6 @@ from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 from .agent.custody_store import CustodyStore
-from .agent.membership import Membership
 from .agent.message_codec import PATH as AGENT_PATH
 from .authority.journal_sources import LedElsewhere, OwnJournal
 from .authority.pool import JournalSource, Pool
@@ -235,11 +234,6 @@ class PoolApp(FastAPI):
             for declared in router.declared
             if declared.help
         }
-
-    @property
-    def membership(self) -> Membership | None:
-        """The fleet that this box belongs to; None before the start, and without a fleet."""
-        return self._agent
 
     def _on_sample(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         self.pool.observe(snapshot, is_regular=is_regular)
