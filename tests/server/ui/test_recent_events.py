@@ -7,7 +7,7 @@ from dataclasses import asdict
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.ui.data import KEPT, RecentEvents
+from gpu_worker_pool.server.ui.recent_events import KEPT, RecentEvents
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 NOBODY_SAID = {"by": None, "note": None}

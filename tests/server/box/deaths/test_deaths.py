@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.server.box.holders import MOST_IDLE, DeathWatch, open_pidfd
+from gpu_worker_pool.server.box.deaths import MOST_IDLE, DeathWatch, open_pidfd
 from tests.server.box.deaths.processes import Child, Reports, Start, not_implemented
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.server.box.holders import DeathWatch
+from gpu_worker_pool.server.box.deaths import DeathWatch
 from tests.server.box.deaths.processes import GENEROUS_S, Reports, Start, not_implemented
 from tests.server.running import ROOT
 
@@ -54,7 +54,7 @@ class TestWithoutPidfd:
 WITH_FEW_DESCRIPTORS = """
 import asyncio, os, resource, signal, socket, subprocess, sys, uvloop
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.server.box.holders import DeathWatch
+from gpu_worker_pool.server.box.deaths import DeathWatch
 loop = {"asyncio": asyncio, "uvloop": uvloop}[sys.argv[1]].new_event_loop()
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(60)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
