@@ -153,9 +153,7 @@ def set_aside_view(state: PoolState, lease: ActiveLease, now: float) -> wire.Lea
 
 def outcome_view(pool: Pool, lease: Lease) -> wire.LeaseView:
     """The lease after its release or revocation: ended, whether or not its processes still run."""
-    if isinstance(lease, EndedLease):
-        return _ended(wire.LeaseView, pool.state, lease, "ended", str(lease.reason))
-    return lease_view(pool.state, lease, pool.now())
+    return lease_view(pool.state, lease.record if isinstance(lease, EndedLease) else lease, pool.now())
 
 
 def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
