@@ -24,7 +24,7 @@ from .call import Call
 from .forwarded import HEADER, check_forwarded
 from .problems import RETRY_AFTER, Refusal
 from .response import Headers, Response
-from .validation import adapter_of, read_form
+from .validation import read_form
 
 if TYPE_CHECKING:
     import aiohttp
@@ -238,7 +238,7 @@ class Forwarding:
     def _process(self, call: Call, body: bytes) -> dict[str, Any]:
         """The holder's process on this box. What is wrong with the request itself, the leader says."""
         try:
-            form: LeaseForm = read_form(adapter_of(LeaseForm), body)
+            form = read_form(LeaseForm, body)
         except Refusal:
             return {}
         caller = call.caller_or_none()

@@ -156,8 +156,8 @@ class PoolRoute(APIRoute):
         hints = get_type_hints(endpoint, include_extras=True)
         signature = inspect.signature(endpoint).parameters
         self._answer_type = declared.response_model or hints.get("return")
-        readers = {name: adapter_of(hints[name]) for name in signature if name != "call"}
-        self._form = readers.pop("form", None)
+        self._form_type = hints.get("form")
+        readers = {name: adapter_of(hints[name]) for name in signature if name not in {"call", "form"}}
         self._in_path = {name: readers.pop(name) for name in self.param_convertors}
         self._in_query = {_alias(name, hints[name]): reader for name, reader in readers.items()}
         self._names = {_alias(name, hints[name]): name for name in readers}
@@ -246,8 +246,8 @@ class PoolRoute(APIRoute):
         arguments |= {self._names[alias]: value for alias, value in query.items()}
         if declared.method != "GET":
             body = await call.body()
-            if self._form is not None:
-                arguments["form"] = read_form(self._form, body)
+            if self._form_type is not None:
+                arguments["form"] = read_form(self._form_type, body)
             elif body and declared.method == "DELETE":
                 # What a caller says must not be dropped in silence.
                 raise Refusal(422, "DELETE takes no body; put what you have to say into the query, or leave it out.")
