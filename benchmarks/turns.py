@@ -32,7 +32,7 @@ from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.loop import LATE_S
 from gpu_worker_pool.ledger.outbox import WriterThread
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
-from gpu_worker_pool.server.garbage import GarbageCollection
+from gpu_worker_pool.server.serving import collect_garbage_seldom
 from gpu_worker_pool.testing import ServerProcess
 
 SHARES = 10_000
@@ -175,7 +175,7 @@ def main() -> None:
     shares = SHARES // 10 if options.quick else SHARES
     selector = TimedSelector()
     loop = Loop(selector)
-    GarbageCollection().start()
+    collect_garbage_seldom()
     with (
         tempfile.TemporaryDirectory(prefix="turns-") as folder,
         asyncio.Runner(loop_factory=lambda: loop) as runner,

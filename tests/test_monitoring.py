@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gpu_worker_pool.server.views.gpu_view import STATES
+from gpu_worker_pool.server.views.pool_view import STATES
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import eventually, queue, take
 

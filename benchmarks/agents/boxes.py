@@ -18,10 +18,9 @@ from gpu_worker_pool.core.fleet.custody_actions import CloseLink, CustodyAction,
 from gpu_worker_pool.core.fleet.messages import LeaderMessage, Welcome
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.server.agent.handshake import FleetKey
+from gpu_worker_pool.server.agent.handshake import VERSION, FleetKey
 from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
 from gpu_worker_pool.server.box.snapshot import as_installed
-from gpu_worker_pool.server.version import VERSION
 
 # A thousand boxes have ten thousand GPUs.
 GPUS_A_BOX = 10

@@ -29,7 +29,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.server.box.snapshot import as_installed
-from gpu_worker_pool.server.garbage import GarbageCollection
+from gpu_worker_pool.server.serving import collect_garbage_seldom
 
 from .boxes import GPUS_A_BOX, readings_of
 
@@ -246,7 +246,7 @@ class VirtualFleet:
 
 def report(results: Results, effort: Effort) -> None:
     """Measure it, and add it to the results."""
-    GarbageCollection().start()
+    collect_garbage_seldom()
     began = time.monotonic()
     fleet = VirtualFleet(effort)
     fleet.fill()

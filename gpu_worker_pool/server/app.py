@@ -32,7 +32,6 @@ from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 from .agent.custody_store import CustodyStore
-from .agent.membership import Membership
 from .agent.message_codec import PATH as AGENT_PATH
 from .authority.journal_sources import LedElsewhere, OwnJournal
 from .authority.pool import JournalSource, Pool
@@ -60,14 +59,14 @@ from .http.pool_route import PoolRoute, write
 from .http.problems import Refusal, problem_of
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
-from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics, tokens
+from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics
 from .routes.accounting import PastLeases
-from .routes.docs import Document, describe, docs_router
+from .routes.docs import describe, docs_router
+from .routes.events import Streams
 from .routes.page import PageFiles
 from .routes.renewals import FleetRenewals
 from .routes.statistics import Statistics
 from .settings import ServerSettings
-from .streams import Streams
 from .ui.data import PageData
 
 if TYPE_CHECKING:
@@ -93,7 +92,6 @@ ROUTERS = (
     quotas.router,
     bookings.router,
     admin.router,
-    tokens.router,
 )
 
 
@@ -168,16 +166,10 @@ class PoolApp(FastAPI):
             self.pool, load_rules(settings.gpu_pool_hooks_file), reads_every_s=settings.refresh_interval
         )
         past = PastLeases(self.pool, self._open_accounts)
-        self._page_data = PageData(
-            settings,
-            self.pool,
-            self._sampler,
-            past=past,
-            tokens=self.tokens,
-        )
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
+        page_data = PageData(settings, self.pool, self._sampler, self._shared, past=past, tokens=self.tokens)
         parts = (
             settings,
             self.access,
@@ -189,9 +181,8 @@ class PoolApp(FastAPI):
             self._renewals,
             self._shared,
             self._streams,
-            self._page_data,
+            page_data,
             PageFiles(),
-            Document(settings),
         )
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
         with_cors = settings.enable_cors
@@ -245,11 +236,6 @@ class PoolApp(FastAPI):
             if declared.help
         }
 
-    @property
-    def membership(self) -> Membership | None:
-        """The fleet that this box belongs to; None before the start, and without a fleet."""
-        return self._agent
-
     def _on_sample(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         self.pool.observe(snapshot, is_regular=is_regular)
         if self._agent is not None:
@@ -293,12 +279,10 @@ class PoolApp(FastAPI):
             if (said := self.pool.goes_on_without()) is not None:
                 logger.warning("%s", said)
             watch.cancel()
-            await self._page_data.close()
-            await self._shared.close()
+            self._stop_waiting()
             await self._forwarding.close()
             for _ in range(TURNS_TO_ANSWER):
                 await asyncio.sleep(0)
-        self._stop_waiting()
         if self._agent is not None:
             await self._agent.stop()
         await self.pool.stop()
@@ -363,7 +347,6 @@ class PoolApp(FastAPI):
         if self._agent is not None:
             self._agent.release_waiters()
         self._streams.close()
-        self._page_data.stop()
         self._shared.stop()
         self._forwarding.stop()
 

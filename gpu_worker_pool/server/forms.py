@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AllowInfNan, BeforeValidator, ConfigDict, F
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
 from gpu_worker_pool.core.model.configured import MAX_NOTE, MAX_QUOTA, MAX_WEIGHT
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME, MAX_NAMES, as_gpu_names
-from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_NODES, MAX_PRIORITY, MAX_TIME_LIMIT_S
+from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_NODES, MAX_PRIORITY, MAX_TIME_LIMIT_S, Holder
 from gpu_worker_pool.wire.bounds import (
     LEASE_ID,
     MAX_IDS,
@@ -170,6 +170,18 @@ class LeaseForm:
         Le(MAX_NODES),
         noted("`gpus` on each of this many nodes, all or nothing; more than 1 only of a fleet."),
     ] = 1
+
+    def holder(self, owner: str | None) -> Holder:
+        """The holder that it names, with the owner that was proven or accepted."""
+        return Holder(
+            worker_id=self.worker_id,
+            owner=owner,
+            host=self.host,
+            pid=self.pid,
+            pid_started=self.pid_started,
+            boot_id=self.boot_id,
+            pid_namespace=self.pid_namespace,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, Basis, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.queue.idleness import idle_s
+from gpu_worker_pool.host.pauses import LoopShare
+from gpu_worker_pool.server.views.pool_view import STATES, gpu_states
 
 from .authority.pool import Pool
 from .box.sampler import Sampler
-from .loop_share import LoopShare
-from .views.gpu_view import STATES, gpu_states
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 # From an immediate hand-over to a night in the queue, and from a test run to a week of training.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import signal
@@ -19,7 +20,6 @@ from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
 
 from .agent.message_codec import MOST_BYTES
 from .app import PoolApp
-from .garbage import GarbageCollection
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
 
@@ -30,6 +30,8 @@ GRACE_S: Final = 1
 # Where commands look for a server without being told.
 DEFAULT_URL: Final = "http://localhost:8000"
 BACKLOG: Final = 2048
+# Leases, readings and connections live long, and are not garbage. Python looks through them after 700 new objects.
+OBJECTS_UNTIL_COLLECTION: Final = 5_000
 
 
 def bind(settings: ServerSettings, *, backlog: int | None = None) -> socket.socket:
@@ -97,6 +99,12 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
     return 0
 
 
+def collect_garbage_seldom() -> None:
+    """Keep garbage collections short: while one lasts, the event loop stands still. What is loaded now is never garbage."""
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTION)
+    gc.freeze()
+
+
 def configuration(app: PoolApp) -> uvicorn.Config:
     """What uvicorn is told of the application."""
     return uvicorn.Config(
@@ -145,7 +153,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready = on_ready
         self._unix = unix
-        self._garbage = GarbageCollection()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn takes a second Ctrl-C for a wish not to stop cleanly. A clean stop takes a few seconds at most.
@@ -163,10 +170,6 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        self._garbage.start()
+        collect_garbage_seldom()
         if self.started:
             self._on_ready()
-
-    async def on_tick(self, counter: int) -> bool:
-        self._garbage.tick()
-        return await super().on_tick(counter)

@@ -17,13 +17,13 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ModelWrapValidatorHandler,
     SecretStr,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,

@@ -222,30 +222,6 @@ class GangLeaseView(ActiveLeaseView):
     nodes: tuple[NodePart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLeaseView:
-    """What a holder reads of its lease: the part of a GangLeaseView that it needs."""
-
-    id: str
-    state: LeaseState
-    reason: str | None = None
-    position: int | None = None
-    gpus: tuple[GpuRef, ...] = ()
-    fence: int | None = None
-    pid: int | None = None
-    granted_at: str | None = None
-    ttl_s: float | None = None
-    expires_in_s: float | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    is_local: bool = False
-    end_reason: EndReason | None = None
-    ended_by: str | None = None
-    end_note: str | None = None
-    ends_at: str | None = None
-    pool_id: str | None = None
-    nodes: tuple[NodePart, ...] = ()
-
-
 AnyLease = LeaseView | EndedLeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView | GangLeaseView
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .leases import DrainingLeaseView, GpuRef, LeaseState, LeaseView, VerdictView
+from .leases import DrainingLeaseView, LeaseView, VerdictView
 from .plans import BookingView, ReservationView
 from .service import FleetView
 
@@ -92,46 +92,6 @@ class PoolView:
     queue: tuple[LeaseView, ...] = ()
     reservation: ReservationView | None = None
     bookings: tuple[BookingView, ...] = ()
-    fleet: FleetView | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuGlance:
-    """The part of a PoolGpu that a client reads, which polls often."""
-
-    node: str | None = None
-    gpu_id: int | None = None
-    uuid: str
-    name: str | None = None
-    state: GpuState = "unknown"
-    memory_total_mb: float | None = None
-    memory_used_mb: float | None = None
-    utilization_percent: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseGlance:
-    """The part of a LeaseView that such a client reads."""
-
-    id: str
-    state: LeaseState
-    gpus: tuple[GpuRef, ...] = ()
-    owner: str | None = None
-    worker_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolGlance:
-    """The part of a PoolView that such a client reads."""
-
-    node: str | None = None
-    gpus: tuple[GpuGlance, ...]
-    queue_length: int | None = None
-    server_id: str | None = None
-    pool_id: str | None = None
-    can_grant: bool | None = True
-    leases: tuple[LeaseGlance, ...] = ()
-    queue: tuple[LeaseGlance, ...] = ()
     fleet: FleetView | None = None
 
 

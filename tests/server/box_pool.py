@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.start_times import expected_starts
-from gpu_worker_pool.server.loop_share import LoopShare
+from gpu_worker_pool.host.pauses import LoopShare
 from tests.core.build import Box
 
 

@@ -16,7 +16,7 @@ from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.forms import LeaseForm, RenewForm
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.validation import read_form, read_text
+from gpu_worker_pool.server.http.validation import adapter_of, read_form, read_text
 from gpu_worker_pool.server.parameters import LeaseId
 from gpu_worker_pool.server.routes.leases import to_request
 from gpu_worker_pool.server.settings import ServerSettings
@@ -47,6 +47,10 @@ FULL = {
 }
 
 
+def request_of(form: LeaseForm, owner: str | None = None) -> Request:
+    return to_request(form, form.holder(owner))
+
+
 def described() -> dict[str, Any]:
     """The form as the OpenAPI document has it."""
     document = create_app(ServerSettings(_env_file=None, simulated_gpus="1")).openapi()
@@ -74,13 +78,13 @@ def test_the_fields_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("body", [b"", b"{}", b" {} "])
 def test_everything_may_be_left_out(body: bytes) -> None:
     form = read_form(LeaseForm, body)
-    assert to_request(form, None) == Request()
+    assert request_of(form) == Request()
     assert (form.wait_s, form.ttl_s) == (0, DEFAULT_TTL_S)
 
 
 def test_every_field_arrives_where_it_belongs() -> None:
     form = read_form(LeaseForm, json.dumps(FULL).encode())
-    request = to_request(form, "bob")
+    request = request_of(form, "bob")
     assert request == Request(
         wishes=Wishes(2, 8000.0, "A100", 80.0, 90.5, ("0", "2", "GPU-8f1c")),
         holder=Holder("w-1", "bob", "box1", 123, 456.0, "c0ffee", "4026531836"),
@@ -94,7 +98,7 @@ def test_every_field_arrives_where_it_belongs() -> None:
 def test_the_order_of_labels_makes_no_other_request() -> None:
     one = read_form(LeaseForm, b'{"labels": {"a": "1", "b": "2"}}')
     other = read_form(LeaseForm, b'{"labels": {"b": "2", "a": "1"}}')
-    assert to_request(one, None) == to_request(other, None)
+    assert request_of(one) == request_of(other)
 
 
 # The ends of each range: taken here and by the core, and a step beyond refused here.
@@ -116,7 +120,7 @@ def test_ranges_end_where_they_say(field: str, below: Any, low: Any, high: Any, 
     for value in (low, high):
         form = read_form(LeaseForm, json.dumps({field: value}).encode())
         assert getattr(form, field) == value
-        to_request(form, None)
+        request_of(form)
     for value in (below, above):
         error = refused({field: value})
         assert error.status == 422
@@ -166,9 +170,9 @@ def test_a_blank_model_is_told_to_be_left_out() -> None:
 def test_the_order_and_spelling_of_gpus_make_no_other_request() -> None:
     one = read_form(LeaseForm, b'{"among": [10, "2", "GPU-8f"]}')
     other = read_form(LeaseForm, b'{"among": ["GPU-8f", "02", "10", 2]}')
-    assert to_request(one, None) == to_request(other, None)
+    assert request_of(one) == request_of(other)
     assert one.among == ("2", "10", "GPU-8f")
-    assert to_request(read_form(LeaseForm, b'{"among": null}'), None) == Request()
+    assert request_of(read_form(LeaseForm, b'{"among": null}')) == Request()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ BAD_LABELS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize("labels", GOOD_LABELS)
 def test_labels_that_are_taken(labels: dict[str, str]) -> None:
     form = read_form(LeaseForm, json.dumps({"labels": labels}).encode())
-    assert dict(to_request(form, None).labels) == labels
+    assert dict(request_of(form).labels) == labels
 
 
 @pytest.mark.parametrize(("labels", "fault"), BAD_LABELS)
@@ -313,14 +317,14 @@ BAD_IDS = ["", ".", "..", "x" * 129, "a b", "a/b", "a\n", "ü", "a%20b", "\ud800
 
 @pytest.mark.parametrize("text", GOOD_IDS)
 def test_ids_that_are_taken(text: str) -> None:
-    assert read_text("id", LeaseId, text) == text
+    assert read_text("id", adapter_of(LeaseId), text) == text
     assert read_form(RenewForm, json.dumps({"ids": [text]}).encode()).ids == (text,)
 
 
 @pytest.mark.parametrize("text", BAD_IDS)
 def test_ids_that_are_not(text: str) -> None:
     with pytest.raises(Refusal, match="is not a lease id; it must be 1 to 128 letters") as caught:
-        read_text("ids.1", LeaseId, text)
+        read_text("ids.1", adapter_of(LeaseId), text)
     caught.value.detail.encode()
     assert refused({"ids": ["fine", text]}, RenewForm).detail == caught.value.detail
 
@@ -371,7 +375,7 @@ def _take_or_refuse(body: bytes) -> None:
             assert outcome.status in {400, 422}
             assert 0 < len(outcome.detail.encode()) < 2000
         elif isinstance(outcome, LeaseForm):
-            to_request(outcome, None)  # what passes here is never refused by the core
+            request_of(outcome)  # what passes here is never refused by the core
 
 
 @given(st.binary(max_size=200))

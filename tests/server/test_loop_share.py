@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpu_worker_pool.server.loop_share import OTHERS_TURNS, SLICE_S, LoopShare
+from gpu_worker_pool.host.pauses import OTHERS_TURNS, SLICE_S, LoopShare
 
 
 async def test_others_have_turns_between_the_pieces_of_long_work() -> None:

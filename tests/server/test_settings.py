@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -332,3 +333,12 @@ def test_the_host_that_tcsh_sets_is_not_an_address_to_bind_to(tmp_path: Path, mo
     assert os.environ["HOST"] == socket.gethostname()
     monkeypatch.setenv("HOST", "127.0.0.1")
     assert ServerSettings.load().host == "127.0.0.1"
+
+
+def test_a_log_format_shows_what_it_asks_for() -> None:
+    """Threads, processes and lines of the code are looked up only where the format shows them."""
+    asked = "%(threadName)s %(processName)s %(process)d %(module)s:%(lineno)d %(message)s"
+    with ServerProcess({"LOG_FORMAT": asked}) as server:
+        server.stop()
+        found = re.search(r"^MainThread MainProcess (\d+) serving:\d+ listening on http", server.log(), re.MULTILINE)
+        assert found, server.log()

@@ -16,15 +16,13 @@ from gpu_worker_pool.core.queue.verdicts import SENTENCES
 from gpu_worker_pool.wire import accounting, leases, page, pool, service, statistics
 from gpu_worker_pool.wire.leases import (
     DrainingLeaseView,
-    GangLeaseView,
     GpuRef,
-    HeldLeaseView,
     LeaseView,
     RenewAnswer,
     VerdictCode,
     VerdictView,
 )
-from gpu_worker_pool.wire.pool import GpuGlance, LeaseGlance, PoolGlance, PoolGpu, PoolView
+from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read, read_number, read_time, read_whole
 from gpu_worker_pool.wire.same_server import same_as
 
@@ -126,20 +124,6 @@ def test_what_the_server_writes_is_read_back_whole() -> None:
     found = read(RenewAnswer, json.loads(json.dumps(renewed)))
     assert found is not None
     assert (found.renewed[0].expires_in_s, found.lost[0].reason) == (30.0, "expired")
-
-
-@pytest.mark.parametrize(
-    ("part", "whole"),
-    [(HeldLeaseView, GangLeaseView), (GpuGlance, PoolGpu), (LeaseGlance, LeaseView), (PoolGlance, PoolView)],
-)
-def test_a_part_of_a_body_has_fields_of_the_whole(part: type, whole: type) -> None:
-    """Of the same types, and with the same defaults."""
-    parts = {"gpus": "tuple[GpuGlance, ...]", "leases": "tuple[LeaseGlance, ...]", "queue": "tuple[LeaseGlance, ...]"}
-    kept = {(field.name, field.default) for field in fields(part)}
-    assert kept <= {(field.name, field.default) for field in fields(whole)}
-    types = {field.name: field.type for field in fields(whole)}
-    others = {field.name: field.type for field in fields(part) if field.type != types[field.name]}
-    assert others == (parts if part is PoolGlance else {})
 
 
 def test_every_verdict_of_the_core_is_in_the_type_with_all_its_fields() -> None:

@@ -21,8 +21,8 @@ from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answ
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
+from gpu_worker_pool.wire.plans import TokenList, TokenView
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.tokens import TokenList, TokenView
 
 # So many hexadecimal digits of its digest name a token.
 _ID = 12

@@ -17,7 +17,7 @@ from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.server.agent.signature import HEADER, sign
+from gpu_worker_pool.server.agent.handshake import HEADER, sign
 from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.fleet import (
     FleetUnusable,

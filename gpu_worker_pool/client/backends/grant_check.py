@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.gpu_names import is_gpu_name
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.wire.bounds import MAX_TEXT, is_printable
-from gpu_worker_pool.wire.leases import GpuRef, HeldLeaseView
+from gpu_worker_pool.wire.leases import GangLeaseView, GpuRef
 from gpu_worker_pool.wire.reader import has_all
 
 DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
@@ -33,7 +33,7 @@ class NotReadYet(Exception):  # noqa: N818 - an event
 
 
 def check_grant(
-    lease: HeldLeaseView, data: Mapping[str, Any], request: Request
+    lease: GangLeaseView, data: Mapping[str, Any], request: Request
 ) -> tuple[tuple[Gpu, ...], dict[str, str], dict[str, dict[str, str]]]:
     """The GPUs of an active lease, and the environment that shows a process these and no others; for a lease on several
     nodes, that of each node, and the first one's is that of the lease. `data` is the body that `lease` was read from.

@@ -27,7 +27,7 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer, WantedView
+from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, RenewAnswer, WantedView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
@@ -284,7 +284,7 @@ class ServerLeases:
             return NeverGranted(reply.detail)
         if reply.status not in {200, 201, 202}:
             raise entry.error(reply.detail, status=reply.status)
-        lease = read(HeldLeaseView, reply.data, clean=plain)
+        lease = read(GangLeaseView, reply.data, clean=plain)
         if lease is None:
             raise entry.error("its answer is not a lease")
         if lease.id != lease_id:
@@ -345,7 +345,7 @@ def _ending(said: EndWarning) -> LeaseEnding:
     return LeaseEnding(str(said.reason), _local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
 
 
-def _ends_at(lease: HeldLeaseView) -> datetime | None:
+def _ends_at(lease: GangLeaseView) -> datetime | None:
     """When the time limit of a lease that was just granted ends it, by the clock of this machine."""
     granted_at, ends_at = read_time(lease.granted_at), read_time(lease.ends_at)
     if granted_at is None or ends_at is None:
@@ -357,7 +357,7 @@ def _local_time(at: float) -> datetime:
     return datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents
 
 
-def _safe_since(reply: Reply, lease: HeldLeaseView) -> float:
+def _safe_since(reply: Reply, lease: GangLeaseView) -> float:
     """When the TTL began at the earliest: when the call was sent, if that call was granted; else by what is left of it,
     because the server answered after the call was sent. Minus infinity where the server does not say it.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.wire.pool import PoolGlance
+from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import has_all, read
 from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
@@ -67,7 +67,7 @@ class SeenPool:
 
 def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> SeenPool:
     """From /pool of a server with leases; ValueError where it is something else."""
-    pool = _read(PoolGlance, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
+    pool = _read(PoolView, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
     workers: dict[str, dict[str, str]] = {}
     for lease in pool.leases:
         if lease.state == "active" and not lease.gpus:

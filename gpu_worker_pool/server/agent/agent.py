@@ -32,11 +32,11 @@ from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.loop import LiveTime, Waiters
+from gpu_worker_pool.server.agent.handshake import VERSION
 from gpu_worker_pool.server.agent.leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
-from gpu_worker_pool.server.box.holders import Holders, User
+from gpu_worker_pool.server.box.deaths import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
-from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.wire.service import FleetView
 
 from .custody_store import CustodyStore

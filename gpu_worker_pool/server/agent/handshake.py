@@ -12,6 +12,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib import import_module
 from typing import Literal
 
 LEAST_CHARACTERS = 16
@@ -75,3 +76,18 @@ def other_key(leader: str, box: str) -> str:
 
 def new_nonce() -> str:
     return secrets.token_hex(_NONCE_BYTES)
+
+
+HEADER = "gpu-pool-signature"
+
+
+def sign(secret: str, method: str, path: str, body: bytes) -> str:
+    said = json.dumps(["gpu-worker-pool call", method, path, sha256(body).hexdigest()])
+    return hmac.new(secret.encode(), said.encode(), sha256).hexdigest()
+
+
+def is_signed(signature: str, secret: str, method: str, path: str, body: bytes) -> bool:
+    return hmac.compare_digest(signature.encode("utf-8", "replace"), sign(secret, method, path, body).encode())
+
+
+VERSION: str = import_module("gpu_worker_pool").__version__

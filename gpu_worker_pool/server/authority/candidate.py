@@ -304,7 +304,7 @@ class Candidate(JournalSource):
                 logger.info("reading the journal from its last snapshot: %s", question.reason)
                 snapshot = await self._database.load_snapshot()
                 ended = await self._database.load_ended(self._pool.state.settings.remembered_ended_leases)
-                state = self._empty_state()
+                state = PoolState(settings=self._pool.state.settings)
                 state.ended.update((lease.id, lease) for lease in ended)
                 events = () if snapshot is None else snapshot.events
                 # In parts: to apply all at once would hold the event loop for long.
@@ -406,6 +406,3 @@ class Candidate(JournalSource):
             await self._database.hand_over(action.epoch, action.term)
         except JournalError as error:
             logger.warning("the leadership could not be handed over, and ends by itself: %s", error)
-
-    def _empty_state(self) -> PoolState:
-        return PoolState(settings=self._pool.state.settings)

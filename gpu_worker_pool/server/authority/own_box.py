@@ -18,7 +18,7 @@ from gpu_worker_pool.core.queue.eligibility import may_serve_when_read
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.server.box.holders import Holders, User
+from gpu_worker_pool.server.box.deaths import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
 

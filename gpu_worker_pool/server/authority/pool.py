@@ -28,6 +28,7 @@ from gpu_worker_pool.core.queue.start_times import StartTimes
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.ledger.outbox import Writer
@@ -35,7 +36,6 @@ from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import FleetView
 
 from .own_box import OwnBox

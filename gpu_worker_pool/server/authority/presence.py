@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -35,13 +34,6 @@ class TooManyWaiting(Exception):  # noqa: N818 - a state, not a mistake
 
 class ClientGone(Exception):  # noqa: N818 - an event, not a mistake
     """The client disconnected before it had sent everything, or while it waited. There is no caller to answer."""
-
-
-@dataclass(slots=True)
-class WaitingConnection:
-    """A connection whose answer is held back; `is_broken` if the client left before the answer."""
-
-    is_broken: bool = False
 
 
 class Presence:
@@ -76,26 +68,30 @@ class Presence:
                 del self._watched[caller]
 
     @contextmanager
-    def connection(self, lease_id: str | None) -> Iterator[WaitingConnection]:
+    def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[None]:
         """Count a connection that waits; TooManyWaiting if there is no room. `lease_id` is None unless the client may
         renew the lease: then the connection counts as its heartbeat. The lease keeps its queue position when the last
         connection breaks, because the client may come back.
         """
-        if not self.has_room:
-            raise TooManyWaiting(self._max_waiting)
-        connection = WaitingConnection()
+        is_broken = False
         self.waiting += 1
         if lease_id is not None:
             self._polls[lease_id] += 1
         try:
-            yield connection
+            if self.waiting > self._max_waiting:
+                raise TooManyWaiting(self._max_waiting)
+            yield
+        except ClientGone:
+            is_broken = True
+            raise
         finally:
+            gone.cancel()
             self.waiting -= 1
             if lease_id is not None:
                 self._polls[lease_id] -= 1
                 if not self._polls[lease_id]:
                     del self._polls[lease_id]
-                    if connection.is_broken:
+                    if is_broken:
                         self._driver.note(cmd.ReportAbsence(lease_id))
 
     def note_heartbeat(self, *lease_ids: str) -> None:
@@ -168,11 +164,11 @@ class Presence:
         began = driver.now()
         until = began + wait_s
         step_s = min((leases[id_].request.ttl_s for id_ in lease_ids if id_ in leases), default=inf) / RENEWALS_PER_TTL
-        with self.watching(len(lease_ids), caller), self._connection(None, gone) as connection:
+        with self.watching(len(lease_ids), caller), self._connection(None, gone):
             while True:
                 left_s = max(until - driver.now(), 0.0)
                 await driver.wait_for_change(lease_ids, min(left_s, step_s), gone)
-                _check_is_there(gone, connection)
+                _check_is_there(gone)
                 held_s = driver.now() - began
                 events = await self.renew(*lease_ids, caller=caller)
                 is_over = driver.is_closed or until <= driver.now() or self._warnings(lease_ids) != known
@@ -191,26 +187,17 @@ class Presence:
         """
         driver = self._driver
         until, step_s = driver.now() + wait_s, lease.request.ttl_s / RENEWALS_PER_TTL
-        with self._connection(None if renewed_by is None else lease.id, gone) as connection:
+        with self._connection(None if renewed_by is None else lease.id, gone):
             while (left_s := until - driver.now()) > 0:
                 await driver.wait_while_queued(lease.id, min(left_s, step_s), gone)
                 # First: it may be granted at the same moment, and no client would take it.
-                _check_is_there(gone, connection)
+                _check_is_there(gone)
                 if not isinstance(driver.state.leases.get(lease.id), QueuedLease) or driver.is_closed:
                     return
                 if renewed_by is not None:
                     await driver.do(cmd.Renew((lease.id,)), renewed_by)
 
-    @contextmanager
-    def _connection(self, lease_id: str | None, gone: asyncio.Future[None]) -> Iterator[WaitingConnection]:
-        try:
-            with self.connection(lease_id) as connection:
-                yield connection
-        finally:
-            gone.cancel()
 
-
-def _check_is_there(gone: asyncio.Future[None], connection: WaitingConnection) -> None:
+def _check_is_there(gone: asyncio.Future[None]) -> None:
     if gone.done():
-        connection.is_broken = True
         raise ClientGone("The client went away while it waited.")

@@ -1,29 +1,33 @@
-"""Reports at once that a process with a lease has died."""
+"""The holders of a box's leases on their machine: the death of a process is reported at once, and simulated GPUs are used."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
 from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.connections import is_scarce
 from gpu_worker_pool.host.identity import Machine
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.25
-# Polled in one go; more would keep the event loop from its requests for milliseconds.
-MOST_AT_ONCE = 200
 # Leases reported in one turn of the event loop: a process may have a thousand.
 MOST_REPORTED = 16
 # Processes without a lease that stay watched: most of them request again, and a descriptor costs time to get.
 MOST_IDLE = 64
 
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
+# A holder without a process of this machine gets a pid that no process can have.
+FIRST_SIMULATED_PID = 10_000_000
+# The process of a holder, the fence of its lease, and the memory that it asked for.
+User = tuple[ProcessId | None, int, float | None]
 
 
 def open_pidfd(pid: int) -> int:
@@ -72,8 +76,6 @@ class DeathWatch:
         self._by_process: dict[ProcessId, _Watched] = {}
         # Processes that have no lease at present, longest without one first; all of them have a descriptor.
         self._idle: dict[ProcessId, _Watched] = {}
-        # Whether to try for a descriptor again; the process that was polled longest ago comes first.
-        self._polled: dict[ProcessId, bool] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -137,14 +139,15 @@ class DeathWatch:
         self._by_lease.clear()
         for watched in [*self._by_process.values(), *self._idle.values()]:
             self._remove(watched)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _start(self, watched: _Watched) -> None:
         try:
             is_alive = self._attach(watched)
-        except OSError as error:
-            self._polled[watched.process] = error.errno in _SHORTAGES
+        except OSError:
             if self._timer is None:
-                self._set_timer()
+                self._timer = self._loop.call_later(POLL_S, self._poll_processes)
         else:
             if not is_alive:
                 self._ended(watched)
@@ -169,30 +172,17 @@ class DeathWatch:
         watched.descriptor = descriptor
         return True
 
-    def _set_timer(self) -> None:
-        # So that each process is polled every POLL_S, in however many rounds.
-        delay_s = POLL_S * min(1.0, MOST_AT_ONCE / len(self._polled))
-        self._timer = self._loop.call_later(delay_s, self._poll_processes)
-
     def _poll_processes(self) -> None:
         self._timer = None
-        is_short = False
-        for process in list(islice(self._polled, MOST_AT_ONCE)):
-            watched = self._by_process[process]
-            may_attach = self._polled.pop(process)
-            is_alive = self._machine.is_alive(process)
-            if is_alive and may_attach and not is_short:
-                try:
-                    is_alive = self._attach(watched)
-                except OSError:
-                    # Still no descriptor, so the others need not try in this round.
-                    is_short = True
-            if not is_alive:
+        for watched in self._polled:
+            if not self._machine.is_alive(watched.process):
                 self._ended(watched)
-            elif watched.descriptor is None:
-                self._polled[process] = may_attach
         if self._polled:
-            self._set_timer()
+            self._timer = self._loop.call_later(POLL_S, self._poll_processes)
+
+    @property
+    def _polled(self) -> list[_Watched]:
+        return [watched for watched in self._by_process.values() if watched.descriptor is None]
 
     def _ended(self, watched: _Watched) -> None:
         self._remove(watched)
@@ -224,7 +214,32 @@ class DeathWatch:
             self._loop.remove_reader(watched.descriptor)
             os.close(watched.descriptor)
             watched.descriptor = None
-        self._polled.pop(watched.process, None)
-        if not self._polled and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+
+
+class Holders:
+    """`on_death` is called with the id of a lease whose process has died. Made in the event loop."""
+
+    def __init__(self, on_death: Callable[[str], None], simulated: SimulatedProbe | None) -> None:
+        self._on_death = on_death
+        self._simulated = simulated
+        deaths = DeathWatch(self._report, asyncio.get_running_loop())
+        self.watch = deaths.watch
+        self.forget = deaths.forget
+        self.is_alive = deaths.is_alive
+        self.is_watched = deaths.is_watched
+        self.close = deaths.close
+
+    def use(self, users: Mapping[str, Iterable[User]]) -> None:
+        """Set all that use these GPUs, by UUID. Real hardware shows by itself who does."""
+        if self._simulated is None:
+            return
+        for uuid, each in users.items():
+            processes = [(process or ProcessId(FIRST_SIMULATED_PID + fence, None), mb) for process, fence, mb in each]
+            try:
+                self._simulated.occupy(uuid, [SimulatedHolder(*process, mb) for process, mb in processes])
+            except ValueError:
+                logger.debug("there is no simulated GPU %s any more", uuid)
+
+    def _report(self, lease_id: str) -> None:
+        logger.info("the holder of lease %s is dead", lease_id)
+        self._on_death(lease_id)

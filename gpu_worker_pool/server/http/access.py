@@ -14,8 +14,8 @@ from typing import Literal
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, UserNotLookedUp
+from gpu_worker_pool.server.http.tokens import Guesses
 
-from .guesses import Guesses
 from .problems import RETRY_AFTER, Refusal
 from .tokens import Tokens, digest_of
 

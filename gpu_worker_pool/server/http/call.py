@@ -45,6 +45,7 @@ class Call(Request):
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
+        self._joined_headers = merge_headers(scope["headers"])
         self.target = EVERYTHING
         # What the box says that passed the call on, if one did.
         self.forwarded: Forwarded | None = None
@@ -81,10 +82,10 @@ class Call(Request):
         found: bool = self.scope["app"].is_stopping
         return found
 
-    @cached_property
+    @property
     def headers(self) -> Mapping[str, str]:  # type: ignore[override]
         """The headers by lower-case name; repeated ones are joined."""
-        return merge_headers(self.scope["headers"])
+        return self._joined_headers
 
     @property
     def via_box(self) -> str | None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from gpu_worker_pool.core.model.configured import Role
+from pydantic import TypeAdapter
+
 from gpu_worker_pool.core.model.gpu import ProcessId
 
 from .access import Caller, Denied
@@ -39,47 +39,12 @@ class Forwarded:
     host: str | None = None
 
     def header(self) -> str:
-        caller = self.caller
-        said = {
-            "key": self.key,
-            "node": self.node,
-            "caller": None
-            if caller is None
-            else {
-                "name": caller.name,
-                "is_local": caller.is_local,
-                "role": caller.role,
-                "is_admin": caller.is_admin,  # for a leader of the version before
-            },
-            "why_denied": self.denied,
-            "uid": self.uid,
-            "is_loopback": self.is_loopback,
-            "process": self.process,
-            "no_process": self.no_process,
-            "host": self.host,
-        }
-        return json.dumps(said, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def read(cls, text: str) -> Forwarded:
         """Read the header; a ValueError if it is not one."""
-        said = json.loads(text)
-        if not isinstance(said, dict):
-            raise ValueError("it is not an object")  # noqa: TRY004 - the text is wrong, not a type
-        try:
-            return cls(
-                key=_text(said["key"]),
-                node=_text(said["node"]),
-                caller=None if said["caller"] is None else _caller(said["caller"]),
-                denied=_refusal(said["why_denied"]),
-                uid=None if said["uid"] is None else _whole(said["uid"]),
-                is_loopback=said["is_loopback"] is True,
-                process=None if said["process"] is None else _process(said["process"]),
-                no_process=_refusal(said["no_process"]),
-                host=None if said["host"] is None else _text(said["host"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it has no valid {error}") from error
+        return _READER.validate_json(text, strict=True)
 
     def identified(self) -> Caller | None:
         """Who called; None for a call with a token. Denied if the box says so."""
@@ -116,41 +81,11 @@ def check_forwarded(text: str, *, is_leader: bool, node_of_key: Callable[[str], 
         )
     try:
         said = Forwarded.read(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise unproven from None
     if node_of_key(said.key) != said.node:
         raise unproven
     return said
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text: {value!r}")
-    return value
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"number: {value!r}")
-    return value
-
-
-def _caller(value: Any) -> Caller:
-    name = value["name"]
-    # A box of the version before knows administrators only.
-    role = value.get("role") or (Role.ADMINISTRATOR if value["is_admin"] is True else Role.USER)
-    return Caller(None if name is None else _text(name), value["is_local"] is True, Role(_text(role)))
-
-
-def _process(value: Any) -> ProcessId:
-    pid, started = value
-    if started is not None and (not isinstance(started, int | float) or isinstance(started, bool)):
-        raise TypeError(f"process: {value!r}")
-    return ProcessId(_whole(pid), started)
-
-
-def _refusal(value: Any) -> tuple[int, str] | None:
-    if value is None:
-        return None
-    status, detail = value
-    return _whole(status), _text(detail)
+_READER = TypeAdapter(Forwarded)

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.authority.pool import Pool
@@ -242,17 +241,10 @@ class Forwarding:
             form = read_form(LeaseForm, body)
         except Refusal:
             return {}
-        holder = Holder(
-            host=form.host,
-            pid=form.pid,
-            pid_started=form.pid_started,
-            boot_id=form.boot_id,
-            pid_namespace=form.pid_namespace,
-        )
         caller = call.caller_or_none()
         is_admin = caller is not None and caller.is_admin
         try:
-            return {"process": self._pool.local_process(holder, uid=call.uid, may_name_any=is_admin)}
+            return {"process": self._pool.local_process(form.holder(None), uid=call.uid, may_name_any=is_admin)}
         except NoSuchProcess as error:
             return {"no_process": (422, f"{error}.")}
         except ForeignProcess as error:

@@ -30,9 +30,9 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire.service import Problem
 
 from .access import Caller, Denied, hold_back
@@ -41,7 +41,7 @@ from .forwarding import Forwarding, leader_answers
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
 from .problems import Refusal, problem_of
 from .response import Headers, Response
-from .validation import read_form, read_query, read_text
+from .validation import adapter_of, read_form, read_query, read_text
 
 # Who may make a call. ANYONE: also a caller that is not identified. WRITER: on the server's machine, or with a token.
 ANYONE: Final = "anyone"
@@ -157,10 +157,10 @@ class PoolRoute(APIRoute):
         signature = inspect.signature(endpoint).parameters
         self._answer_type = declared.response_model or hints.get("return")
         self._form_type = hints.get("form")
-        self._path_types = {name: hints[name] for name in self.param_convertors}
-        others = signature.keys() - {"call", "form", *self._path_types}
-        self._query_types = {_alias(name, hints[name]): hints[name] for name in signature if name in others}
-        self._names = {_alias(name, hints[name]): name for name in others}
+        readers = {name: adapter_of(hints[name]) for name in signature if name not in {"call", "form"}}
+        self._in_path = {name: readers.pop(name) for name in self.param_convertors}
+        self._in_query = {_alias(name, hints[name]): reader for name, reader in readers.items()}
+        self._names = {_alias(name, hints[name]): name for name in readers}
         self.app = self._serve
 
     def documented(self) -> APIRoute:
@@ -241,8 +241,8 @@ class PoolRoute(APIRoute):
             return await call.part(Forwarding).pass_on(call)
         if declared.caller != ANYONE:
             check_caller(call, declared.caller)
-        arguments = {name: read_text(name, kind, call.path_params[name]) for name, kind in self._path_types.items()}
-        query = read_query(call.raw_query, self._query_types, ignores_unknown=declared.ignores_query)
+        arguments = {name: read_text(name, reader, call.path_params[name]) for name, reader in self._in_path.items()}
+        query = read_query(call.raw_query, self._in_query, ignores_unknown=declared.ignores_query)
         arguments |= {self._names[alias]: value for alias, value in query.items()}
         if declared.method != "GET":
             body = await call.body()

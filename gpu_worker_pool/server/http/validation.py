@@ -21,6 +21,7 @@ FormT = TypeVar("FormT")
 
 @lru_cache(maxsize=256)
 def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type; several routes have the same. To find that of an annotated type takes long: a route keeps it."""
     return TypeAdapter(kind)
 
 
@@ -40,7 +41,7 @@ def read_form(kind: type[FormT], body: bytes) -> FormT:
     return form
 
 
-def read_query(raw: str, known: Mapping[str, Any], *, ignores_unknown: bool = False) -> dict[str, Any]:
+def read_query(raw: str, known: Mapping[str, TypeAdapter[Any]], *, ignores_unknown: bool = False) -> dict[str, Any]:
     """The parameters of a query by their types. A Refusal if one is invalid, unknown or given twice; with `ignores_unknown`,
     the first of each name counts.
     """
@@ -63,13 +64,13 @@ def read_query(raw: str, known: Mapping[str, Any], *, ignores_unknown: bool = Fa
     return found
 
 
-def read_text(name: str, kind: Any, text: str) -> Any:
+def read_text(name: str, adapter: TypeAdapter[Any], text: str) -> Any:
     """The value of a parameter of the query or the path. A Refusal names the parameter, the text and what it must be."""
     try:
-        return adapter_of(kind).validate_python(text)
+        return adapter.validate_python(text)
     except ValidationError as error:
         fault = {**error.errors(include_url=False)[0], "loc": (name,)}
-        raise Refusal(422, _sentences([_fault(fault, adapter_of(kind).json_schema())])) from None
+        raise Refusal(422, _sentences([_fault(fault, adapter.json_schema())])) from None
 
 
 def one_of(choices: Iterable[str]) -> str:

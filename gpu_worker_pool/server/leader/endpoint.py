@@ -12,10 +12,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, Rejected
-from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof, new_nonce, other_key
+from gpu_worker_pool.host.pauses import LoopShare
+from gpu_worker_pool.server.agent.handshake import VERSION, Challenge, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.message_codec import MOST_BYTES, NOT_LEADING, decode_message, encode_message
-from gpu_worker_pool.server.loop_share import LoopShare
-from gpu_worker_pool.server.version import VERSION
 
 from .fleet_leader import FleetLeader
 

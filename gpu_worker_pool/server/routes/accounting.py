@@ -22,7 +22,7 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.parameters import Hours, Since, Until
-from gpu_worker_pool.server.views.gpu_view import slot_order
+from gpu_worker_pool.server.views.pool_view import slot_order
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire
 from gpu_worker_pool.wire.bounds import DEFAULT_HOURS

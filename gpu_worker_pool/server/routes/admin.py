@@ -1,23 +1,27 @@
-"""The calls of the operator: revoke a lease, drain a GPU, ignore a process."""
+"""The calls of operators: revoke a lease, drain a GPU, ignore a process; and of administrators: tokens.
+
+A caller sends the digest of a token, so no server ever has the token itself.
+"""
 
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import Booking
+from gpu_worker_pool.core.model.configured import AccessToken, Booking, Role
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.forms import DrainForm
+from gpu_worker_pool.server.forms import DrainForm, TokenForm
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
-from gpu_worker_pool.server.http.pool_route import OPERATOR, PoolRouter
+from gpu_worker_pool.server.http.pool_route import ADMIN, OPERATOR, WRITING, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.parameters import LeaseId, ProcessName, ReasonWords
-from gpu_worker_pool.server.views.gpu_view import gpu_view
 from gpu_worker_pool.server.views.lease_view import outcome_view
+from gpu_worker_pool.server.views.pool_view import gpu_view
 from gpu_worker_pool.wire.leases import AnyLease
+from gpu_worker_pool.wire.plans import TokenList, TokenView
 from gpu_worker_pool.wire.pool import IgnoredProcesses, MissingGpu, PoolGpu
 
 # A date that is no more than this in the past is now: the caller's clock may be behind.
@@ -25,6 +29,7 @@ CLOCKS_DIFFER_S = 60.0
 # How the id of a planned drain begins.
 DRAIN_PREFIX = "drain-"
 NOW = DrainForm()
+MAX_TOKENS = 1_000
 
 router = PoolRouter(tags=("leases", "admin"), answered_by="leader", caller=OPERATOR)
 
@@ -113,3 +118,61 @@ def _gpu(pool: Pool, key: GpuKey) -> PoolGpu | MissingGpu:
 def _drain_id(key: GpuKey) -> str:
     """The id of the booking that takes a GPU out of service later. There is one for a GPU."""
     return f"{DRAIN_PREFIX}{key.uuid}"
+
+
+@router.get("/admin/tokens", caller=ADMIN, problems=WRITING, help="Get the tokens that are accepted (admin)")
+async def tokens(call: Call) -> TokenList:
+    """All tokens that are accepted."""
+    pool = call.pool
+    pool.check_is_open()
+    await pool.caught_up()
+    configured = [
+        TokenView(digest=None, name=name, role=role, note="of GPU_POOL_TOKENS")
+        for name, role in call.rules.tokens.configured()
+    ]
+    listed = sorted(
+        (*configured, *map(_token_view, pool.state.tokens.values())),
+        key=lambda token: (token.name, token.added_at or ""),
+    )
+    return TokenList(server_id=pool.id, tokens=tuple(listed))
+
+
+@router.put(
+    "/admin/tokens/{digest:path}", caller=ADMIN, problems=(409,), help="PUT: accept a token; DELETE: revoke it (admin)"
+)
+async def add_token(call: Call, digest: str, form: TokenForm) -> TokenView:
+    """Accept the token of this digest."""
+    pool = call.pool
+    pool.check_leads()
+    known = pool.state.tokens.get(digest)
+    if known is not None and known.name != form.name:
+        raise Refusal(409, f"This token is {known.name}'s; make another one for {form.name[:80]!r}.")
+    if known is None and len(pool.state.tokens) >= MAX_TOKENS:
+        raise Refusal(422, f"There are {MAX_TOKENS} tokens already, which is the limit; revoke one of them first.")
+    try:
+        token = AccessToken(digest, form.name, Role(form.role), pool.wall_now(), name_of(call.caller()), form.note)
+    except ValueError as error:
+        raise Refusal(422, f"{error}.") from None
+    await pool.command(cmd.Configure("tokens", (digest,), token))
+    return _token_view(pool.state.tokens.get(digest, token))
+
+
+@router.delete("/admin/tokens/{digest:path}", caller=ADMIN, problems=(404,))
+async def revoke_token(call: Call, digest: str) -> TokenList:
+    """Revoke a token."""
+    call.pool.check_leads()
+    if digest not in call.pool.state.tokens:
+        raise Refusal(404, "There is no token of this digest; GET /admin/tokens lists all.")
+    await call.pool.command(cmd.Configure("tokens", (digest,)))
+    return await tokens(call)
+
+
+def _token_view(token: AccessToken) -> TokenView:
+    return TokenView(
+        digest=token.digest,
+        name=token.name,
+        role=token.role,
+        added_at=iso_time(token.added_at),
+        added_by=token.added_by,
+        note=token.note,
+    )

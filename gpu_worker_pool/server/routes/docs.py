@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from html import escape
-from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,18 +25,13 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response, secure_headers
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.events import EVENTS
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView
 from gpu_worker_pool.wire.service import Problem
 
 # The package with the scripts of both pages; nothing else of it is used.
 ASSETS_PACKAGE: Final = "fastapi_offline"
-MISSING: Final = (
-    "<!doctype html><title>API documentation</title><p>The scripts of this page are not installed. Install them with "
-    "<code>pip install 'gpu-worker-pool[server]'</code>. The description of the API itself is at "
-    '<a href="{openapi}">{openapi}</a>.'
-)
 HTML: Final[Headers] = ((b"content-type", b"text/html; charset=utf-8"),)
 # As the page's own, but for what the two scripts do: they write styles, show small images, and search in a worker.
 POLICY: Final = (
@@ -45,25 +40,8 @@ POLICY: Final = (
 )
 # The only script within the page; its hash is in the policy.
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
-REF: Final = "#/components/schemas/{model}"
 # Types of which not all keys are always sent; these always are.
 _ALWAYS: Final = {VerdictView: {"code", "text"}, ObstacleView: {"code", "text", "node", "gpu_id", "uuid"}}
-
-
-class Document:
-    """The OpenAPI document of an application, made once in a thread: it takes long, and no other caller must wait for it."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
-        self.assets = _assets_folder()
-        self._body: bytes | None = None
-        self._making = asyncio.Lock()
-
-    async def body(self, make: Callable[[], dict[str, Any]]) -> bytes:
-        async with self._making:
-            if self._body is None:
-                self._body = await asyncio.to_thread(lambda: encode(make()))
-        return self._body
 
 
 def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
@@ -79,7 +57,7 @@ def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
         title=settings.title, version=settings.version, description=settings.description, routes=routes
     )
     schemas = document["components"]["schemas"]
-    of_fastapi = {"$ref": REF.format(model="HTTPValidationError")}
+    of_fastapi = {"$ref": "#/components/schemas/HTTPValidationError"}
     for path in document["paths"].values():
         for call in path.values():
             for status, answer in list(call["responses"].items()):
@@ -88,21 +66,12 @@ def describe(app: Any, settings: ServerSettings) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas[Problem.__name__] = TypeAdapter(Problem).json_schema(mode="serialization")
-    told = document["paths"][f"{settings.api_prefix}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
-    told["x-events"] = {name: _schema(kind, schemas) for name, kind in EVENTS.items()}
     for name, schema in schemas.items():
         if not name.endswith("Form"):  # an answer has all of its keys
             schema["required"] = list(schema.get("properties", ()))
     for kind, always in _ALWAYS.items():
         schemas[kind.__name__]["required"] = sorted(always)
     return document
-
-
-def _schema(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
-    schema = TypeAdapter(kind).json_schema(ref_template=REF, mode="serialization")
-    for name, part in schema.pop("$defs", {}).items():
-        components.setdefault(name, part)
-    return schema
 
 
 def docs_router(settings: ServerSettings) -> PoolRouter:
@@ -113,14 +82,19 @@ def docs_router(settings: ServerSettings) -> PoolRouter:
         router.get(settings.docs_url, help="Swagger API documentation")(swagger)
     if settings.redoc_url:
         router.get(settings.redoc_url, help="ReDoc API documentation")(redoc)
-    if _assets_folder() is not None and (settings.docs_url or settings.redoc_url):
+    if settings.docs_url or settings.redoc_url:
         router.get("/docs-assets/{file:path}")(docs_asset)
     return router
 
 
 async def openapi(call: Call) -> bytes:
-    """The OpenAPI document."""
-    return await call.part(Document).body(call.app.openapi)
+    """The OpenAPI document, made once in a thread: it takes long, and no other caller must wait for it."""
+    app = call.app
+
+    async def make() -> bytes:
+        return await asyncio.to_thread(lambda: encode(app.openapi()))
+
+    return await call.part(SharedAnswers).get("openapi", make, inf, may_be_old=True)
 
 
 async def swagger(call: Call) -> Response:
@@ -137,12 +111,11 @@ async def redoc(call: Call) -> Response:
 
 async def docs_asset(call: Call, file: str) -> Response:
     """A script of these pages."""
-    document = call.part(Document)
     try:
-        static = StaticFiles(directory=document.assets)
+        static = StaticFiles(packages=[(ASSETS_PACKAGE, "static")])
         found = await static.get_response(file, {**call.scope, "method": "GET"})
     except HTTPException:
-        path, prefix = call.scope["path"][:200], document.settings.api_prefix
+        path, prefix = call.scope["path"][:200], call.part(ServerSettings).api_prefix
         raise Refusal(404, f"There is nothing at {path}; {prefix}/ lists all calls.") from None
     body = await asyncio.to_thread(Path(found.path).read_bytes) if isinstance(found, FileResponse) else b""
     headers = tuple(item for item in found.raw_headers if item[0] != b"content-length")
@@ -150,25 +123,14 @@ async def docs_asset(call: Call, file: str) -> Response:
 
 
 def _page(call: Call, make: Callable[..., HTMLResponse], **files: str) -> Response:
-    document = call.part(Document)
-    prefix = document.settings.api_prefix
+    settings = call.part(ServerSettings)
+    prefix = settings.api_prefix
     address = f"{prefix}/openapi.json"
-    if document.assets is None:
-        return _shown(MISSING.format(openapi=address).encode())
     urls = {name: f"{prefix}/docs-assets/{file}" for name, file in files.items()}
-    return _shown(bytes(make(openapi_url=address, title=escape(document.settings.title), **urls).body))
+    return _shown(bytes(make(openapi_url=address, title=escape(settings.title), **urls).body))
 
 
 def _shown(body: bytes) -> Response:
     hashes = (b64encode(sha256(script).digest()).decode() for script in _INLINE.findall(body))
     policy = POLICY.format(inline="".join(f" 'sha256-{one}'" for one in hashes))
     return Response(200, body, (*HTML, *secure_headers(policy)))
-
-
-def _assets_folder() -> Path | None:
-    """The folder of the scripts; None if they are not installed."""
-    found = find_spec(ASSETS_PACKAGE)
-    if found is None or found.origin is None:
-        return None
-    folder = Path(found.origin).parent / "static"
-    return folder if (folder / "swagger-ui-bundle.js").is_file() else None

@@ -12,6 +12,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.queue.owners import quota_of
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import LeaseForm, RenewForm
@@ -20,7 +21,6 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
 from gpu_worker_pool.server.views.lease_view import (
     lease_view,
@@ -60,17 +60,17 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
             f"nodes is {form.nodes}, and this call means one box; ask a fleet for several nodes at /fleet/leases, or "
             "leave nodes out.",
         )
-    owner = owner_for(caller, form.owner, call.rules.tokens)
-    try:
-        request = to_request(form, owner, call.target.node)
-    except ValueError as error:
-        raise Refusal(422, f"{error}.") from None
+    holder = form.holder(owner_for(caller, form.owner, call.rules.tokens))
     known = await pool.find(lease_id)
     if known is not None:
         _check_may_manage(call, caller, known)
     else:
-        _check_priority(pool, caller, request)
-        request = _with_process(call, request, is_admin=caller.is_admin)
+        _check_priority(pool, caller, holder.owner, form.priority)
+        holder = _with_process(call, holder, is_admin=caller.is_admin)
+    try:
+        request = to_request(form, holder, call.target.node)
+    except ValueError as error:
+        raise Refusal(422, f"{error}.") from None
     events = await pool.request(lease_id, request, caller=call.turn_name(caller))
     _refuse(lease_id, events)
     is_new = lease_id in ev.new_leases(events)
@@ -236,31 +236,28 @@ def _check_may_manage(call: Call, caller: Caller, lease: Lease, what: str = "cha
         )
 
 
-def _check_priority(pool: Pool, caller: Caller, request: Request) -> None:
+def _check_priority(pool: Pool, caller: Caller, owner: str | None, priority: int) -> None:
     """A user may ask for a lower priority than the usual one. A higher one is for an operator to allow."""
-    allowed = quota_of(pool.state, request.holder.owner).max_priority
-    if request.priority > 0 and allowed is None and not caller.is_operator:
-        owner = request.holder.owner or "its owner"
+    if priority > 0 and quota_of(pool.state, owner).max_priority is None and not caller.is_operator:
         raise Refusal(
             422,
-            f"priority is {request.priority}; it must be 0 or less, unless an operator allows {owner} more "
-            f"(gpu-pool quota set {request.holder.owner or 'OWNER'} --max-priority {request.priority}).",
+            f"priority is {priority}; it must be 0 or less, unless an operator allows {owner or 'its owner'} more "
+            f"(gpu-pool quota set {owner or 'OWNER'} --max-priority {priority}).",
         )
 
 
-def _with_process(call: Call, request: Request, *, is_admin: bool) -> Request:
-    """The request with the process of its holder, if that is on the box that was asked: that box has looked it up.
-    NoSuchProcess and ForeignProcess as in host/identity.py.
+def _with_process(call: Call, holder: Holder, *, is_admin: bool) -> Holder:
+    """The holder with its process, if that is on the box that was asked: that box has looked it up. NoSuchProcess and
+    ForeignProcess as in host/identity.py.
     """
     passed_on = call.forwarded
     if passed_on is None:
-        process = call.pool.local_process(request.holder, uid=call.uid, may_name_any=is_admin)
+        process = call.pool.local_process(holder, uid=call.uid, may_name_any=is_admin)
     else:
         process = passed_on.holder_process(is_admin=is_admin)
     if process is None:
-        return request
-    node = call.pool.node if passed_on is None else passed_on.node
-    return replace(request, holder=replace(request.holder, process=process, node=node))
+        return holder
+    return replace(holder, process=process, node=call.via_box or call.pool.node)
 
 
 async def _told(pool: Pool, lease: Lease, *, is_its_client: bool) -> Lease:
@@ -304,8 +301,8 @@ def _shown(call: Call, lease: Lease, devices: Devices) -> AnyLease:
     return lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, asked=asked, starts=starts)
 
 
-def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> Request:
-    """The request for the core, with the owner that was proven or accepted, and the only node that it means."""
+def to_request(form: LeaseForm, holder: Holder, node: str | None = None) -> Request:
+    """The request for the core, with the only node that it means."""
     return Request(
         wishes=Wishes(
             gpus=form.gpus,
@@ -317,15 +314,7 @@ def to_request(form: LeaseForm, owner: str | None, node: str | None = None) -> R
             nodes=form.nodes,
             node=node,
         ),
-        holder=Holder(
-            worker_id=form.worker_id,
-            owner=owner,
-            host=form.host,
-            pid=form.pid,
-            pid_started=form.pid_started,
-            boot_id=form.boot_id,
-            pid_namespace=form.pid_namespace,
-        ),
+        holder=holder,
         priority=form.priority,
         ttl_s=form.ttl_s,
         # Sorted, so that the same labels make the same request.

@@ -13,7 +13,7 @@ from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, redirect, secure_headers, takes_gzip
 from gpu_worker_pool.server.parameters import PageHours, PageWeeks
-from gpu_worker_pool.server.ui.data import PageData, ScopedAnswer
+from gpu_worker_pool.server.ui.data import Body, PageData
 from gpu_worker_pool.wire.accounting import TimelineView, UsageView, WeeksView
 from gpu_worker_pool.wire.page import MeView, PageView, PastView
 from gpu_worker_pool.wire.plans import QuotaList
@@ -57,37 +57,37 @@ async def page_me(call: Call) -> Response:
 @router.get("/ui/data/pool", answered_by="leader", problems=(422, 503), response_model=PageView)
 async def page_pool(call: Call) -> Response:
     """The pool, for the page."""
-    return await _shared(call, call.part(PageData).pool)
+    return _shared(call, await call.part(PageData).pool(call.target))
 
 
 @router.get("/ui/data/history", problems=(422, 503), response_model=PastView)
 async def page_history(call: Call) -> Response:
     """Past readings, for the page."""
-    return await _shared(call, call.part(PageData).history)
+    return _shared(call, await call.part(PageData).history(call.target))
 
 
 @router.get("/ui/data/usage", answered_by="leader", problems=(422, 503), response_model=UsageView)
 async def page_usage(call: Call) -> Response:
     """GPU-hours of today."""
-    return await _shared(call, call.part(PageData).usage)
+    return _shared(call, await call.part(PageData).usage(call.target))
 
 
 @router.get("/ui/data/weeks", answered_by="leader", problems=(422, 503), response_model=WeeksView)
 async def page_weeks(call: Call, weeks: PageWeeks = "4") -> Response:
     """GPU-hours by owner and week."""
-    return await _shared(call, call.part(PageData).weeks[weeks])
+    return _shared(call, await call.part(PageData).weeks(call.target, weeks))
 
 
 @router.get("/ui/data/quotas", answered_by="leader", problems=(422, 503), response_model=QuotaList)
 async def page_quotas(call: Call) -> Response:
     """All quotas, for the page."""
-    return await _shared(call, call.part(PageData).quotas)
+    return _shared(call, await call.part(PageData).quotas(call.target))
 
 
 @router.get("/ui/data/timeline", answered_by="leader", problems=(422, 503), response_model=TimelineView)
 async def page_timeline(call: Call, hours: PageHours = "6") -> Response:
     """Who held which GPU, for the page."""
-    return await _shared(call, call.part(PageData).timelines[hours])
+    return _shared(call, await call.part(PageData).timeline(call.target, hours))
 
 
 @router.get("/ui/{file:path}", ignores_query=True, problems=(404,), media_type="*/*")
@@ -108,8 +108,7 @@ def _file(call: Call, name: str) -> Response:
     return Response(200, file.body, (*headers, (b"content-type", file.content_type)))
 
 
-async def _shared(call: Call, answer: ScopedAnswer) -> Response:
-    body = await answer.get(call.target)
+def _shared(call: Call, body: Body) -> Response:
     if takes_gzip(call.headers.get("accept-encoding")):
         return Response(200, body.gzipped, _SHARED_GZIPPED)
     return Response(200, body.plain, _SHARED)

@@ -9,12 +9,12 @@ from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, Quota
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT
 from gpu_worker_pool.core.model.state import OwnerUse
 from gpu_worker_pool.core.queue.owners import quota_of
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.forms import QuotaForm
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.parameters import OwnerInPath
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.lease import ActiveLease, custodian
+from gpu_worker_pool.server.agent.handshake import HEADER as SIGNATURE
+from gpu_worker_pool.server.agent.handshake import is_signed, sign
 from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
-from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
-from gpu_worker_pool.server.agent.signature import is_signed, sign
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode

@@ -9,14 +9,14 @@ from dataclasses import fields, replace
 from typing import Final
 
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.box.readings_history import encode_readings
 from gpu_worker_pool.server.box.sampler import Sampler
-from gpu_worker_pool.server.box.snapshot import Snapshot
+from gpu_worker_pool.server.box.snapshot import Snapshot, encode_readings
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Response, redirect, wants_page
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
@@ -37,9 +37,6 @@ class Statistics:
         # Read once: a path on a file system that hangs must not stop the server later.
         self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
         self.metrics = Metrics(sampler, pool, with_dcgm_names=settings.gpu_pool_dcgm_metrics)
-        self._encoding = asyncio.Lock()
-        self._history_of: tuple[Snapshot | None, Snapshot | None] = (None, None)
-        self._history_body = b""
 
     def snapshot(self) -> Snapshot:
         """The latest snapshot; if it is stale, its error says so."""
@@ -58,16 +55,9 @@ class Statistics:
         return f"the last reading is {age_s:.0f} s old: {source} has not answered since"
 
     async def history(self) -> bytes:
-        """The body of /gpu/history, encoded once for all calls until the next sample."""
-        async with self._encoding:
-            latest, snapshots = self.sampler.snapshot, list(self.sampler.history)
-            # A sample is visible a moment before it is in the history.
-            made_of = (latest, snapshots[-1] if snapshots else None)
-            if self._history_of != made_of:
-                max_history = self.settings.max_history
-                self._history_body = await asyncio.to_thread(encode_readings, snapshots, latest, max_history)
-                self._history_of = made_of
-            return self._history_body
+        """The body of /gpu/history."""
+        latest, snapshots = self.sampler.snapshot, list(self.sampler.history)
+        return await asyncio.to_thread(encode_readings, snapshots, latest, self.settings.max_history)
 
     def polled(self) -> Mapping[str, Callable[[], bytes]]:
         """What is polled most, by its path: bodies that are encoded already."""
@@ -173,7 +163,7 @@ async def config(call: Call) -> service.Configuration:
 @router.get("/gpu/history", help="Get the last readings of each GPU", response_model=wire.GpuHistory)
 async def gpu_history(call: Call) -> bytes:
     """The last readings of each GPU."""
-    return await call.part(Statistics).history()
+    return await call.part(SharedAnswers).get("history", call.part(Statistics).history)
 
 
 @router.get("/metrics", help="Metrics for Prometheus", media_type="text/plain")

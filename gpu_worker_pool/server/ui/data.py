@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import get_args
+from typing import NamedTuple
 
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.server.agent.handshake import VERSION
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.box.readings_history import ReadingLines
 from gpu_worker_pool.server.box.sampler import Sampler
+from gpu_worker_pool.server.box.snapshot import ReadingLines
 from gpu_worker_pool.server.encoding import encode
-from gpu_worker_pool.server.http.shared_answer import Body, SharedAnswers
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.http.tokens import Tokens
-from gpu_worker_pool.server.parameters import PageHours, PageWeeks
 from gpu_worker_pool.server.routes.accounting import PastLeases
 from gpu_worker_pool.server.routes.fleet import box_views
 from gpu_worker_pool.server.routes.quotas import quota_list
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.version import VERSION
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire.page import PageView
@@ -28,23 +28,19 @@ from gpu_worker_pool.wire.page import PageView
 from .recent_events import RecentEvents
 
 MOST_QUEUED = 200
-HOURS = get_args(get_args(PageHours)[0])
-WEEKS = get_args(get_args(PageWeeks)[0])
-# A page shows one box or the whole fleet; of more boxes than this the pages do not share their data.
-MOST_SCOPES = 64
+# A body up to this size is compressed in the event loop: a thread would take longer.
+SMALL_BYTES = 4096
 
 
-class ScopedAnswer:
-    """An answer that is shared by all pages with the same scope."""
+class Body(NamedTuple):
+    plain: bytes
+    gzipped: bytes
 
-    def __init__(self, make: Callable[[Target], Awaitable[bytes]], pace_s: float, *, may_be_old: bool = False) -> None:
-        self._make = make
-        self._shared = SharedAnswers(pace_s, MOST_SCOPES, may_be_old=may_be_old, is_compressed=True)
-        self.stop = self._shared.stop
-        self.close = self._shared.close
-
-    async def get(self, scope: Target) -> Body:
-        return await self._shared.get_body(scope, partial(self._make, scope))
+    @classmethod
+    async def of(cls, plain: bytes) -> Body:
+        """Compress the answer; a large one in a thread."""
+        compress = partial(gzip.compress, plain, 1, mtime=0)
+        return cls(plain, compress() if len(plain) <= SMALL_BYTES else await asyncio.to_thread(compress))
 
 
 class PageData:
@@ -55,6 +51,7 @@ class PageData:
         settings: ServerSettings,
         pool: Pool,
         sampler: Sampler,
+        shared: SharedAnswers,
         *,
         past: PastLeases,
         tokens: Tokens,
@@ -62,30 +59,46 @@ class PageData:
         self._settings = settings
         self._pool = pool
         self._sampler = sampler
+        self._shared = shared
+        self._past = past
         self._recent_events = RecentEvents(lambda: pool.state)
         pool.follow(self._recent_events.follow)
         self._started_at = iso_time(time.time())
         self._tokens = tokens
         self._lines = ReadingLines(settings.max_history)
-        self.timelines = {
-            hours: ScopedAnswer(partial(past.timeline, float(hours)), 5.0, may_be_old=True) for hours in HOURS
-        }
+
+    async def pool(self, scope: Target) -> Body:
+        return await self._get("pool", scope, self._make_pool, 0.5, may_be_old=False)
+
+    async def history(self, scope: Target) -> Body:
+        return await self._get("history", scope, self._make_history, 2.0)
+
+    async def usage(self, scope: Target) -> Body:
+        return await self._get("usage", scope, self._past.usage_today, 10.0)
+
+    async def quotas(self, scope: Target) -> Body:
+        return await self._get("quotas", scope, self._make_quotas, 2.0)
+
+    async def timeline(self, scope: Target, hours: str) -> Body:
+        return await self._get(f"timeline {hours}", scope, partial(self._past.timeline, float(hours)), 5.0)
+
+    async def weeks(self, scope: Target, number: str) -> Body:
         # Weeks of leases take seconds to read, and change slowly.
-        self.weeks = {number: ScopedAnswer(partial(past.weeks, int(number)), 60.0, may_be_old=True) for number in WEEKS}
-        self.pool = ScopedAnswer(self._make_pool, 0.5)
-        self.history = ScopedAnswer(self._make_history, 2.0, may_be_old=True)
-        self.usage = ScopedAnswer(past.usage_today, 10.0, may_be_old=True)
-        self.quotas = ScopedAnswer(self._make_quotas, 2.0, may_be_old=True)
-        by_span = (*self.timelines.values(), *self.weeks.values())
-        self._all = (self.pool, self.history, self.usage, self.quotas, *by_span)
+        return await self._get(f"weeks {number}", scope, partial(self._past.weeks, int(number)), 60.0)
 
-    def stop(self) -> None:
-        for answer in self._all:
-            answer.stop()
+    async def _get(
+        self,
+        name: str,
+        scope: Target,
+        make: Callable[[Target], Awaitable[bytes]],
+        pace_s: float,
+        *,
+        may_be_old: bool = True,
+    ) -> Body:
+        async def compressed() -> Body:
+            return await Body.of(await make(scope))
 
-    async def close(self) -> None:
-        for answer in self._all:
-            await answer.close()
+        return await self._shared.get((name, scope), compressed, pace_s, may_be_old=may_be_old)
 
     async def _make_pool(self, scope: Target) -> bytes:
         pool = await pool_view(self._pool, scope, MOST_QUEUED)

@@ -17,8 +17,8 @@ from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.wire import leases as wire
 from gpu_worker_pool.wire.endings import after_warning
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError
 from gpu_worker_pool.client.backends.grant_check import NotReadYet, UnbelievableGrant, check_grant
 from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.wire.leases import HeldLeaseView
+from gpu_worker_pool.wire.leases import GangLeaseView
 from gpu_worker_pool.wire.reader import read
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases, Seen, lease
 
@@ -26,7 +26,7 @@ def checked(
     env: Mapping[str, Any], gpus: list[Any] = GPUS[:1], wishes: Wishes | None = None, **more: object
 ) -> dict[str, str]:
     data = {"id": "x", "state": "active", "gpus": gpus, "env": env, **more}
-    found = read(HeldLeaseView, data)
+    found = read(GangLeaseView, data)
     assert found is not None
     return check_grant(found, data, Request(wishes or Wishes(gpus=len(gpus))))[1]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.loop_share import LoopShare
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.views.gpu_view import STATES
+from gpu_worker_pool.server.views.pool_view import STATES
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.running import ROOT
 from tests.server.shapes import misfits

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.server.agent.signature import HEADER as SIGNATURE
-from gpu_worker_pool.server.agent.signature import sign
+from gpu_worker_pool.server.agent.handshake import HEADER as SIGNATURE
+from gpu_worker_pool.server.agent.handshake import sign
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.pool_route import PoolRoute

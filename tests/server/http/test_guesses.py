@@ -7,7 +7,7 @@ import json
 import socket
 from contextlib import ExitStack
 
-from gpu_worker_pool.server.http.guesses import FREE_GUESSES, MOST_ADDRESSES, MOST_GUESSES, MOST_HELD_S, Guesses
+from gpu_worker_pool.server.http.tokens import FREE_GUESSES, MOST_ADDRESSES, MOST_GUESSES, MOST_HELD_S, Guesses
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import new_id, put
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.shared_answer import SMALL_BYTES, Body, SharedAnswer
+from gpu_worker_pool.server.http.shared_answer import SharedAnswer
+from gpu_worker_pool.server.ui.data import SMALL_BYTES, Body
 from tests.server.settling import settled
 
 PACE_S = 2.0
@@ -46,7 +47,7 @@ class Bench:
         self._sleeping.append((self.now + seconds, future))
         await future
 
-    async def ask(self) -> asyncio.Task[Body]:
+    async def ask(self) -> asyncio.Task[bytes]:
         task = asyncio.create_task(self.answer.get())
         await settled()
         return task
@@ -83,14 +84,14 @@ async def test_who_asks_before_it_is_begun_shares_it_and_who_asks_later_waits_fo
     late = [await bench.ask() for _ in range(3)]
     assert bench.begun == 1
     await bench.end(b"first")
-    assert {task.result().plain for task in early} == {b"first"}
+    assert {task.result() for task in early} == {b"first"}
     assert not any(task.done() for task in late), "what they would get began before they asked"
 
     await bench.pass_time(PACE_S)
     assert bench.begun == 2
     await bench.end(b"second")
-    assert {task.result().plain for task in late} == {b"second"}
-    assert len({id(task.result().plain) for task in late}) == 1
+    assert {task.result() for task in late} == {b"second"}
+    assert len({id(task.result()) for task in late}) == 1
 
 
 async def test_one_that_left_keeps_none_waiting() -> None:
@@ -99,7 +100,7 @@ async def test_one_that_left_keeps_none_waiting() -> None:
     await settled()
     waiting[0].cancel()
     await bench.end(b"{}")
-    assert {task.result().plain for task in waiting[1:]} == {b"{}"}
+    assert {task.result() for task in waiting[1:]} == {b"{}"}
 
 
 async def test_one_begins_so_long_after_the_other_and_the_first_after_quiet_at_once() -> None:
@@ -155,22 +156,7 @@ async def test_who_goes_away_takes_nobody_with_him() -> None:
     await bench.end(b"second")
     assert (first, bench.begun) == (1, 2)
     assert leaves.cancelled()
-    assert stays.result().plain == b"second"
-
-
-async def test_nothing_is_made_for_those_who_have_all_gone_away() -> None:
-    bench = Bench()
-    await bench.ask()
-    await bench.end()
-    waiting = [await bench.ask() for _ in range(3)]
-    for task in waiting:
-        task.cancel()
-    await bench.pass_time(PACE_S)
-    assert bench.begun == 1
-    again = await bench.ask()
-    assert bench.begun == 2, "and whoever comes later is not held up by them"
-    await bench.end()
-    assert again.done()
+    assert stays.result() == b"second"
 
 
 async def test_what_goes_wrong_is_told_to_those_who_wait_for_it_and_not_kept(loop_errors: list[Any]) -> None:
@@ -214,22 +200,17 @@ async def loop_errors() -> list[Any]:
 async def test_closing_leaves_nobody_waiting_and_nothing_running() -> None:
     bench = Bench()
     making, resting = await bench.ask(), await bench.ask()
-    await bench.answer.close()
+    bench.answer.stop()
     await settled()
     for task in (making, resting):
         with pytest.raises(Refusal, match="stopping"):
             task.result()
-    with pytest.raises(Refusal, match="stopping"):
-        await bench.answer.get()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("size", [10, SMALL_BYTES, SMALL_BYTES + 1, 1_000_000])
 async def test_it_is_there_as_it_is_and_compressed(size: int) -> None:
-    async def make() -> bytes:
-        return b"x" * size
-
-    body = await SharedAnswer(make, PACE_S).get()
+    body = await Body.of(b"x" * size)
     assert (body.plain, gzip.decompress(body.gzipped)) == (b"x" * size, b"x" * size)
 
 
@@ -239,14 +220,14 @@ async def test_where_it_may_be_old_nobody_waits_for_a_new_one_within_the_pace() 
     during = await bench.ask()
     await bench.end(b"first")
     after = await bench.ask()
-    assert [task.result().plain for task in (early, during, after)] == [b"first"] * 3
+    assert [task.result() for task in (early, during, after)] == [b"first"] * 3
 
     await bench.pass_time(PACE_S)
     later = await bench.ask()
     assert bench.begun == 2
     assert not later.done()
     await bench.end(b"second")
-    assert later.result().plain == b"second"
+    assert later.result() == b"second"
 
 
 async def test_an_error_is_not_handed_out_again_though_it_may_be_old() -> None:
@@ -260,4 +241,4 @@ async def test_an_error_is_not_handed_out_again_though_it_may_be_old() -> None:
     asked = await bench.ask()
     await bench.pass_time(PACE_S)
     await bench.end(b"second")
-    assert asked.result().plain == b"second"
+    assert asked.result() == b"second"

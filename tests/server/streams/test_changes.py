@@ -14,8 +14,8 @@ from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.routes.events import CHANGED, STILL_HERE, Streams
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.streams import CHANGED, STILL_HERE, Streams
 from tests.server.settling import settled
 
 NEVER_S = 1000.0

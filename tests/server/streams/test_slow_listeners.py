@@ -7,7 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_worker_pool.server.streams import MOST_PENDING_BYTES, PIECE_BYTES, Streams
+from gpu_worker_pool.server.routes.events import MOST_PENDING_BYTES, PIECE_BYTES, Streams
 
 EVENT_BYTES = 10_000
 

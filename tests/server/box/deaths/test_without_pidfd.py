@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.server.box.deaths import MOST_AT_ONCE, DeathWatch, open_pidfd
+from gpu_worker_pool.server.box.deaths import DeathWatch
 from tests.server.box.deaths.processes import GENEROUS_S, Reports, Start, not_implemented
 from tests.server.running import ROOT
 
@@ -19,26 +17,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="ther
 
 
 class TestWithoutPidfd:
-    def test_the_timer_runs_only_while_there_is_something_to_poll(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        watch = DeathWatch(reports, loop, open_pidfd=not_implemented)
-        process, other = child(), child()
-
-        def has_timer() -> bool:
-            return watch._timer is not None
-
-        assert not has_timer()
-        watch.watch(process.id, "a")
-        assert has_timer()
-        process.kill()
-        reports.until(1)
-        assert not has_timer()
-        watch.watch(other.id, "b")
-        assert has_timer()
-        watch.forget("b")
-        assert not has_timer()
-
     def test_a_kernel_that_has_none_is_asked_once_for_each_process(
         self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
     ) -> None:
@@ -56,44 +34,6 @@ class TestWithoutPidfd:
         reports.until(1)
 
         assert asked == [living.id.pid, other.id.pid]
-        watch.close()
-
-    def test_more_than_are_looked_at_in_one_go_are_all_seen(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        watch = DeathWatch(reports, loop, open_pidfd=not_implemented)
-        # One process with many start times: all but the last are of the past.
-        process = child()
-        started = process.id.started or 0.0
-        many = 3 * MOST_AT_ONCE + 1
-        for number in range(many):
-            watch.watch(ProcessId(process.id.pid, started - number), f"{number}")
-
-        assert sorted(reports.until(many - 1), key=int) == [str(number) for number in range(1, many)]
-        process.kill()
-        assert reports.until(many)[-1] == "0"
-
-    def test_a_shortage_of_descriptors_ends_and_then_the_kernel_tells(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        shortage = [errno.EMFILE, errno.ENFILE]
-        has_opened = asyncio.Event()
-
-        def open_later(pid: int) -> int:
-            if shortage:
-                raise OSError(shortage.pop(), "short")
-            has_opened.set()
-            return open_pidfd(pid)
-
-        watch = DeathWatch(reports, loop, open_pidfd=open_later)
-        process = child()
-        watch.watch(process.id, "a")
-        assert repr(watch) == "<DeathWatch 1 processes (1 polled), 1 leases>"
-
-        loop.run_until_complete(asyncio.wait_for(has_opened.wait(), GENEROUS_S))
-        assert repr(watch) == "<DeathWatch 1 processes (0 polled), 1 leases>"
-        process.kill()
-        assert reports.until(1) == ["a"]
         watch.close()
 
     @pytest.mark.parametrize("module", ["asyncio", "uvloop"])
