@@ -15,8 +15,8 @@ from gpu_worker_pool.models import LeaseEnding
 logger = logging.getLogger("gpu_worker_pool.client")
 
 EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost", "ending", "going_on"]
-_WARNINGS = dict.fromkeys(("timed_out", "failed", "ending", "going_on"), logging.WARNING)
-_LEVELS: dict[str, int] = {**_WARNINGS, "lost": logging.ERROR}
+# All others are for information: a request that fails raises its error.
+_LEVELS: dict[str, int] = {"ending": logging.WARNING, "going_on": logging.WARNING, "lost": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,10 +134,10 @@ def gpu(timeout: float | Callable[..., Any] | None = None, **asked: Unpack[Lease
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
     if callable(timeout):
-        return LeasedBlock(None, *split(asked))(timeout)
+        return LeasedBlock(None, *split("gpu", asked))(timeout)
     if timeout is not None and not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or a function to decorate")
-    return LeasedBlock(timeout, *split(asked))
+    return LeasedBlock(timeout, *split("gpu", asked))
 
 
 @contextmanager
@@ -228,7 +228,7 @@ class ProcessLease:
     """A lease that this process keeps until it ends, or until `release`."""
 
     def __init__(self, timeout: float | None, asked: LeaseOptions) -> None:
-        wishes, options = split(asked)
+        wishes, options = split("lease_for_process", asked)
         wishes = _within_sight(wishes)
         options["on_lost"] = options.get("on_lost") or _end_this_process
         self._pool = GPUWorkerPool(**options)
