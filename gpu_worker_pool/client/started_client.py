@@ -115,15 +115,16 @@ class StartedClient:
 
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
         """See `GPUWorkerPoolClient.queue_request_for_retry`."""
-        limit = asyncio.timeout(self._config.worker_timeout)
+        limit, change = asyncio.timeout(self._config.worker_timeout), asyncio.Event()
         try:
             async with limit:
-                with self.places.watched():
+                with self.places.watched(change.set):
                     while True:
+                        change.clear()
                         if self.places.is_up:
                             with suppress(EndpointError, ServiceUnavailableError):
                                 return await request_func()
-                        await asyncio.shield(self.places.changed())
+                        await change.wait()
                         if self.places.is_stopping:
                             raise RuntimeError("the client is not started: use `async with`, or call start() first")
         except TimeoutError:

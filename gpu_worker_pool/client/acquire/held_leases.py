@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
@@ -12,7 +11,7 @@ from gpu_worker_pool.errors import StaleAssignmentError
 from gpu_worker_pool.models import Assignment
 
 from .heartbeat import Heartbeat
-from .release import RELEASE_S, Releases
+from .release import Releases
 
 OnAssignment = Callable[[Assignment], None]
 # Of how many leases that have ended it is known which they were: a server may have shown them before.
@@ -64,13 +63,15 @@ class HeldLeases:
             # Seen here first: the clock says so, and no timer has run yet.
             self._heartbeat(lease).give_up_what_is_late()
             raise StaleAssignmentError(assignment, lease.lost.reason)
-        await asyncio.wait([self._release(lease)], timeout=RELEASE_S)
+        self._let_go(lease)
+        await self._releases.deliver(lease)
 
     def release_all(self, reason: str) -> None:
         for lease in list(self._held.values()):
             # A worker that still uses the GPU must hear that the lease has ended.
             lease.lost.set(reason)
-            self._release(lease)
+            self._let_go(lease)
+            self._releases.start(lease.backend, lease.id, is_local=lease.is_local)
 
     async def close(self) -> None:
         """Send no more heartbeats."""
@@ -91,22 +92,17 @@ class HeldLeases:
             raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
         return lease
 
-    def _release(self, lease: HeldLease) -> asyncio.Task[None]:
+    def _let_go(self, lease: HeldLease) -> None:
         self._drop(lease)
         lease.lost.settle()
         self._tell(_event("released", lease))
-        return self._leave(lease)
-
-    def _leave(self, lease: HeldLease) -> asyncio.Task[None]:
-        """Have its server told, in the background."""
-        return self._releases.start(lease.backend, lease.id, is_local=lease.is_local)
 
     def _lose(self, lease: HeldLease) -> None:
         self._drop(lease)
         self._tell(_event("lost", lease, lease.lost.reason))
         call_hook("on_lost", self._on_lost, lease.assignment)
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
-        self._leave(lease)
+        self._releases.start(lease.backend, lease.id, is_local=lease.is_local)
 
     def _warn(self, lease: HeldLease) -> None:
         ending = lease.warned.ending

@@ -126,10 +126,9 @@ class Places:
         self._watching: asyncio.Task[None] | None = None
         # What wakes that task: a poll is over, or wanted.
         self._wake = asyncio.Event()
-        # How many wait for a change of the endpoints, and until when polls are made for a status.
-        self._watchers = 0
+        # What is called when an endpoint comes up or goes down, and until when polls are made for a status.
+        self._watchers: list[Callable[[], None]] = []
         self._polls_until = -inf
-        self._change: asyncio.Future[None] | None = None
         self.is_stopping = False
 
     @property
@@ -207,27 +206,21 @@ class Places:
             if not endpoint.is_healthy
         }
 
-    def changed(self) -> asyncio.Future[None]:
-        """A future that is done when an endpoint comes up or goes down."""
-        if self._change is None or self._change.done():
-            self._change = asyncio.get_running_loop().create_future()
-        return self._change
-
-    def _tell_of_change(self) -> None:
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-
     # --- polling
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Poll the endpoints meanwhile, so that a change is noticed."""
-        self._watchers += 1
+    def watched(self, on_change: Callable[[], None]) -> Iterator[None]:
+        """Poll the endpoints meanwhile, and call this when one comes up or goes down, or the client is stopped."""
+        self._watchers.append(on_change)
         self._wake.set()
         try:
             yield
         finally:
-            self._watchers -= 1
+            self._watchers.remove(on_change)
+
+    def _tell_of_change(self) -> None:
+        for on_change in self._watchers:
+            on_change()
 
     def watch_for_status(self) -> None:
         """Poll the endpoints for a while: a status was asked for."""

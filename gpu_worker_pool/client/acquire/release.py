@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
@@ -46,6 +47,21 @@ class Releases:
         self._under_way[task] = backend if is_local and isinstance(backend, ServerLeases) else None, lease_id
         task.add_done_callback(self._under_way.pop)
         return task
+
+    async def deliver(self, lease: HeldLease) -> None:
+        """Release a lease, and wait for the server for a while. What is not delivered by then goes on in the background."""
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                try:
+                    await lease.backend.release(lease.id)
+                except EndpointError:
+                    await asyncio.shield(self.start(lease.backend, lease.id, is_local=lease.is_local))
+                except asyncio.CancelledError:
+                    # It may not have arrived; to release twice is harmless.
+                    self.start(lease.backend, lease.id, is_local=lease.is_local)
+                    raise
+        except TimeoutError:
+            pass
 
     async def finish(self, wait_s: float) -> None:
         """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on
