@@ -16,7 +16,6 @@ from gpu_worker_pool.cli.pools.lease_search import lease_path
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.backends.grant_check import UnbelievableGrant, environment
-from gpu_worker_pool.client.backends.held_lease import BEATS_PER_TTL
 from gpu_worker_pool.client.guarded_lease import grace_after_loss
 from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE, LEASE_URL_VARIABLE
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
@@ -24,6 +23,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.notices import BEATS_PER_TTL
 from gpu_worker_pool.wire.leases import GangLeaseView, NodePart
 from gpu_worker_pool.wire.reader import read
 

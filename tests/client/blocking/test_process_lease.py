@@ -335,7 +335,11 @@ class TestVisibleDevicesOfTheProgram:
     ("function", "asked", "message"),
     [
         (gpu, {"gpu": 1}, "gpu() does not know 'gpu'; did you mean gpus?"),
-        (gpu, {"service_endpiont": "http://box"}, "gpu() does not know 'service_endpiont'; did you mean service_endpoint?"),
+        (
+            gpu,
+            {"service_endpiont": "http://box"},
+            "gpu() does not know 'service_endpiont'; did you mean service_endpoint?",
+        ),
         (lease_for_process, {"gpu": 1}, "lease_for_process() does not know 'gpu'; did you mean gpus?"),
     ],
 )
