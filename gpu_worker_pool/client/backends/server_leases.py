@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from math import inf
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Reply
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Request
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.host.clock import boot_id, boot_time
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.connections import UserNotKnown
-from gpu_worker_pool.host.identity import own_proc, pid_namespace
-from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
@@ -34,6 +28,7 @@ from gpu_worker_pool.wire.reader import plain, read, read_time
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
 from .held_lease import HeldLease
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
+from .lease_request import body_of
 
 logger = logging.getLogger("gpu_worker_pool.client")
 T = TypeVar("T")
@@ -49,38 +44,6 @@ LEAST_PATIENCE_S: Final = 0.5
 # For this time an entry point that failed is asked after the others.
 AVOIDED_S: Final = 10.0
 _ROOT: Final = 0
-_WISHES: Final = (
-    "gpus",
-    "memory_mb",
-    "model",
-    "memory_threshold_percent",
-    "utilization_threshold_percent",
-    "among",
-)
-_HOLDER: Final = ("worker_id", "owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
-_TERMS: Final = ("priority", "ttl_s", "time_limit_s", "preemptible")
-
-
-def holder(worker_id: str, pid: int | None = None) -> Holder:
-    """The holder of a lease, with what a server on its machine needs to watch its process: this one, or `pid`."""
-    found = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
-    return Holder(worker_id, found.owner, found.host, found.pid, found.pid_started, found.boot_id, found.pid_namespace)
-
-
-def _facts_of(pid: int) -> Holder:
-    namespace = pid_namespace()
-    return Holder(
-        owner=user_name(),
-        host=socket.gethostname(),
-        pid=pid,
-        pid_started=ProcessTable(proc).started(pid) if (proc := own_proc()) else None,
-        boot_id=boot_id() if namespace else None,  # without /proc a server cannot watch the process
-        pid_namespace=namespace,
-    )
-
-
-# Read once a process. A forked child has another pid, so it does not use its parent's.
-_own_facts = lru_cache(maxsize=1)(_facts_of)
 
 
 class Granter(NamedTuple):
@@ -155,7 +118,7 @@ class ServerLeases:
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         async def ask(entry: Endpoint) -> LeaseAnswer:
-            body = _body(request, is_local=is_this_machine(entry.url.host))
+            body = body_of(request, is_local=is_this_machine(entry.url.host))
             reply = await entry.call("PUT", f"{self._path}/{lease_id}", body=body)
             return self._answer(entry, reply, lease_id, request)
 
@@ -309,19 +272,6 @@ async def _answering(entry: Endpoint) -> Granter:
     reply = await entry.call("GET", "/pool?queue=0&leases=0", is_vital=True)
     pool = read(PoolView, reply.data, clean=plain) if reply.status == 200 else None
     return Granter.of(reply, pool.pool_id if pool else None)
-
-
-def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
-    """What is sent. What is not set is left out, so that the server's own default is used."""
-    parts = ((request.wishes, _WISHES), (request.holder, _HOLDER), (request, _TERMS))
-    values = {name: getattr(part, name) for part, names in parts for name in names}
-    values["labels"] = dict(request.labels)
-    if is_local and sys.platform == "linux":
-        # A server on this machine knows the user: in a container the same user may have another name.
-        del values["owner"]
-    if request.wishes.nodes > 1:
-        values["nodes"] = request.wishes.nodes
-    return {name: value for name, value in values.items() if value is not None and value is not False and value != {}}
 
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:
