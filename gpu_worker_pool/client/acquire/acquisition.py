@@ -22,7 +22,8 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.host.clock import boot_time
 
-from .places import Place, Places
+from .place import Place
+from .places import Places
 from .release import Releases
 
 logger = logging.getLogger("gpu_worker_pool.client")

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
-from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
-from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
@@ -24,10 +22,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 
-from .held_leases import HeldLeases
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.client.backends.own_leases import OwnLeases
+from .place import Place
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -44,81 +39,15 @@ POOL_PATH = "/pool?queue=100&leases=1000"
 FLEET_PER_POLL = 0.75
 
 
-class Place:
-    """Where a request waits in one queue: an endpoint, or a fleet with several endpoints as its entry points."""
-
-    def __init__(
-        self,
-        key: str,
-        endpoints: Callable[[], Sequence[Endpoint]],
-        held: HeldLeases,
-        fleet_id: str | None = None,
-        on_failure: Callable[[EndpointError], None] = lambda _: None,
-    ) -> None:
-        self.key = key
-        self.fleet_id = fleet_id
-        # What one of the entry points showed of all boxes of a fleet.
-        self.seen = SeenPool()
-        # What hands out the GPUs of an endpoint that has statistics only.
-        self.own_leases: OwnLeases | None = None
-        self._endpoints = endpoints
-        self._held = held
-        self._on_failure = on_failure
-        self._backends: dict[str, ServerLeases] = {}
-
-    @property
-    def endpoints(self) -> Sequence[Endpoint]:
-        return self._endpoints()
-
-    @property
-    def is_healthy(self) -> bool:
-        return any(endpoint.is_healthy for endpoint in self.endpoints)
-
-    def backend(self, home: Endpoint) -> LeaseBackend:
-        """What hands out its GPUs, asked at this endpoint first."""
-        if home.kind == "statistics" and self.own_leases is not None:
-            return self.own_leases
-        if home.id not in self._backends:
-            self._backends[home.id] = ServerLeases(home, self.fleet_id, self._endpoints, self._on_failure)
-        return self._backends[home.id]
-
-    def endpoint_of(self, node: str | None) -> Endpoint | None:
-        """The endpoint whose own node this is; None where no endpoint of the client is."""
-        return next((endpoint for endpoint in self.endpoints if endpoint.seen.node == node is not None), None)
-
-    def name_of(self, node: str | None) -> str:
-        """What the GPUs of a node are called by: its endpoint, or the node itself where no endpoint is."""
-        endpoint = self.endpoint_of(node)
-        if endpoint is None and self.fleet_id is not None and node:
-            return node
-        return (endpoint or self.endpoints[0]).id
-
-    def gpus(self) -> SeenPool:
-        """Its GPUs with this client's own changes; of a fleet those of all boxes, once they have been shown."""
-        if self.fleet_id is not None and self.seen.seen_at > -inf:
-            return self._with_own(self.seen)
-        own = [self.gpus_of(endpoint) for endpoint in self.endpoints if endpoint.is_healthy or self.fleet_id is None]
-        queued = tuple(dict.fromkeys(id_ for seen in own for id_ in seen.queued))
-        longest = max((seen.queue_length for seen in own), default=0)
-        return SeenPool(tuple(gpu for seen in own for gpu in seen.gpus), queued, max(longest, len(queued)))
-
-    def gpus_of(self, endpoint: Endpoint) -> SeenPool:
-        """Those of one endpoint's own box."""
-        if endpoint.kind == "statistics" and self.own_leases is not None:
-            return self.own_leases.seen()
-        return self._with_own(endpoint.seen)
-
-    def _with_own(self, seen: SeenPool) -> SeenPool:
-        return seen.with_own(self._held.workers(self._backends.values()), self._held.ended)
-
-
 class Places:
-    def __init__(self, config: ClientConfig, held: HeldLeases) -> None:
+    """`held` are the leases of the client at present, `ended` those that it has no more."""
+
+    def __init__(self, config: ClientConfig, held: Mapping[str, HeldLease], ended: Container[str]) -> None:
         self._config = config
-        self._held = held
+        self._held, self._ended = held, ended
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         self.endpoints = {id_: Endpoint(id_, url, self._transport, config) for id_, url in config.endpoints.items()}
-        self._singles = {id_: Place(id_, partial(tuple, [one]), held) for id_, one in self.endpoints.items()}
+        self._singles = {id_: Place(id_, partial(tuple, [one]), held, ended) for id_, one in self.endpoints.items()}
         # Also those that no endpoint belongs to any more: leases there are still kept alive.
         self._fleets: dict[str, Place] = {}
         self.balancer = Balancer(config.strategy)
@@ -360,5 +289,7 @@ class Places:
         def entries() -> list[Endpoint]:
             return [endpoint for endpoint in self.endpoints.values() if endpoint.fleet_id == fleet_id]
 
-        fleet = self._fleets[fleet_id] = Place(f"fleet {fleet_id}", entries, self._held, fleet_id, self.note_failure)
+        on_failure = self.note_failure
+        fleet = Place(f"fleet {fleet_id}", entries, self._held, self._ended, fleet_id=fleet_id, on_failure=on_failure)
+        self._fleets[fleet_id] = fleet
         return fleet

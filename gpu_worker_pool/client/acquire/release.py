@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
@@ -48,20 +49,21 @@ class Releases:
         task.add_done_callback(self._under_way.pop)
         return task
 
+    def start_for(self, lease: HeldLease) -> asyncio.Task[None]:
+        """Release a lease that was held."""
+        return self.start(lease.backend, lease.id, is_local=lease.is_local)
+
     async def deliver(self, lease: HeldLease) -> None:
         """Release a lease, and wait for the server for a while. What is not delivered by then goes on in the background."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 try:
                     await lease.backend.release(lease.id)
                 except EndpointError:
-                    await asyncio.shield(self.start(lease.backend, lease.id, is_local=lease.is_local))
+                    await asyncio.shield(self.start_for(lease))
                 except asyncio.CancelledError:
-                    # It may not have arrived; to release twice is harmless.
-                    self.start(lease.backend, lease.id, is_local=lease.is_local)
+                    self.start_for(lease)  # it may not have arrived; to release twice is harmless
                     raise
-        except TimeoutError:
-            pass
 
     async def finish(self, wait_s: float) -> None:
         """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on

@@ -68,3 +68,8 @@ class HeldLease:
             warned=self.warned,
         )
         return self.assignment
+
+
+def local_time(at: float) -> datetime:
+    """As all times of the documents."""
+    return datetime.fromtimestamp(at)  # noqa: DTZ006 - see above

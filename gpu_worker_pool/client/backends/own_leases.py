@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from math import inf
 from time import time
 from typing import Final
@@ -35,7 +34,7 @@ from gpu_worker_pool.ledger.outbox import Done, WriteBatch
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 
-from .held_lease import HeldLease
+from .held_lease import HeldLease, local_time
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -219,7 +218,7 @@ class OwnLeases:
             reason = lease.reason if isinstance(lease, EndedLease) else "unknown"
             lost[lease_id] = Over(str(reason), ending(reason))
         warnings = {
-            lease_id: LeaseEnding(str(lease.ending.reason), _local_time(lease.ending.at))
+            lease_id: LeaseEnding(str(lease.ending.reason), local_time(lease.ending.at + wall_offset()))
             for lease_id, lease in active.items()
             if lease.ending is not None
         }
@@ -231,7 +230,7 @@ class OwnLeases:
                 gpus = tuple(map(self._gpu, lease.gpus))
                 devices = ",".join(str(gpu.index) for gpu in gpus)
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
-                ends_at = None if lease.limit is None else _local_time(lease.limit)
+                ends_at = None if lease.limit is None else local_time(lease.limit + wall_offset())
                 # It ends with this process, so it cannot be lost before.
                 return HeldLease(lease_id, request, self, gpus, env, inf, lease.fence, ends_at=ends_at)
             case QueuedLease():
@@ -279,7 +278,3 @@ class OwnLeases:
         reading = self._state.slots[key].reading
         assert reading is not None  # noqa: S101 - a GPU that was granted has been read
         return reading.gpu
-
-
-def _local_time(at: float) -> datetime:
-    return datetime.fromtimestamp(at + wall_offset())  # noqa: DTZ006 - local time, as all times of the documents

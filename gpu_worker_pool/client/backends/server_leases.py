@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Reply
@@ -26,7 +26,7 @@ from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
-from .held_lease import HeldLease
+from .held_lease import HeldLease, local_time
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
 from .lease_request import body_of
 
@@ -158,6 +158,21 @@ class ServerLeases:
 
         await self._at_first(release, PATIENCE_S)
 
+    async def look_up(self, path: str = "") -> Any:
+        """What the server shows of its leases, or of the one at this path; None where it does not know that one, ValueError
+        where it says that there can be none.
+        """
+
+        async def look_up(entry: Endpoint) -> Any:
+            reply = await entry.call("GET", f"{self._path}{path}", attempts=entry.attempts)
+            if reply.status == 422:
+                raise ValueError(reply.detail)
+            if reply.status not in {200, 202, 404}:
+                raise entry.error(reply.detail, status=reply.status)
+            return None if reply.status == 404 else reply.data
+
+        return await self._at_first(look_up, PATIENCE_S)
+
     def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> ServerLeases:
         """The same leases, by endpoints of another loop."""
         entries = [endpoints[entry.id] for entry in self.entries]
@@ -280,7 +295,7 @@ def _over(reason: str, by: str | None, note: str | None) -> Over:
 
 def _ending(said: EndWarning) -> LeaseEnding:
     """By the clock of this machine: that of the server may differ."""
-    return LeaseEnding(str(said.reason), _local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
+    return LeaseEnding(str(said.reason), local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
 
 
 def _ends_at(lease: HeldLeaseView) -> datetime | None:
@@ -288,11 +303,7 @@ def _ends_at(lease: HeldLeaseView) -> datetime | None:
     granted_at, ends_at = read_time(lease.granted_at), read_time(lease.ends_at)
     if granted_at is None or ends_at is None:
         return None
-    return _local_time(time.time() + min(max(ends_at - granted_at, 0.0), MAX_TIME_LIMIT_S))
-
-
-def _local_time(at: float) -> datetime:
-    return datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents
+    return local_time(time.time() + min(max(ends_at - granted_at, 0.0), MAX_TIME_LIMIT_S))
 
 
 def _safe_since(reply: Reply, lease: HeldLeaseView) -> float:
