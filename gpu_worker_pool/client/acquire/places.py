@@ -1,6 +1,6 @@
 """Where a client can ask for GPUs: which endpoints are up, which of them are one fleet, and which to ask first.
 
-Endpoints are polled when a client starts, while a request waits, and for a while after a status was asked for.
+Endpoints are polled when a client starts, while a request waits, and when a status is asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from math import inf
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
@@ -30,8 +29,6 @@ logger = logging.getLogger("gpu_worker_pool.client")
 FIRST_ANSWER_S = 0.75
 # How long it waits for the others when one has answered; less if it can do without them, and none of them answers.
 GRACE_S = 0.1
-# For how long endpoints are polled after a status was asked for: a program that shows it again soon has a recent one.
-STATUS_S = 60.0
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 # The leases are for the status only; with more of them the answer could be too large to be read.
 POOL_PATH = "/pool?queue=100&leases=1000"
@@ -52,12 +49,9 @@ class Places:
         self._fleets: dict[str, Place] = {}
         self.balancer = Balancer(config.strategy)
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
-        # What wakes that task: a poll is over, or wanted.
-        self._wake = asyncio.Event()
-        # What is called when an endpoint comes up or goes down, and until when polls are made for a status.
+        # What is called when an endpoint comes up or goes down, and the next polls while something is.
         self._watchers: list[Callable[[], None]] = []
-        self._polls_until = -inf
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.is_stopping = False
 
     @property
@@ -74,7 +68,6 @@ class Places:
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
                 # status shows them. Later ones join when they answer.
                 await gather_with_grace(polls, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
-        self._watching = asyncio.create_task(self._watch(), name="gpu-watch")
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
             logger.warning("no endpoint answers yet: %s", down)
@@ -85,10 +78,9 @@ class Places:
         self._tell_of_change()
 
     async def stop(self) -> None:
-        tasks = [*self._polls.values(), *([] if self._watching is None else [self._watching])]
-        for task in tasks:
+        for task in self._polls.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._polls.values(), return_exceptions=True)
         for place in self._singles.values():
             if place.own_leases is not None:
                 place.own_leases.close()
@@ -141,32 +133,45 @@ class Places:
     def watched(self, on_change: Callable[[], None]) -> Iterator[None]:
         """Poll the endpoints meanwhile, and call this when one comes up or goes down, or the client is stopped."""
         self._watchers.append(on_change)
-        self._wake.set()
+        for endpoint in self.endpoints.values():
+            self._poll_when_due(endpoint)
         try:
             yield
         finally:
             self._watchers.remove(on_change)
 
+    def _poll_when_due(self, endpoint: Endpoint) -> None:
+        """Poll it again when it is time, if something watches it then."""
+        if endpoint.id in self._timers:
+            self._timers.pop(endpoint.id).cancel()
+        if self._watchers:
+            due_s = max(endpoint.next_poll_at - boot_time(), 0.0)
+            self._timers[endpoint.id] = asyncio.get_running_loop().call_later(due_s, self._poll_if_watched, endpoint)
+
+    def _poll_if_watched(self, endpoint: Endpoint) -> None:
+        if self._watchers:
+            self._poll_soon(endpoint)
+
     def _tell_of_change(self) -> None:
         for on_change in self._watchers:
             on_change()
 
-    def watch_for_status(self) -> None:
-        """Poll the endpoints for a while: a status was asked for."""
-        self._polls_until = boot_time() + STATUS_S
-        self._wake.set()
+    def poll_what_is_due(self) -> list[Endpoint]:
+        """Poll the endpoints that were not polled in the last polling interval; returns those that are polled now."""
+        now = boot_time()
+        due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
+        for endpoint in due:
+            self._poll_soon(endpoint)
+        return due
 
     async def refresh(self, *, waits_for_new: bool = False) -> None:
         """Poll the endpoints that were not polled in the last polling interval. Waits for those that are up, or for all
         where none is, and for those that have never answered only if told so.
         """
-        now = boot_time()
-        due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
-        polls = {one: self._poll_soon(one) for one in due}
         is_down = not self.is_up
         waited = [
-            poll
-            for one, poll in polls.items()
+            self._polls[one.id]
+            for one in self.poll_what_is_due()
             if one.is_healthy or is_down or (waits_for_new and one.last_seen is None)
         ]
         with suppress(TimeoutError):
@@ -189,7 +194,7 @@ class Places:
         id_ = error.endpoint_id
         logger.info("endpoint %s: %s", id_, error.reason, extra={"endpoint": id_})
         self.endpoints[id_].next_poll_at = 0.0
-        self._wake.set()
+        self._poll_when_due(self.endpoints[id_])
 
     async def try_again(self, endpoint: Endpoint) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
@@ -197,23 +202,6 @@ class Places:
         # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
         await self._poll(endpoint, is_vital=True)
         return endpoint.is_healthy
-
-    async def _watch(self) -> None:
-        """Poll what is due, while that is wanted."""
-        while True:
-            self._wake.clear()
-            now, wait_s = boot_time(), inf
-            if self._watchers or now < self._polls_until:
-                for endpoint in self.endpoints.values():
-                    if self._is_polled(endpoint):
-                        continue
-                    if endpoint.next_poll_at <= now:
-                        self._poll_soon(endpoint)
-                    else:
-                        wait_s = min(wait_s, endpoint.next_poll_at - now)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if wait_s == inf else wait_s):
-                    await self._wake.wait()
 
     def _is_polled(self, endpoint: Endpoint) -> bool:
         return endpoint.id in self._polls and not self._polls[endpoint.id].done()
@@ -243,7 +231,7 @@ class Places:
                 logger.info("endpoint %s is up (%s)", endpoint.id, endpoint.kind, extra={"endpoint": endpoint.id})
             pause_s = self._config.polling_interval
         endpoint.next_poll_at = boot_time() + pause_s
-        self._wake.set()
+        self._poll_when_due(endpoint)
         if was_healthy != endpoint.is_healthy:
             self._tell_of_change()
 
