@@ -145,7 +145,7 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
-        from .backends.lease_request import make_request  # noqa: PLC0415 - see above
+        from .asking import make_request  # noqa: PLC0415 - see above
 
         request = make_request(self._config, f"{self._worker_prefix()}{next(self._numbers)}", wishes)
         if self._lease is not None and not wishes.get("new"):

@@ -129,7 +129,7 @@ class StartedClient:
             # Seen here first: the clock says so, and no timer has run yet.
             self._heartbeat(lease).give_up_what_is_late()
             raise StaleAssignmentError(assignment, lease.lost.reason)
-        self._let_go(lease)
+        self._end(lease)
         await self._releases.deliver(lease)
 
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
@@ -179,10 +179,10 @@ class StartedClient:
         for lease in list(self._held.values()):
             # A worker that still uses the GPU must hear that the lease has ended.
             lease.lost.set("the client was stopped")
-            self._let_go(lease)
+            self._end(lease)
             self._releases.start_for(lease)
 
-    def _let_go(self, lease: HeldLease) -> None:
+    def _end(self, lease: HeldLease) -> None:
         self._drop(lease)
         lease.lost.settle()
         self._tell(_event("released", lease))

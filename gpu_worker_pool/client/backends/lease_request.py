@@ -1,4 +1,4 @@
-"""A request of the core, out of what a caller of the client asks for; and as a server reads it."""
+"""A request as a server reads it, and the process that it is for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ import sys
 from functools import lru_cache
 from typing import Any, Final
 
-from gpu_worker_pool.amounts import asked_mb, parse_span
-from gpu_worker_pool.client.command_label import with_own_label
-from gpu_worker_pool.client.options import RequestWishes, with_defaults
-from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.gpu_names import as_gpu_names
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
@@ -31,31 +26,6 @@ _HOLDER: Final = ("worker_id", "owner", "host", "pid", "pid_started", "boot_id",
 _TERMS: Final = ("priority", "ttl_s", "time_limit_s", "preemptible")
 
 
-def make_request(config: ClientConfig, worker_id: str, wishes: RequestWishes) -> Request:
-    """The request. ValueError where something is not allowed; see `GPUWorkerPoolClient.request_gpu`."""
-    asked = with_defaults(wishes)
-    among, time_limit, preemptible = asked["among"], asked["time_limit"], asked["preemptible"]
-    if not isinstance(preemptible, bool):
-        raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-    return Request(
-        Wishes(
-            asked["gpus"],
-            asked_mb(asked["memory_mb"], asked["memory"]),
-            asked["model"],
-            config.asked_memory_threshold,
-            config.asked_utilization_threshold,
-            None if among is None else as_gpu_names(among),
-            asked["nodes"],
-        ),
-        _holder(worker_id, asked["pid"]),
-        asked["priority"],
-        config.ttl_s,
-        tuple(sorted(with_own_label(asked["labels"] or {}).items())),
-        time_limit_s=None if time_limit is None else parse_span(time_limit),
-        preemptible=preemptible,
-    )
-
-
 def body_of(request: Request, *, is_local: bool) -> dict[str, Any]:
     """What is sent. What is not set is left out, so that the server's own default is used."""
     parts = ((request.wishes, _WISHES), (request.holder, _HOLDER), (request, _TERMS))
@@ -69,7 +39,7 @@ def body_of(request: Request, *, is_local: bool) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False and value != {}}
 
 
-def _holder(worker_id: str, pid: int | None) -> Holder:
+def holder(worker_id: str, pid: int | None = None) -> Holder:
     """The holder of a lease, with what a server on its machine needs to watch its process: this one, or `pid`."""
     found = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
     return Holder(worker_id, found.owner, found.host, found.pid, found.pid_started, found.boot_id, found.pid_namespace)
