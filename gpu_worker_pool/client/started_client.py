@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from gpu_worker_pool.config import ClientConfig
@@ -57,7 +57,7 @@ class StartedClient:
         self._ended: dict[str, None] = {}
         self._heartbeats: dict[LeaseBackend, Heartbeat] = {}
         self.places = Places(config, self._held, self._ended)
-        # The requests that a stop waits for, and what tells it that one is over.
+        # The requests and releases that a stop waits for, and what tells it that one is over.
         self._under_way = 0
         self._one_is_over = asyncio.Event()
 
@@ -97,7 +97,6 @@ class StartedClient:
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        self._under_way += 1
         self._tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
         acquisition = Acquisition(
@@ -109,7 +108,8 @@ class StartedClient:
             on_waiting=lambda: self._tally.waiting.add(lease_id),
         )
         try:
-            return self._keep(await acquisition.run(timeout_s))
+            with self._noted():
+                return self._keep(await acquisition.run(timeout_s))
         except PoolError as error:
             self._tally.failed += 1
             if isinstance(error, WorkerTimeoutError):
@@ -119,8 +119,6 @@ class StartedClient:
             raise
         finally:
             self._tally.end_wait(lease_id)
-            self._under_way -= 1
-            self._one_is_over.set()
 
     async def release(self, assignment: Assignment) -> None:
         """Release a GPU. The caller need not wait for a server that does not answer: the release goes on."""
@@ -130,7 +128,8 @@ class StartedClient:
             self._heartbeat(lease).give_up_what_is_late()
             raise StaleAssignmentError(assignment, lease.lost.reason)
         self._end(lease)
-        await self._releases.deliver(lease)
+        with self._noted():
+            await self._releases.deliver(lease)
 
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
         """Call this while an endpoint is up, until it succeeds."""
@@ -150,6 +149,16 @@ class StartedClient:
             if not limit.expired():
                 raise  # its own
             raise NoEndpointAnsweredError(self.places.reasons(), waited_s=self._config.worker_timeout) from None
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Have a stop wait for this."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self._one_is_over.set()
 
     # --- the leases it holds
 

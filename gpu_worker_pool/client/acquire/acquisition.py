@@ -208,7 +208,7 @@ class Acquisition:
 
     async def _bid(self, bid: Bid) -> None:
         """Ask at one place, and wait in its queue, until it grants the request, refuses it or is down."""
-        answer: LeaseAnswer | None = None
+        answer: LeaseAnswer | EndpointError | None = None
         while bid.refusal is None:
             try:
                 if isinstance(answer, Queued):
@@ -219,10 +219,7 @@ class Acquisition:
                     bid.was_granted = True
                     answer = await self._make_sure(bid, answer)
             except EndpointError as error:
-                answer = None
-                self._fail(bid, error)
-            else:
-                bid.failure, bid.failures = "", 0
+                answer = error
             if self._is_over:
                 return
             self._take_in(bid, answer)
@@ -246,8 +243,12 @@ class Acquisition:
         finally:
             bid.is_asking = False
 
-    def _take_in(self, bid: Bid, answer: LeaseAnswer | None) -> None:
+    def _take_in(self, bid: Bid, answer: LeaseAnswer | EndpointError) -> None:
         bid.reason = ""
+        if isinstance(answer, EndpointError):
+            self._fail(bid, answer)
+            return
+        bid.failure, bid.failures = "", 0
         match answer:
             case HeldLease():
                 self._won = self._won or answer
