@@ -180,8 +180,8 @@ class GPUWorkerPoolClient:
     def get_pool_status(self) -> PoolStatus:
         """The whole pool as its servers see it, with the changes that this client made since.
 
-        The servers are asked again in the background, for the next call. After a longer time, `await client.refresh()` before
-        asks them first.
+        The servers are asked again in the background while this is called now and then. After a longer time, `await
+        client.refresh()` before asks them first.
         """
         return self._reports().status()
 
@@ -236,7 +236,7 @@ class GPUWorkerPoolClient:
         from .reports import Reports  # noqa: PLC0415 - see above
 
         places = self._started().places
-        places.poll_what_is_due()
+        places.watch_for_status()
         return Reports(self._config, places, self._tally)
 
     def _take_inside(self, lease: InheritedLease, request: Request) -> Assignment:

@@ -1,6 +1,6 @@
 """Where a client can ask for GPUs: which endpoints are up, which of them are one fleet, and which to ask first.
 
-Endpoints are polled when a client starts, while a request waits, and when a status is asked for.
+Endpoints are polled when a client starts, while a request waits, and for a while after a status was asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import inf
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
@@ -29,6 +30,8 @@ logger = logging.getLogger("gpu_worker_pool.client")
 FIRST_ANSWER_S = 0.75
 # How long it waits for the others when one has answered; less if it can do without them, and none of them answers.
 GRACE_S = 0.1
+# For how long endpoints are polled after a status was asked for: a program that shows it again soon has a recent one.
+STATUS_S = 60.0
 # A request that waits at several endpoints counts once, so the first of each queue are asked for with their ids.
 # The leases are for the status only; with more of them the answer could be too large to be read.
 POOL_PATH = "/pool?queue=100&leases=1000"
@@ -49,8 +52,9 @@ class Places:
         self._fleets: dict[str, Place] = {}
         self.balancer = Balancer(config.strategy)
         self._polls: dict[str, asyncio.Task[None]] = {}
-        # What is called when an endpoint comes up or goes down, and the next polls while something is.
+        # What is called when an endpoint comes up or goes down, until when polls are made for a status, and the next polls.
         self._watchers: list[Callable[[], None]] = []
+        self._polls_until = -inf
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.is_stopping = False
 
@@ -78,6 +82,8 @@ class Places:
         self._tell_of_change()
 
     async def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
         for task in self._polls.values():
             task.cancel()
         await asyncio.gather(*self._polls.values(), return_exceptions=True)
@@ -140,38 +146,38 @@ class Places:
         finally:
             self._watchers.remove(on_change)
 
+    def watch_for_status(self) -> None:
+        """Poll the endpoints for a while: a status was asked for."""
+        self._polls_until = boot_time() + STATUS_S
+        for endpoint in self.endpoints.values():
+            self._poll_when_due(endpoint)
+
     def _poll_when_due(self, endpoint: Endpoint) -> None:
-        """Poll it again when it is time, if something watches it then."""
+        """Poll it again when it is time, if that is wanted then."""
         if endpoint.id in self._timers:
             self._timers.pop(endpoint.id).cancel()
-        if self._watchers:
+        if self._watchers or boot_time() < self._polls_until:
             due_s = max(endpoint.next_poll_at - boot_time(), 0.0)
-            self._timers[endpoint.id] = asyncio.get_running_loop().call_later(due_s, self._poll_if_watched, endpoint)
+            self._timers[endpoint.id] = asyncio.get_running_loop().call_later(due_s, self._poll_if_wanted, endpoint)
 
-    def _poll_if_watched(self, endpoint: Endpoint) -> None:
-        if self._watchers:
+    def _poll_if_wanted(self, endpoint: Endpoint) -> None:
+        if self._watchers or boot_time() < self._polls_until:
             self._poll_soon(endpoint)
 
     def _tell_of_change(self) -> None:
         for on_change in self._watchers:
             on_change()
 
-    def poll_what_is_due(self) -> list[Endpoint]:
-        """Poll the endpoints that were not polled in the last polling interval; returns those that are polled now."""
-        now = boot_time()
-        due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
-        for endpoint in due:
-            self._poll_soon(endpoint)
-        return due
-
     async def refresh(self, *, waits_for_new: bool = False) -> None:
         """Poll the endpoints that were not polled in the last polling interval. Waits for those that are up, or for all
         where none is, and for those that have never answered only if told so.
         """
-        is_down = not self.is_up
+        now, is_down = boot_time(), not self.is_up
+        due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
+        polls = {one: self._poll_soon(one) for one in due}
         waited = [
-            self._polls[one.id]
-            for one in self.poll_what_is_due()
+            poll
+            for one, poll in polls.items()
             if one.is_healthy or is_down or (waits_for_new and one.last_seen is None)
         ]
         with suppress(TimeoutError):
