@@ -51,6 +51,8 @@ class Places:
         # Also those that no endpoint belongs to any more: leases there are still kept alive.
         self._fleets: dict[str, Place] = {}
         self.balancer = Balancer(config.strategy)
+        # A status is asked for by programs that run this loop only now and then, too.
+        self._loop = asyncio.get_running_loop()
         self._polls: dict[str, asyncio.Task[None]] = {}
         # What is called when an endpoint comes up or goes down, until when polls are made for a status, and the next polls.
         self._watchers: list[Callable[[], None]] = []
@@ -158,7 +160,7 @@ class Places:
             self._timers.pop(endpoint.id).cancel()
         if self._watchers or boot_time() < self._polls_until:
             due_s = max(endpoint.next_poll_at - boot_time(), 0.0)
-            self._timers[endpoint.id] = asyncio.get_running_loop().call_later(due_s, self._poll_if_wanted, endpoint)
+            self._timers[endpoint.id] = self._loop.call_later(due_s, self._poll_if_wanted, endpoint)
 
     def _poll_if_wanted(self, endpoint: Endpoint) -> None:
         if self._watchers or boot_time() < self._polls_until:
