@@ -158,6 +158,11 @@ class ServerLeases:
 
         await self._at_first(release, PATIENCE_S)
 
+    def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> ServerLeases:
+        """The same leases, by endpoints of another loop."""
+        entries = [endpoints[entry.id] for entry in self.entries]
+        return ServerLeases(endpoints[self.home.id], self.fleet_id, lambda: entries)
+
     async def look_up(self, path: str = "") -> Any:
         """What the server shows of its leases, or of the one at this path; None where it does not know that one, ValueError
         where it says that there can be none.
@@ -172,11 +177,6 @@ class ServerLeases:
             return None if reply.status == 404 else reply.data
 
         return await self._at_first(look_up, PATIENCE_S)
-
-    def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> ServerLeases:
-        """The same leases, by endpoints of another loop."""
-        entries = [endpoints[entry.id] for entry in self.entries]
-        return ServerLeases(endpoints[self.home.id], self.fleet_id, lambda: entries)
 
     async def _at_first(self, call: Callable[[Endpoint], Awaitable[T]], patience_s: float) -> T:
         """What the first entry point that works answers; EndpointError with all reasons where none does."""
