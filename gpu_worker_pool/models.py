@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from .notices import EndNotice, Loss
 
 MAX_GPUS = 4096
 MAX_MEMORY_MB = 1e12
@@ -16,43 +19,12 @@ GpuId = int | str
 """The index with a single endpoint, or the global id (`server1:2`) with several."""
 
 
-class LossEvent(Protocol):
-    """Set once the holder has lost the GPU. Can be awaited."""
-
-    def is_set(self) -> bool:
-        """Whether the GPU must not be used any more."""
-
-    async def wait(self) -> str:
-        """Wait for the loss and return its reason."""
-
-    def __await__(self) -> Generator[Any, None, str]: ...
-
-
 @dataclass(frozen=True)
 class LeaseEnding:
     """The server will end the lease: the reason (`time_limit`, `preempted` or `idle`), and when, in local time."""
 
     reason: str
     ends_at: datetime
-
-
-class EndingEvent(Protocol):
-    """Set while the holder is warned that its lease will be ended. Can be awaited. A warning may be withdrawn."""
-
-    @property
-    def ending(self) -> LeaseEnding | None:
-        """Why and when the lease will be ended; None while there is no warning."""
-
-    def is_set(self) -> bool:
-        """Whether the lease will be ended."""
-
-    async def wait(self) -> LeaseEnding:
-        """Wait for a warning and return it."""
-
-    async def changed(self) -> None:
-        """Wait until there is a warning, another one, or none any more."""
-
-    def __await__(self) -> Generator[Any, None, LeaseEnding]: ...
 
 
 @dataclass(kw_only=True)
@@ -77,8 +49,8 @@ class LeaseFacts:
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     # The environment on each node of a fleet, where the GPUs are on several; `env` is that of the first.
     node_envs: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
-    lost: LossEvent | None = field(default=None, compare=False, repr=False)
-    warned: EndingEvent | None = field(default=None, compare=False, repr=False)
+    lost: Loss | None = field(default=None, compare=False, repr=False)
+    warned: EndNotice | None = field(default=None, compare=False, repr=False)
     ends_at: datetime | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -93,7 +65,7 @@ class LeaseFacts:
 
     def __getstate__(self) -> dict[str, Any]:
         # An event belongs to its event loop, and a mapping may be a read-only view: neither can be pickled.
-        lost = _AlreadyLost(getattr(self.lost, "reason", None)) if self.is_lost else None
+        lost = self.lost.for_another_process() if self.lost is not None else None
         return {**self.__dict__, "lost": lost, "warned": None, "env": dict(self.env)}
 
     def __copy__(self) -> Self:
@@ -104,20 +76,6 @@ class LeaseFacts:
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
         # A copy is of the same lease, so it must learn of its loss too.
         return self.__copy__()
-
-
-@dataclass
-class _AlreadyLost:
-    reason: str | None
-
-    def is_set(self) -> bool:
-        return True
-
-    async def wait(self) -> str:
-        return self.reason or "lost"
-
-    def __await__(self) -> Generator[Any, None, str]:
-        return self.wait().__await__()
 
 
 @dataclass

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import math
 import pickle
-from collections.abc import Generator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from gpu_worker_pool.models import (
     PoolStatus,
     WorkerInfo,
 )
+from gpu_worker_pool.notices import Loss
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 # As SERVER.md shows it.
@@ -42,26 +43,6 @@ SUMMARY: dict[str, Any] = {
     "timestamp": "2025-07-23T10:30:00.123456",
 }
 GPU: dict[str, Any] = SUMMARY["gpus_summary"][0]
-
-
-@dataclass
-class FakeLoss:
-    """Cannot be pickled, as an event that belongs to a loop cannot."""
-
-    has_happened: bool = False
-    reason: str | None = None
-
-    def is_set(self) -> bool:
-        return self.has_happened
-
-    async def wait(self) -> str:
-        raise NotImplementedError
-
-    def __await__(self) -> Generator[Any, None, str]:
-        raise NotImplementedError
-
-    def __reduce__(self) -> str:
-        raise TypeError("an event stays in its process")
 
 
 # --- as the documents show them ------------------------------------------------------------------------------------
@@ -152,7 +133,8 @@ def test_without_a_lease_there_are_no_facts(assignment: LeaseFacts) -> None:
 def test_facts_of_one_assignment_are_not_those_of_another() -> None:
     one, other = GPUAssignment(1, "w", NOW), GPUAssignment(2, "w", NOW)
     one.lease_id = "abc"
-    one.lost = FakeLoss(has_happened=True)
+    one.lost = Loss(60.0)
+    one.lost.set("revoked")
 
     assert one.is_lost
     assert (other.lease_id, other.is_lost) == (None, False)
@@ -183,7 +165,11 @@ def test_assignments_are_equal_by_the_documented_fields() -> None:
 async def test_another_process_learns_whether_it_was_lost_already(assignment: LeaseFacts, is_lost: bool) -> None:
     assignment.lease_id = "abc"
     assignment.env = MappingProxyType({"CUDA_VISIBLE_DEVICES": "2"})
-    assignment.lost = FakeLoss(is_lost, reason="revoked")
+    assignment.lost = Loss(60.0)
+    heard = asyncio.create_task(assignment.lost.wait())
+    await asyncio.sleep(0)  # it belongs to this loop now, and cannot be pickled
+    if is_lost:
+        assignment.lost.set("revoked")
 
     there = pickle.loads(pickle.dumps(assignment))  # noqa: S301 - our own
 
@@ -192,14 +178,15 @@ async def test_another_process_learns_whether_it_was_lost_already(assignment: Le
     assert there.is_lost is is_lost
     if is_lost:
         assert (await there.lost, there.lost.reason) == ("revoked", "revoked")
+    heard.cancel()
 
 
 @pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
 def test_a_copy_hears_of_the_loss(copier: Any) -> None:
     assignment = GPUAssignment(1, "w", NOW)
-    loss = assignment.lost = FakeLoss()
+    loss = assignment.lost = Loss(60.0)
     copied = copier(assignment)
-    loss.has_happened = True
+    loss.set("revoked")
 
     assert copied is not assignment
     assert copied.is_lost

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.models import Assignment
 
-from .backends.server_leases import holder
+from .backends.lease_request import holder
 from .command_label import with_own_label
 from .inherited_lease import InheritedLease
 from .options import RequestWishes, with_defaults

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
@@ -15,8 +14,8 @@ from gpu_worker_pool.models import LeaseEnding
 logger = logging.getLogger("gpu_worker_pool.client")
 
 EventKind = Literal["requested", "waiting", "assigned", "timed_out", "failed", "released", "lost", "ending", "going_on"]
-_WARNINGS = dict.fromkeys(("timed_out", "failed", "ending", "going_on"), logging.WARNING)
-_LEVELS: dict[str, int] = {**_WARNINGS, "lost": logging.ERROR}
+# All others are for information: a request that fails raises its error.
+_LEVELS: dict[str, int] = {"ending": logging.WARNING, "going_on": logging.WARNING, "lost": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +93,10 @@ class Tally:
         self.waiting: set[str] = set()
         self.done: deque[str] = deque(maxlen=1000)
 
-    @contextmanager
-    def counted(self, lease_id: str) -> Iterator[None]:
-        """Count a request, which may wait meanwhile."""
-        self.requests += 1
-        try:
-            yield
-        finally:
-            self.waiting.discard(lease_id)
-            self.done.append(lease_id)
+    def end_wait(self, lease_id: str) -> None:
+        """Note that a request does not wait any more."""
+        self.waiting.discard(lease_id)
+        self.done.append(lease_id)
 
     def count_grant(self, endpoint_id: str) -> None:
         """Count a request that was granted, and where."""

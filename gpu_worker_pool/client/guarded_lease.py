@@ -10,8 +10,8 @@ from typing import Final
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.visible_devices import names_in
 from gpu_worker_pool.models import Assignment
+from gpu_worker_pool.notices import BEATS_PER_TTL
 
-from .backends.held_lease import BEATS_PER_TTL
 from .inherited_lease import (
     LEASE_ENDPOINT_VARIABLE,
     LEASE_FENCE_VARIABLE,

@@ -13,7 +13,10 @@ from gpu_worker_pool.models import LeaseInfo
 from gpu_worker_pool.wire.leases import DrainingLeaseView, LeaseList, LeaseView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
-from .acquire.places import Place, Places
+from .acquire.place import Place
+from .acquire.places import Places
+from .backends.held_lease import local_time
+from .backends.server_leases import ServerLeases
 from .endpoints.endpoint import Endpoint
 
 
@@ -47,11 +50,15 @@ class LeaseLister:
 
     async def _ask(self, path: str) -> list[tuple[Place, Endpoint, Any]]:
         """What each place answers; None where it does not know it."""
-        places = [item for item in self._places.all() if item[1].kind != "statistics"]
-        answers = await asyncio.gather(*(self._get(place, path) for place, _ in places), return_exceptions=True)
+        with_leases = [
+            (place, endpoint, leases)
+            for place, endpoint in self._places.all()
+            if isinstance(leases := place.backend(endpoint), ServerLeases)
+        ]
+        answers = await asyncio.gather(*(leases.look_up(path) for _, _, leases in with_leases), return_exceptions=True)
         reasons: dict[str, str] = {}
         found = []
-        for (place, endpoint), answer in zip(places, answers, strict=True):
+        for (place, endpoint, _), answer in zip(with_leases, answers, strict=True):
             if isinstance(answer, EndpointError):
                 reasons[endpoint.id] = answer.reason
             elif isinstance(answer, BaseException):
@@ -61,25 +68,6 @@ class LeaseLister:
         if reasons and not found:
             raise NoEndpointAnsweredError(reasons, waited_s=0.0)
         return found
-
-    async def _get(self, place: Place, path: str) -> Any:
-        """The answer of the first endpoint of a place that has one."""
-        failed: EndpointError | None = None
-        for endpoint in place.endpoints:
-            try:
-                scope = "" if place.fleet_id is None else "/fleet"
-                reply = await endpoint.call("GET", f"{scope}/leases{path}", attempts=endpoint.attempts)
-                if reply.status == 422:
-                    raise ValueError(reply.detail)
-                if reply.status not in {200, 202, 404}:
-                    raise endpoint.error(reply.detail, status=reply.status)
-            except EndpointError as error:
-                failed = error
-            else:
-                return None if reply.status == 404 else reply.data
-        if failed is not None:
-            raise failed
-        return None
 
     def _info(self, place: Place, endpoint: Endpoint, lease: LeaseView | DrainingLeaseView) -> LeaseInfo:
         gpus = [(place.name_of(gpu.node), gpu.gpu_id) for gpu in lease.gpus if gpu.gpu_id is not None]
@@ -100,10 +88,10 @@ class LeaseLister:
             lease.preemptible,
             lease.position,
             lease.reason or lease.end_reason,
-            *map(_local_time, (lease.requested_at, lease.granted_at, lease.ends_at, lease.ended_at)),
+            *map(_shown_time, (lease.requested_at, lease.granted_at, lease.ends_at, lease.ended_at)),
         )
 
 
-def _local_time(text: str | None) -> datetime | None:
+def _shown_time(text: str | None) -> datetime | None:
     at = read_time(text)
-    return None if at is None else datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents
+    return None if at is None else local_time(at)

@@ -75,8 +75,9 @@ class LeaseOptions(RequestWishes, ClientOptions, total=False):
     """What can be asked for, and the options of the client that asks."""
 
 
-def split(asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
-    """The wishes of a request, and the options of its client."""
+def split(function: str, asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
+    """The wishes of a request, and the options of its client; TypeError where the function knows none of that name."""
+    _check_names(function, asked, LeaseOptions.__annotations__)
     wishes: RequestWishes = {}
     options: ClientOptions = {}
     for name, value in asked.items():
@@ -86,8 +87,12 @@ def split(asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
 
 def with_defaults(wishes: RequestWishes) -> RequestWishes:
     """All wishes; TypeError where one is not known."""
-    for name in wishes.keys() - DEFAULTS.keys():
-        near = get_close_matches(name, DEFAULTS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(DEFAULTS)}"
-        raise TypeError(f"request_gpu() does not know {name!r}; {hint}")
+    _check_names("request_gpu", wishes, DEFAULTS)
     return {**DEFAULTS, **wishes}
+
+
+def _check_names(function: str, asked: Mapping[str, object], known: Mapping[str, object]) -> None:
+    for name in asked.keys() - known.keys():
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+        raise TypeError(f"{function}() does not know {name!r}; {hint}")

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -48,28 +48,19 @@ class LeasedBlock(AbstractContextManager[Assignment]):
     def __init__(self, timeout: float | None, wishes: RequestWishes, options: ClientOptions) -> None:
         self._timeout = timeout
         self._wishes, self._options = wishes, options
-        self._entered: list[tuple[GPUWorkerPool, AbstractContextManager[Assignment]]] = []
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> Assignment:
-        pool = GPUWorkerPool(**self._options)
-        pool.start()
-        try:
-            block = pool.gpu(self._timeout, **self._wishes)
-            assignment = block.__enter__()
-        except BaseException:
-            pool.stop()
-            raise
-        self._entered.append((pool, block))
+        with ExitStack() as entering:
+            pool = entering.enter_context(GPUWorkerPool(**self._options))
+            assignment = entering.enter_context(pool.gpu(self._timeout, **self._wishes))
+            self._entered.append(entering.pop_all())
         return assignment
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pool, block = self._entered.pop()
-        try:
-            block.__exit__(kind, error, trace)
-        finally:
-            pool.stop()
+        self._entered.pop().__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[_ParamsT, _ResultT]) -> Callable[_ParamsT, _ResultT]:
         """Decorate a function or a coroutine function: each call waits for GPUs of its own, and releases them at its end."""
@@ -133,10 +124,10 @@ def gpu(timeout: float | Callable[..., Any] | None = None, **asked: Unpack[Lease
     The wishes are those of `request_gpu`; all other options go to the client (service_endpoint=..., token=...).
     """
     if callable(timeout):
-        return LeasedBlock(None, *split(asked))(timeout)
+        return LeasedBlock(None, *split("gpu", asked))(timeout)
     if timeout is not None and not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout is {timeout!r}; it must be a number of seconds, or a function to decorate")
-    return LeasedBlock(timeout, *split(asked))
+    return LeasedBlock(timeout, *split("gpu", asked))
 
 
 @contextmanager
@@ -227,22 +218,18 @@ class ProcessLease:
     """A lease that this process keeps until it ends, or until `release`."""
 
     def __init__(self, timeout: float | None, asked: LeaseOptions) -> None:
-        wishes, options = split(asked)
+        wishes, options = split("lease_for_process", asked)
         wishes = _within_sight(wishes)
         options["on_lost"] = options.get("on_lost") or _end_this_process
-        self._pool = GPUWorkerPool(**options)
-        self._pool.start()
-        try:
-            self.assignment = self._pool.request_gpu(timeout, **wishes)
-        except BaseException:
-            self._pool.stop()
-            raise
-        self._undo = set_environment(self.assignment)
+        with ExitStack() as entering:
+            pool = entering.enter_context(GPUWorkerPool(**options))
+            self.assignment = pool.request_gpu(timeout, **wishes)
+            entering.callback(set_environment(self.assignment))
+            self._entered = entering.pop_all()
 
     def release(self) -> None:
         """Release the lease, and set the environment back."""
-        self._undo()
-        self._pool.stop()
+        self._entered.close()
 
 
 def _end_this_process(_: Assignment) -> None:

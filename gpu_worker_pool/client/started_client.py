@@ -1,4 +1,4 @@
-"""What a client has while it is started: its endpoints, the leases it keeps, and the requests under way."""
+"""What a client has while it is started: its endpoints, the leases it holds, and the requests under way."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from gpu_worker_pool.errors import (
     NoEndpointAnsweredError,
     PoolError,
     ServiceUnavailableError,
+    StaleAssignmentError,
     WorkerTimeoutError,
 )
 from gpu_worker_pool.models import Assignment
 
 from .acquire.acquisition import Acquisition
-from .acquire.held_leases import HeldLeases, OnAssignment
+from .acquire.heartbeat import Heartbeat
 from .acquire.places import Places
 from .acquire.release import Releases
-from .events import ClientEvent, Tally
+from .backends.held_lease import HeldLease
+from .backends.lease_backend import LeaseBackend
+from .events import ClientEvent, EventKind, Tally, call_hook, ending_text
 
 T = TypeVar("T")
+OnAssignment = Callable[[Assignment], None]
 # How long a stop waits for GPUs to be released; at servers that do not answer, a thread goes on trying.
 STOP_S = 2.0
+# Of how many leases that have ended it is known which they were: a server may have shown them before.
+MOST_ENDED = 1000
 
 
 class StartedClient:
-    """Made, used and stopped in one event loop."""
+    """Made, used and stopped in one event loop. What its methods do is said at those of `GPUWorkerPoolClient`."""
 
     def __init__(
         self,
@@ -44,10 +50,14 @@ class StartedClient:
         self._config = config
         self._tally = tally
         self._tell = tell
+        self._on_lost, self._on_ending = on_lost, on_ending
         self._releases = Releases(config)
-        self._held = HeldLeases(self._releases, tell, on_lost, on_ending, is_multi=config.is_multi)
-        self.places = Places(config, self._held)
-        # The requests that a stop waits for, and what tells it that one is over.
+        self._held: dict[str, HeldLease] = {}
+        # The last leases that ended, as the keys.
+        self._ended: dict[str, None] = {}
+        self._heartbeats: dict[LeaseBackend, Heartbeat] = {}
+        self.places = Places(config, self._held, self._ended)
+        # The requests and releases that a stop waits for, and what tells it that one is over.
         self._under_way = 0
         self._one_is_over = asyncio.Event()
 
@@ -56,7 +66,7 @@ class StartedClient:
         return len(self._held)
 
     async def start(self, *, waits_for_late: bool) -> None:
-        """See `GPUWorkerPoolClient.start`, as all of these."""
+        """Poll the endpoints."""
         try:
             await self.places.start(waits_for_late=waits_for_late)
         except BaseException:
@@ -66,64 +76,73 @@ class StartedClient:
     async def stop(self) -> None:
         """Release all GPUs, and stop."""
         self.places.say_that_it_stops()
-        why = "the client was stopped"
-        self._held.release_all(why)
+        self._release_all()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     while self._under_way:
                         self._one_is_over.clear()
                         await self._one_is_over.wait()
-            self._held.release_all(why)
+            self._release_all()
             await self._releases.finish(STOP_S)
         finally:
-            await self._held.close()
+            for heartbeat in self._heartbeats.values():
+                await heartbeat.close()
             await self.places.stop()
 
     async def request(self, lease_id: str, request: Request, timeout_s: float) -> Assignment:
         """Get GPUs. However it ends, no lease that the caller does not know of is left behind."""
         worker_id = request.holder.worker_id or ""
 
-        def waiting() -> None:
-            self._tally.waiting.add(lease_id)
-
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
-            waiting()
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
+        self._tally.requests += 1
+        self._tell(ClientEvent("requested", worker_id, lease_id))
+        acquisition = Acquisition(
+            self.places,
+            lease_id,
+            request,
+            self._releases,
+            on_queued=queued,
+            on_waiting=lambda: self._tally.waiting.add(lease_id),
+        )
         try:
-            with self._noted(), self._tally.counted(lease_id):
-                self._tell(ClientEvent("requested", worker_id, lease_id))
-                acquisition = Acquisition(
-                    self.places, lease_id, request, self._releases, on_queued=queued, on_waiting=waiting
-                )
-                lease = await acquisition.run(timeout_s)
-                self._tally.count_grant(lease.backend.endpoint_id)
-                return self._held.keep(lease)
-        except WorkerTimeoutError as error:
-            self._tally.failed += 1
-            self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
-            raise
+            with self._noted():
+                return self._keep(await acquisition.run(timeout_s))
         except PoolError as error:
             self._tally.failed += 1
-            self._tell(ClientEvent("failed", worker_id, lease_id, detail=str(error)))
+            if isinstance(error, WorkerTimeoutError):
+                self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
+            else:
+                self._tell(ClientEvent("failed", worker_id, lease_id, detail=str(error)))
             raise
+        finally:
+            self._tally.end_wait(lease_id)
 
     async def release(self, assignment: Assignment) -> None:
-        """Release a GPU."""
-        await self._held.release(assignment)
+        """Release a GPU. The caller need not wait for a server that does not answer: the release goes on."""
+        lease = self._find(assignment)
+        if lease.lost.is_set():
+            # Seen here first: the clock says so, and no timer has run yet.
+            self._heartbeat(lease).give_up_what_is_late()
+            raise StaleAssignmentError(assignment, lease.lost.reason)
+        self._end(lease)
+        with self._noted():
+            await self._releases.deliver(lease)
 
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
-        """See `GPUWorkerPoolClient.queue_request_for_retry`."""
-        limit = asyncio.timeout(self._config.worker_timeout)
+        """Call this while an endpoint is up, until it succeeds."""
+        limit, change = asyncio.timeout(self._config.worker_timeout), asyncio.Event()
         try:
             async with limit:
-                with self.places.watched():
+                with self.places.watched(change.set):
                     while True:
+                        change.clear()
                         if self.places.is_up:
                             with suppress(EndpointError, ServiceUnavailableError):
                                 return await request_func()
-                        await asyncio.shield(self.places.changed())
+                        await change.wait()
                         if self.places.is_stopping:
                             raise RuntimeError("the client is not started: use `async with`, or call start() first")
         except TimeoutError:
@@ -140,3 +159,63 @@ class StartedClient:
         finally:
             self._under_way -= 1
             self._one_is_over.set()
+
+    # --- the leases it holds
+
+    def _keep(self, lease: HeldLease) -> Assignment:
+        self._tally.count_grant(lease.backend.endpoint_id)
+        self._held[lease.id] = lease
+        assignment = lease.assign(is_multi=self._config.is_multi)
+        self._heartbeat(lease).add(lease)
+        self._tell(_event("assigned", lease))
+        return assignment
+
+    def _find(self, assignment: Assignment) -> HeldLease:
+        """StaleAssignmentError where it is lost, ValueError where it is not here."""
+        lease = self._held.get(getattr(assignment, "lease_id", None) or "")
+        if lease is None:
+            if getattr(assignment, "is_lost", False):
+                raise StaleAssignmentError(assignment, getattr(assignment.lost, "reason", None))
+            raise ValueError(f"{assignment!r} is not an assignment of this client, or was released before")
+        return lease
+
+    def _heartbeat(self, lease: HeldLease) -> Heartbeat:
+        if lease.backend not in self._heartbeats:
+            self._heartbeats[lease.backend] = Heartbeat(lease.backend, self._lose, self._warn)
+        return self._heartbeats[lease.backend]
+
+    def _release_all(self) -> None:
+        for lease in list(self._held.values()):
+            # A worker that still uses the GPU must hear that the lease has ended.
+            lease.lost.set("the client was stopped")
+            self._end(lease)
+            self._releases.start_for(lease)
+
+    def _end(self, lease: HeldLease) -> None:
+        self._drop(lease)
+        lease.lost.settle()
+        self._tell(_event("released", lease))
+
+    def _lose(self, lease: HeldLease) -> None:
+        self._drop(lease)
+        self._tell(_event("lost", lease, lease.lost.reason))
+        call_hook("on_lost", self._on_lost, lease.assignment)
+        # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
+        self._releases.start_for(lease)
+
+    def _warn(self, lease: HeldLease) -> None:
+        ending = lease.warned.ending
+        self._tell(_event("going_on" if ending is None else "ending", lease, ending_text(ending)))
+        call_hook("on_ending", self._on_ending, lease.assignment)
+
+    def _drop(self, lease: HeldLease) -> None:
+        del self._held[lease.id]
+        self._heartbeat(lease).drop(lease.id)
+        self._ended[lease.id] = None
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+
+def _event(kind: EventKind, lease: HeldLease, detail: str | None = None) -> ClientEvent:
+    endpoint_id, gpu_id = lease.backend.endpoint_id, lease.assignment.gpu_id
+    return ClientEvent(kind, lease.worker_id, lease.id, endpoint_id, gpu_id, detail)

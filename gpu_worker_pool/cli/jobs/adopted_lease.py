@@ -11,7 +11,7 @@ from math import inf
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.backends.held_lease import EndNotice, HeldLease, Loss
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
@@ -21,6 +21,7 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.jobs.life import RunLease
 from gpu_worker_pool.models import GPUAssignment
+from gpu_worker_pool.notices import EndNotice, Loss
 
 from .job_pools import environment_of
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, NeverGranted, Over, Queued
@@ -23,7 +22,8 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.host.clock import boot_time
 
-from .places import Place, Places
+from .place import Place
+from .places import Places
 from .release import Releases
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -47,23 +47,27 @@ _NUMBER = re.compile(r"-[1-9][0-9]{0,3}\Z")
 
 @dataclass(eq=False, slots=True)
 class Bid:
-    """The request at one place. `queued` is the last answer while it waits there."""
+    """The request at one place, and what came of it there so far."""
 
     place: Place
+    endpoint: Endpoint
     backend: LeaseBackend
     lease_id: str
-    task: asyncio.Task[LeaseAnswer] | None = None
-    queued: Queued | None = None
-    # Why it is never granted there.
+    task: asyncio.Task[None] | None = None
+    # Whether a PUT is under way: it must arrive, or it would come in after its release.
+    is_asking: bool = False
+    # Why it waits, as its queue last said, or why it is never granted there.
+    reason: str = ""
     refusal: str | None = None
     # Why the last call failed, and how many did in a row.
     failure: str = ""
     failures: int = 0
-    ask_again_at: float = 0.0
     was_queued: bool = False
+    was_granted: bool = False
     # Whether the user has heard that it waits there.
     is_told: bool = False
-    was_granted: bool = False
+    # Whether a lease may be there that no answer has told of.
+    is_unsure: bool = False
 
     @property
     def fields(self) -> dict[str, str]:
@@ -73,7 +77,7 @@ class Bid:
     @property
     def is_settled(self) -> bool:
         """Whether the place refused the request, answered every call, and never had the request in its queue."""
-        return self.refusal is not None and self.ask_again_at == 0.0 and not (self.was_queued or self.was_granted)
+        return self.refusal is not None and not (self.is_unsure or self.was_queued or self.was_granted)
 
 
 def request_of(lease_id: str) -> str:
@@ -83,7 +87,7 @@ def request_of(lease_id: str) -> str:
 
 class Acquisition:
     """One request. Each place knows it by another id: one server may go by several names, and one pool have several
-    servers, where an id is one lease.
+    servers, where an id is one lease. At each place a task of its own asks and waits.
     """
 
     def __init__(
@@ -105,7 +109,13 @@ class Acquisition:
         self._on_waiting = on_waiting
         self._bids: dict[str, Bid] = {}
         self._lease_id, self._numbers = lease_id, count()
+        self._is_patient = True
+        # What the tasks bring, and what wakes the one that waits for it.
+        self._won: HeldLease | None = None
+        self._error: BaseException | None = None
         self._was_ended = False
+        self._news = asyncio.Event()
+        self._is_over = False
 
     async def run(self, timeout_s: float) -> HeldLease:
         """Get the GPUs, or raise: WorkerTimeoutError, ServiceUnavailableError, RequestRefusedError. However it ends, no
@@ -114,9 +124,10 @@ class Acquisition:
         began = boot_time()
         won: HeldLease | None = None
         limit = asyncio.timeout(timeout_s or ONE_TRY_S)
+        self._is_patient = timeout_s > 0
         try:
             async with limit:
-                won = await self._race(is_patient=timeout_s > 0)
+                won = await self._race()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -132,101 +143,117 @@ class Acquisition:
                     raise
         return won
 
-    async def _race(self, *, is_patient: bool) -> HeldLease:
+    async def _race(self) -> HeldLease:
         await self._places.refresh_to_choose()
         # One after the other, in the order of the strategy, as long as they answer.
         for place, endpoint in self._places.order():
-            if not place.is_healthy:
-                continue
-            self._ask(place, endpoint)
-            won = await self._next(PATIENCE_S)
-            if won is not None:
-                return won
-        if not is_patient and not any(bid.task for bid in self._bids.values()):
-            raise self._too_late(0.0)
-        self._on_waiting()
-        with self._places.watched():
-            while True:
-                self._go_on()
-                won = await self._next(self._until_ask_again(), self._places.changed())
-                if won is not None:
+            if place.is_healthy:
+                self._start(place, endpoint)
+                if (won := await self._hear(PATIENCE_S)) is not None:
                     return won
+        self._on_waiting()
+        with self._places.watched(self._news.set):
+            while True:
+                if self._is_patient:
+                    for place, endpoint in self._places.all():
+                        if place.is_healthy:
+                            self._start(place, endpoint)
+                elif all(bid.task is None or bid.task.done() for bid in self._bids.values()):
+                    raise self._too_late(0.0)
+                if (won := await self._hear()) is not None:
+                    return won
+
+    def _start(self, place: Place, endpoint: Endpoint) -> None:
+        """Have a task ask there, unless one does, or the place has refused."""
+        bid = self._bids.get(place.key)
+        if bid is None:
+            bid = self._bids[place.key] = Bid(place, endpoint, place.backend(endpoint), self._next_id())
+        elif bid.refusal is not None or not (bid.task is None or bid.task.done()):
+            return
+        bid.endpoint = endpoint
+        bid.task = asyncio.get_running_loop().create_task(self._bid(bid))
+        bid.task.add_done_callback(self._has_ended)
 
     def _next_id(self) -> str:
         number = next(self._numbers)
         return f"{self._lease_id}-{number}" if number else self._lease_id
 
-    def _ask(self, place: Place, endpoint: Endpoint) -> None:
-        backend = place.backend(endpoint)
-        bid = self._bids.get(place.key)
-        if bid is None:
-            bid = self._bids[place.key] = Bid(place, backend, self._next_id())
-        bid.backend = backend
-        self._start(bid, backend.ask(bid.lease_id, self._request))
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._error = self._error or task.exception()
+            self._news.set()
 
-    @staticmethod
-    def _start(bid: Bid, answer: Coroutine[Any, Any, LeaseAnswer]) -> None:
-        bid.task = asyncio.ensure_future(answer)
-
-    def _go_on(self) -> None:
-        """Wait at every place that has the request in its queue; ask every other one that is up."""
-        now = boot_time()
-        for place, endpoint in self._places.all():
-            bid = self._bids.get(place.key)
-            if bid is not None and (bid.task is not None or bid.refusal is not None):
-                continue
-            if bid is not None and bid.queued is not None:
-                self._start(bid, bid.backend.wait(bid.lease_id, self._request, WAIT_S))
-            elif place.is_healthy and (bid is None or now >= bid.ask_again_at):
-                self._ask(place, endpoint)
-
-    def _until_ask_again(self) -> float | None:
-        now = boot_time()
-        waits = [bid.ask_again_at - now for bid in self._bids.values() if bid.ask_again_at > now and not bid.queued]
-        return max(min(waits), 0.01) if waits else None
-
-    async def _next(self, timeout_s: float | None, change: asyncio.Future[None] | None = None) -> HeldLease | None:
-        """Wait for answers and handle them; returns what was won."""
-        waiting: set[asyncio.Future[Any]] = {bid.task for bid in self._bids.values() if bid.task is not None}
-        if change is not None:
-            waiting.add(change)
-        done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    async def _hear(self, timeout_s: float | None = None) -> HeldLease | None:
+        """Wait for news of the bids or the places; returns what was won."""
+        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._news.clear()
         if self._places.is_stopping:
             raise RuntimeError("the client was stopped while this request waited")
-        won: HeldLease | None = None
-        for bid in list(self._bids.values()):
-            if bid.task is not None and bid.task in done:
-                task, bid.task = bid.task, None
-                found = await self._take_in(bid, task)
-                won = won or found
-        if won is None and self._is_refused():
+        if self._won is None and self._error is not None:
+            raise self._error
+        if self._won is None and self._is_refused():
             refused = {bid.backend.endpoint_id: bid.refusal for bid in self._bids.values() if bid.refusal is not None}
             was_granted = any(bid.was_granted for bid in self._bids.values() if bid.refusal is not None)
             raise RequestRefusedError(refused, has_granted=was_granted, was_ended=self._was_ended)
-        return won
+        return self._won
 
     def _is_refused(self) -> bool:
         refused = {key for key, bid in self._bids.items() if bid.refusal is not None}
         return bool(refused) and refused >= {place.key for place, _ in self._places.all()}
 
-    async def _take_in(self, bid: Bid, task: asyncio.Task[LeaseAnswer]) -> HeldLease | None:
-        bid.queued = None
+    async def _bid(self, bid: Bid) -> None:
+        """Ask at one place, and wait in its queue, until it grants the request, refuses it or is down."""
+        answer: LeaseAnswer | EndpointError | None = None
+        while bid.refusal is None:
+            try:
+                if isinstance(answer, Queued):
+                    answer = await bid.backend.wait(bid.lease_id, self._request, WAIT_S)
+                else:
+                    answer = await self._ask(bid)
+                if isinstance(answer, HeldLease) and not self._is_over:
+                    bid.was_granted = True
+                    answer = await self._make_sure(bid, answer)
+            except EndpointError as error:
+                answer = error
+            if self._is_over:
+                return
+            self._take_in(bid, answer)
+            self._news.set()
+            if isinstance(answer, HeldLease):
+                return
+            if isinstance(answer, Queued) and (self._is_patient or answer.is_set_aside):
+                continue
+            if not self._is_patient:
+                return
+            if bid.refusal is None:
+                await asyncio.sleep(ASK_AGAIN_S)
+                if not bid.place.is_healthy:
+                    return  # it is asked again when it is up
+
+    async def _ask(self, bid: Bid) -> LeaseAnswer:
+        bid.backend = bid.place.backend(bid.endpoint)
+        bid.is_asking = True
         try:
-            answer = task.result()
-        except EndpointError as error:
-            if error.status is not None and 300 <= error.status < 400:
-                bid.refusal = error.reason
-            else:
-                self._fail(bid, error)
-            return None
+            return await bid.backend.ask(bid.lease_id, self._request)
+        finally:
+            bid.is_asking = False
+
+    def _take_in(self, bid: Bid, answer: LeaseAnswer | EndpointError) -> None:
+        bid.reason = ""
+        if isinstance(answer, EndpointError):
+            self._fail(bid, answer)
+            return
         bid.failure, bid.failures = "", 0
         match answer:
             case HeldLease():
-                bid.was_granted = True
-                return await self._make_sure(bid, answer)
+                self._won = self._won or answer
             case Queued():
-                bid.queued = answer
-                bid.was_queued = True
+                bid.reason, bid.was_queued = answer.reason, True
                 if not (bid.is_told or answer.is_set_aside):
                     bid.is_told = True
                     self._on_queued(bid.backend.endpoint_id, bid.lease_id, answer.reason)
@@ -236,7 +263,6 @@ class Acquisition:
                     self._disbelieve(bid)
             case Over():
                 self._ask_under_new_id(bid, answer)
-        return None
 
     def _disbelieve(self, bid: Bid) -> None:
         """Use nothing that this place grants, and have it released."""
@@ -256,19 +282,14 @@ class Acquisition:
         logger.info(text, bid.lease_id, bid.backend.endpoint_id, over.reason, extra=bid.fields)
         bid.lease_id = self._next_id()
         bid.was_queued = bid.is_told = False
-        bid.ask_again_at = boot_time() + ASK_AGAIN_S
+        bid.is_unsure = True
 
-    async def _make_sure(self, bid: Bid, lease: HeldLease) -> HeldLease | None:
+    async def _make_sure(self, bid: Bid, lease: HeldLease) -> HeldLease | Over:
         """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
         if boot_time() - lease.safe_since > self._request.ttl_s / NEW_PER_TTL:
-            try:
-                renewal = await bid.backend.renew([lease.id])
-            except EndpointError as error:
-                self._fail(bid, error)
-                return None
+            renewal = await bid.backend.renew([lease.id])
             if lease.id not in renewal.renewed:
-                self._ask_under_new_id(bid, renewal.lost.get(lease.id, Over("unknown")))
-                return None
+                return renewal.lost.get(lease.id, Over("unknown"))
             lease.safe_since = renewal.renewed_at
         place = bid.place
         lease.names = tuple(place.name_of(gpu.key.node) for gpu in lease.gpus)
@@ -277,7 +298,10 @@ class Acquisition:
         return lease
 
     def _fail(self, bid: Bid, error: EndpointError) -> None:
-        bid.ask_again_at = boot_time() + ASK_AGAIN_S
+        if error.status is not None and 300 <= error.status < 400:
+            bid.refusal = error.reason
+            return
+        bid.is_unsure = True
         self._places.note_failure(error)
         bid.failure, bid.failures = error.reason, bid.failures + 1
         if bid.failures == FAILURES_TO_TELL and bid.place.is_healthy:
@@ -292,16 +316,14 @@ class Acquisition:
         A second grant is released before the caller sees the first. For a place in a queue the winner need not wait; a
         request that gives up waits for all, for a while.
         """
+        self._is_over = True
         must_wait = []
         for bid in self._bids.values():
-            task = bid.task
-            if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-                bid.was_granted |= isinstance(task.result(), HeldLease)
-            if task is not None and bid.queued is not None:
-                task.cancel()  # a poll; a PUT must arrive, or it would come in after its release
+            if bid.task is not None and not bid.is_asking:
+                bid.task.cancel()
             if bid.is_settled or (won is not None and won.id == bid.lease_id):
                 continue
-            release = self._releases.start(bid.backend, bid.lease_id, task)
+            release = self._releases.start(bid.backend, bid.lease_id, bid.task)
             if won is None or bid.was_granted:
                 must_wait.append(release)
         return must_wait
@@ -311,7 +333,6 @@ class Acquisition:
             return NoEndpointAnsweredError(self._places.reasons(), waited_s=round(waited_s, 3))
         reasons = []
         for bid in self._bids.values():
-            why = bid.refusal or bid.failure or ("" if bid.queued is None else bid.queued.reason)
-            if why or bid.task is not None:
-                reasons.append(f"{bid.backend.endpoint_id}: {why or 'it has not answered'}")
+            why = bid.refusal or bid.failure or bid.reason or "it has not answered"
+            reasons.append(f"{bid.backend.endpoint_id}: {why}")
         return WorkerTimeoutError(waited_s=round(waited_s, 3), reason="; ".join(reasons) or "no endpoint granted it")

@@ -48,7 +48,8 @@ class Heartbeat:
         self._has_news = False
         # Why the server refuses to renew; None if it does not.
         self._refusal: str | None = None
-        self._added = asyncio.Event()
+        # The call that is under way. It knows nothing of a lease that is added meanwhile.
+        self._beat: asyncio.Task[None] | None = None
         self._start: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._pid = os.getpid()
@@ -56,7 +57,8 @@ class Heartbeat:
     def add(self, lease: HeldLease) -> None:
         lease.lost.extend(lease.safe_since)
         self._held[lease.id] = lease
-        self._added.set()
+        if self._beat is not None:
+            self._beat.cancel()
         if self._start is None and (self._task is None or self._task.done()):
             # Many leases are released soon, and leases that come together share a call.
             settle_s = self._until_next(min(SETTLE_S, self._hold_s()))
@@ -93,12 +95,11 @@ class Heartbeat:
             if not self._held:
                 return
             hold_s, began = self._hold_s(), boot_time()
-            self._added.clear()
             self._has_news = False
             # After calls that new leases cut short, a renewal must get through in time.
             wait_s = max(min(hold_s, renewed_at + 2 * hold_s - began), 0.0)
             try:
-                is_over = await self._beat_until_added(wait_s)
+                is_over = await self._renew(wait_s)
             except EndpointError as error:
                 nap_s = min(TRY_AGAIN_S, hold_s)
                 if error.status in REFUSED:
@@ -137,21 +138,21 @@ class Heartbeat:
         soonest = min((at for at in ends if at is not None), default=inf)
         return max(min(nap_s, soonest - boot_time()), 0.0)
 
-    async def _beat_until_added(self, wait_s: float) -> bool:
-        """Send a heartbeat; return False if it took too long or a lease was added, which the call knows nothing of."""
-        beat, added = asyncio.ensure_future(self._beat(wait_s)), asyncio.ensure_future(self._added.wait())
+    async def _renew(self, wait_s: float) -> bool:
+        """Send a heartbeat; return False if it took too long or a lease was added."""
+        beat = self._beat = asyncio.ensure_future(self._send(wait_s))
         try:
             # No longer than until a lease is to be given up.
-            limit_s = self._until_next(wait_s + max(2 * self._hold_s(), TRY_AGAIN_S))
-            await asyncio.wait({beat, added}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if beat.done():
+            await asyncio.wait([beat], timeout=self._until_next(wait_s + max(2 * self._hold_s(), TRY_AGAIN_S)))
+            is_over = beat.done() and not beat.cancelled()
+            if is_over:
                 beat.result()
-            return beat.done()
+            return is_over
         finally:
             beat.cancel()
-            added.cancel()
+            self._beat = None
 
-    async def _beat(self, wait_s: float) -> None:
+    async def _send(self, wait_s: float) -> None:
         ids = list(self._held)
         for start in range(0, len(ids), MOST_IDS):
             is_last = start + MOST_IDS >= len(ids)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
-from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
-from gpu_worker_pool.client.backends.server_leases import ServerLeases
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
@@ -24,10 +22,7 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 
-from .held_leases import HeldLeases
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.client.backends.own_leases import OwnLeases
+from .place import Place
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -44,92 +39,26 @@ POOL_PATH = "/pool?queue=100&leases=1000"
 FLEET_PER_POLL = 0.75
 
 
-class Place:
-    """Where a request waits in one queue: an endpoint, or a fleet with several endpoints as its entry points."""
-
-    def __init__(
-        self,
-        key: str,
-        endpoints: Callable[[], Sequence[Endpoint]],
-        held: HeldLeases,
-        fleet_id: str | None = None,
-        on_failure: Callable[[EndpointError], None] = lambda _: None,
-    ) -> None:
-        self.key = key
-        self.fleet_id = fleet_id
-        # What one of the entry points showed of all boxes of a fleet.
-        self.seen = SeenPool()
-        # What hands out the GPUs of an endpoint that has statistics only.
-        self.own_leases: OwnLeases | None = None
-        self._endpoints = endpoints
-        self._held = held
-        self._on_failure = on_failure
-        self._backends: dict[str, ServerLeases] = {}
-
-    @property
-    def endpoints(self) -> Sequence[Endpoint]:
-        return self._endpoints()
-
-    @property
-    def is_healthy(self) -> bool:
-        return any(endpoint.is_healthy for endpoint in self.endpoints)
-
-    def backend(self, home: Endpoint) -> LeaseBackend:
-        """What hands out its GPUs, asked at this endpoint first."""
-        if home.kind == "statistics" and self.own_leases is not None:
-            return self.own_leases
-        if home.id not in self._backends:
-            self._backends[home.id] = ServerLeases(home, self.fleet_id, self._endpoints, self._on_failure)
-        return self._backends[home.id]
-
-    def endpoint_of(self, node: str | None) -> Endpoint | None:
-        """The endpoint whose own node this is; None where no endpoint of the client is."""
-        return next((endpoint for endpoint in self.endpoints if endpoint.seen.node == node is not None), None)
-
-    def name_of(self, node: str | None) -> str:
-        """What the GPUs of a node are called by: its endpoint, or the node itself where no endpoint is."""
-        endpoint = self.endpoint_of(node)
-        if endpoint is None and self.fleet_id is not None and node:
-            return node
-        return (endpoint or self.endpoints[0]).id
-
-    def gpus(self) -> SeenPool:
-        """Its GPUs with this client's own changes; of a fleet those of all boxes, once they have been shown."""
-        if self.fleet_id is not None and self.seen.seen_at > -inf:
-            return self._with_own(self.seen)
-        own = [self.gpus_of(endpoint) for endpoint in self.endpoints if endpoint.is_healthy or self.fleet_id is None]
-        queued = tuple(dict.fromkeys(id_ for seen in own for id_ in seen.queued))
-        longest = max((seen.queue_length for seen in own), default=0)
-        return SeenPool(tuple(gpu for seen in own for gpu in seen.gpus), queued, max(longest, len(queued)))
-
-    def gpus_of(self, endpoint: Endpoint) -> SeenPool:
-        """Those of one endpoint's own box."""
-        if endpoint.kind == "statistics" and self.own_leases is not None:
-            return self.own_leases.seen()
-        return self._with_own(endpoint.seen)
-
-    def _with_own(self, seen: SeenPool) -> SeenPool:
-        return seen.with_own(self._held.workers(self._backends.values()), self._held.ended)
-
-
 class Places:
-    def __init__(self, config: ClientConfig, held: HeldLeases) -> None:
+    """`held` are the leases of the client at present, `ended` those that it has no more."""
+
+    def __init__(self, config: ClientConfig, held: Mapping[str, HeldLease], ended: Container[str]) -> None:
         self._config = config
         self._held = held
         self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
         self.endpoints = {id_: Endpoint(id_, url, self._transport, config) for id_, url in config.endpoints.items()}
-        self._singles = {id_: Place(id_, partial(tuple, [one]), held) for id_, one in self.endpoints.items()}
+        self._singles = {id_: Place(id_, partial(tuple, [one]), held, ended) for id_, one in self.endpoints.items()}
         # Also those that no endpoint belongs to any more: leases there are still kept alive.
         self._fleets: dict[str, Place] = {}
+        self._ended = ended
         self.balancer = Balancer(config.strategy)
+        # A status is asked for by programs that run this loop only now and then, too.
+        self._loop = asyncio.get_running_loop()
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
-        # What wakes that task: a poll is over, or wanted.
-        self._wake = asyncio.Event()
-        # How many wait for a change of the endpoints, and until when polls are made for a status.
-        self._watchers = 0
+        # What is called when an endpoint comes up or goes down, until when polls are made for a status, and the next polls.
+        self._watchers: list[Callable[[], None]] = []
         self._polls_until = -inf
-        self._change: asyncio.Future[None] | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.is_stopping = False
 
     @property
@@ -146,7 +75,6 @@ class Places:
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
                 # status shows them. Later ones join when they answer.
                 await gather_with_grace(polls, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
-        self._watching = asyncio.create_task(self._watch(), name="gpu-watch")
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
             logger.warning("no endpoint answers yet: %s", down)
@@ -157,10 +85,11 @@ class Places:
         self._tell_of_change()
 
     async def stop(self) -> None:
-        tasks = [*self._polls.values(), *([] if self._watching is None else [self._watching])]
-        for task in tasks:
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._polls.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._polls.values(), return_exceptions=True)
         for place in self._singles.values():
             if place.own_leases is not None:
                 place.own_leases.close()
@@ -207,41 +136,48 @@ class Places:
             if not endpoint.is_healthy
         }
 
-    def changed(self) -> asyncio.Future[None]:
-        """A future that is done when an endpoint comes up or goes down."""
-        if self._change is None or self._change.done():
-            self._change = asyncio.get_running_loop().create_future()
-        return self._change
-
-    def _tell_of_change(self) -> None:
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-
     # --- polling
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Poll the endpoints meanwhile, so that a change is noticed."""
-        self._watchers += 1
-        self._wake.set()
+    def watched(self, on_change: Callable[[], None]) -> Iterator[None]:
+        """Poll the endpoints meanwhile, and call this when one comes up or goes down, or the client is stopped."""
+        self._watchers.append(on_change)
+        for endpoint in self.endpoints.values():
+            self._poll_when_due(endpoint)
         try:
             yield
         finally:
-            self._watchers -= 1
+            self._watchers.remove(on_change)
 
     def watch_for_status(self) -> None:
         """Poll the endpoints for a while: a status was asked for."""
         self._polls_until = boot_time() + STATUS_S
-        self._wake.set()
+        for endpoint in self.endpoints.values():
+            self._poll_when_due(endpoint)
+
+    def _poll_when_due(self, endpoint: Endpoint) -> None:
+        """Poll it again when it is time, if that is wanted then."""
+        if endpoint.id in self._timers:
+            self._timers.pop(endpoint.id).cancel()
+        if self._watchers or boot_time() < self._polls_until:
+            due_s = max(endpoint.next_poll_at - boot_time(), 0.0)
+            self._timers[endpoint.id] = self._loop.call_later(due_s, self._poll_if_wanted, endpoint)
+
+    def _poll_if_wanted(self, endpoint: Endpoint) -> None:
+        if self._watchers or boot_time() < self._polls_until:
+            self._poll_soon(endpoint)
+
+    def _tell_of_change(self) -> None:
+        for on_change in self._watchers:
+            on_change()
 
     async def refresh(self, *, waits_for_new: bool = False) -> None:
         """Poll the endpoints that were not polled in the last polling interval. Waits for those that are up, or for all
         where none is, and for those that have never answered only if told so.
         """
-        now = boot_time()
+        now, is_down = boot_time(), not self.is_up
         due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
         polls = {one: self._poll_soon(one) for one in due}
-        is_down = not self.is_up
         waited = [
             poll
             for one, poll in polls.items()
@@ -267,7 +203,7 @@ class Places:
         id_ = error.endpoint_id
         logger.info("endpoint %s: %s", id_, error.reason, extra={"endpoint": id_})
         self.endpoints[id_].next_poll_at = 0.0
-        self._wake.set()
+        self._poll_when_due(self.endpoints[id_])
 
     async def try_again(self, endpoint: Endpoint) -> bool:
         """Poll an endpoint now, even where its breaker is open; returns whether it is up."""
@@ -275,23 +211,6 @@ class Places:
         # Vital, because a poll that is under way, and may hang, has the only call that the breaker lets through.
         await self._poll(endpoint, is_vital=True)
         return endpoint.is_healthy
-
-    async def _watch(self) -> None:
-        """Poll what is due, while that is wanted."""
-        while True:
-            self._wake.clear()
-            now, wait_s = boot_time(), inf
-            if self._watchers or now < self._polls_until:
-                for endpoint in self.endpoints.values():
-                    if self._is_polled(endpoint):
-                        continue
-                    if endpoint.next_poll_at <= now:
-                        self._poll_soon(endpoint)
-                    else:
-                        wait_s = min(wait_s, endpoint.next_poll_at - now)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if wait_s == inf else wait_s):
-                    await self._wake.wait()
 
     def _is_polled(self, endpoint: Endpoint) -> bool:
         return endpoint.id in self._polls and not self._polls[endpoint.id].done()
@@ -321,7 +240,7 @@ class Places:
                 logger.info("endpoint %s is up (%s)", endpoint.id, endpoint.kind, extra={"endpoint": endpoint.id})
             pause_s = self._config.polling_interval
         endpoint.next_poll_at = boot_time() + pause_s
-        self._wake.set()
+        self._poll_when_due(endpoint)
         if was_healthy != endpoint.is_healthy:
             self._tell_of_change()
 
@@ -367,5 +286,7 @@ class Places:
         def entries() -> list[Endpoint]:
             return [endpoint for endpoint in self.endpoints.values() if endpoint.fleet_id == fleet_id]
 
-        fleet = self._fleets[fleet_id] = Place(f"fleet {fleet_id}", entries, self._held, fleet_id, self.note_failure)
+        on_failure = self.note_failure
+        fleet = Place(f"fleet {fleet_id}", entries, self._held, self._ended, fleet_id=fleet_id, on_failure=on_failure)
+        self._fleets[fleet_id] = fleet
         return fleet

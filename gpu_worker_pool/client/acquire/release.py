@@ -7,8 +7,10 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from gpu_worker_pool.client.backends.held_lease import HeldLease
 from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
@@ -46,6 +48,22 @@ class Releases:
         self._under_way[task] = backend if is_local and isinstance(backend, ServerLeases) else None, lease_id
         task.add_done_callback(self._under_way.pop)
         return task
+
+    def start_for(self, lease: HeldLease) -> asyncio.Task[None]:
+        """Release a lease that was held."""
+        return self.start(lease.backend, lease.id, is_local=lease.is_local)
+
+    async def deliver(self, lease: HeldLease) -> None:
+        """Release a lease, and wait for the server for a while. What is not delivered by then goes on in the background."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                try:
+                    await lease.backend.release(lease.id)
+                except EndpointError:
+                    await asyncio.shield(self.start_for(lease))
+                except asyncio.CancelledError:
+                    self.start_for(lease)  # it may not have arrived; to release twice is harmless
+                    raise
 
     async def finish(self, wait_s: float) -> None:
         """Wait for the releases, no longer than this. What has a TTL expires then; with what has none, a thread goes on

@@ -1,124 +1,19 @@
-"""A lease that this client holds: what was granted, its loss, and the notice of its end."""
+"""A lease that this client holds."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.model.gpu import Gpu
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.models import Assignment, LeaseEnding, make_assignment
+from gpu_worker_pool.models import Assignment, make_assignment
+from gpu_worker_pool.notices import EndNotice, Loss
 
 if TYPE_CHECKING:
     from .lease_backend import LeaseBackend
-
-BEATS_PER_TTL = 3
-# Each answer tells how long it is to the end, and answers take their time.
-_SAME = timedelta(seconds=1)
-
-
-class Loss:
-    """Set when the lease is over before it was released: `await assignment.lost`, or ask `is_set()`.
-
-    The holder gives up before the server does: one heartbeat before the TTL would end it, counted from when the last
-    heartbeat that got through was *sent*. `is_set` goes by the clock, so that it is right even when this process was
-    stopped or the machine slept, before any timer has run. A local lease lasts as long as its process, whatever happens
-    to the server meanwhile: it is lost only when the server says so.
-    """
-
-    def __init__(self, ttl_s: float, *, is_local: bool = False) -> None:
-        self.ttl_s = ttl_s
-        self.is_local = is_local
-        # When the lease is lost if no further heartbeat gets through; None where only its server can say that it is.
-        self.ends_at: float | None = None
-        self.reason: str | None = None
-        # The server's code for the reason, such as time_limit; None where the server did not say that it ended.
-        self.code: str | None = None
-        self._event = asyncio.Event()
-        self._is_over = False
-
-    def is_set(self) -> bool:
-        if self._event.is_set():
-            return True
-        return not self._is_over and self.ends_at is not None and boot_time() >= self.ends_at
-
-    async def wait(self) -> str:
-        await self._event.wait()
-        return self.reason or "lost"
-
-    def __await__(self) -> Generator[Any, None, str]:
-        return self.wait().__await__()
-
-    def extend(self, sent_at: float) -> None:
-        """Count the TTL from when a heartbeat was sent that got through; a lost lease stays lost. Infinity: none runs."""
-        if not (self.is_local or sent_at == inf or self.is_set()):
-            ends_at = sent_at + self.ttl_s * (1 - 1 / BEATS_PER_TTL)
-            self.ends_at = max(ends_at, self.ends_at or ends_at)
-
-    def set(self, reason: str, code: str | None = None) -> bool:
-        """Declare the lease lost; returns False where it was lost or released before."""
-        if self._is_over or self._event.is_set():
-            return False
-        self.reason, self.code = reason, code
-        self._event.set()
-        return True
-
-    def settle(self) -> None:
-        """Note that the lease was released, so that it can no longer be lost."""
-        self._is_over = True
-
-    def __deepcopy__(self, _: object) -> Self:
-        return self  # as `dataclasses.asdict` copies it
-
-    def __repr__(self) -> str:
-        return f"<Loss: {self.reason or ('yes' if self.is_set() else 'no')}>"
-
-
-class EndNotice:
-    """Set while the server is about to end the lease: `await assignment.warned`, or ask `is_set()`."""
-
-    def __init__(self) -> None:
-        self.ending: LeaseEnding | None = None
-        self._change = asyncio.Event()
-
-    def is_set(self) -> bool:
-        return self.ending is not None
-
-    async def wait(self) -> LeaseEnding:
-        while (ending := self.ending) is None:
-            await self._change.wait()
-        return ending
-
-    def __await__(self) -> Generator[Any, None, LeaseEnding]:
-        return self.wait().__await__()
-
-    async def changed(self) -> None:
-        await self._change.wait()
-
-    def set(self, ending: LeaseEnding | None) -> bool:
-        """Take in what the server says now; returns whether that is news."""
-        known = self.ending
-        if ending is None or known is None:
-            is_same = ending is known
-        else:
-            is_same = ending.reason == known.reason and abs(ending.ends_at - known.ends_at) < _SAME
-        if is_same:
-            return False
-        self.ending = ending
-        change, self._change = self._change, asyncio.Event()
-        change.set()
-        return True
-
-    def __deepcopy__(self, _: object) -> Self:
-        return self  # as `dataclasses.asdict` copies it
-
-    def __repr__(self) -> str:
-        return f"<EndNotice: {self.ending or 'none'}>"
 
 
 @dataclass(eq=False, slots=True)
@@ -173,3 +68,8 @@ class HeldLease:
             warned=self.warned,
         )
         return self.assignment
+
+
+def local_time(at: float) -> datetime:
+    """As all times of the documents."""
+    return datetime.fromtimestamp(at)  # noqa: DTZ006 - see above

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from math import inf
 from time import time
 from typing import Final
@@ -35,7 +34,7 @@ from gpu_worker_pool.ledger.outbox import Done, WriteBatch
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
 
-from .held_lease import HeldLease
+from .held_lease import HeldLease, local_time
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -44,55 +43,9 @@ logger = logging.getLogger("gpu_worker_pool.client")
 THIS_PROCESS: Final = "this process"
 # Servers with statistics only that this process has warned of already; its clients share this.
 _WARNED: set[str] = set()
-# The server's address, and the GPU's UUID.
-Claim = tuple[str, str]
-
-
-class Claims:
-    """Which client of this process has which GPU: at most one has each. Clients may run in several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owners: dict[Claim, object] = {}
-        self._listeners: dict[object, Callable[[], None]] = {}
-
-    def join(self, client: object, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, in any thread, whenever another client gives up a claim."""
-        with self._lock:
-            self._listeners[client] = on_change
-
-    def take(self, client: object, claims: Iterable[Claim]) -> bool:
-        """Claim all of these, or none."""
-        wanted = list(claims)
-        with self._lock:
-            if any(self._owners.get(claim, client) is not client for claim in wanted):
-                return False
-            self._owners.update(dict.fromkeys(wanted, client))
-            return True
-
-    def let_go(self, client: object, claims: Iterable[Claim]) -> None:
-        """Give up those of these claims that are the client's own."""
-        with self._lock:
-            own = [claim for claim in claims if self._owners.get(claim) is client]
-            for claim in own:
-                del self._owners[claim]
-            others = [told for other, told in self._listeners.items() if own and other is not client]
-        for told in others:
-            told()
-
-    def leave(self, client: object) -> None:
-        """Give up all claims, and stop calling `on_change`."""
-        with self._lock:
-            own = [claim for claim, owner in self._owners.items() if owner is client]
-            self._listeners.pop(client, None)
-        self.let_go(client, own)
-
-    def is_taken_by_others(self, client: object, claim: Claim) -> bool:
-        with self._lock:
-            return self._owners.get(claim, client) is not client
-
-
-_CLAIMS: Final = Claims()
+# All of this process. They may run in several threads, and no two may have one GPU.
+_POOLS: Final[set[OwnLeases]] = set()
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 class _NoJournal:
@@ -115,7 +68,7 @@ class OwnLeases:
 
     def __init__(self, endpoint: Endpoint, config: ClientConfig) -> None:
         self._endpoint = endpoint
-        self._server = endpoint.url.url
+        self.server = endpoint.url.url
         self._sizes_mb: dict[int, float] | None = None
         self._measured: dict[str, Reading] = {}
         self._loop = asyncio.get_running_loop()
@@ -132,7 +85,10 @@ class OwnLeases:
         # No driver was there before this one, so readings from before count as well.
         self._began = self._driver.now()
         self._driver.listeners.append(self._follow)
-        _CLAIMS.join(self, self._others_changed)
+        # The UUIDs of the GPUs that it has granted, for the others.
+        self.held: frozenset[str] = frozenset()
+        with _ONE_AT_A_TIME:
+            _POOLS.add(self)
 
     @property
     def endpoint_id(self) -> str:
@@ -147,8 +103,8 @@ class OwnLeases:
         if self._sizes_mb is None:
             self._sizes_mb = await self._read_sizes()
         self._observe(parse_summary(reply.data, endpoint.id, reply.sent_at, self._sizes_mb))
-        if self._server not in _WARNED:
-            _WARNED.add(self._server)
+        if self.server not in _WARNED:
+            _WARNED.add(self.server)
             text = "endpoint %s has statistics only, no leases: only the workers of this process are coordinated"
             logger.warning(text, endpoint.id, extra={"endpoint": endpoint.id})
 
@@ -187,7 +143,11 @@ class OwnLeases:
 
     def close(self) -> None:
         self._driver.close()
-        _CLAIMS.leave(self)
+        with _ONE_AT_A_TIME:
+            _POOLS.discard(self)
+            others = self._others()
+        for pool in others:
+            pool.read_again()
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         for event in await self._driver.do(cmd.RequestLease(lease_id, replace(request, ttl_s=MAX_TTL_S))):
@@ -219,7 +179,7 @@ class OwnLeases:
             reason = lease.reason if isinstance(lease, EndedLease) else "unknown"
             lost[lease_id] = Over(str(reason), ending(reason))
         warnings = {
-            lease_id: LeaseEnding(str(lease.ending.reason), _local_time(lease.ending.at))
+            lease_id: LeaseEnding(str(lease.ending.reason), local_time(lease.ending.at + wall_offset()))
             for lease_id, lease in active.items()
             if lease.ending is not None
         }
@@ -231,7 +191,7 @@ class OwnLeases:
                 gpus = tuple(map(self._gpu, lease.gpus))
                 devices = ",".join(str(gpu.index) for gpu in gpus)
                 env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": devices}
-                ends_at = None if lease.limit is None else _local_time(lease.limit)
+                ends_at = None if lease.limit is None else local_time(lease.limit + wall_offset())
                 # It ends with this process, so it cannot be lost before.
                 return HeldLease(lease_id, request, self, gpus, env, inf, lease.fence, ends_at=ends_at)
             case QueuedLease():
@@ -249,37 +209,44 @@ class OwnLeases:
         for node in sorted(nodes - self._state.announced):
             self._driver.note(cmd.AnnounceNode(node, THIS_PROCESS))
         if not nodes | self._state.announced:
-            self._driver.note(cmd.AnnounceNode(self._server, THIS_PROCESS, ()))
-        self._driver.note(cmd.Observe(tuple(map(self._as_it_is_for_us, self._measured.values()))))
+            self._driver.note(cmd.AnnounceNode(self.server, THIS_PROCESS, ()))
+        with _ONE_AT_A_TIME:
+            taken = self._taken()
+        fault = "another client of this process has it"
+        readings = self._measured.items()
+        self._driver.note(
+            cmd.Observe(tuple(replace(one, fault=fault) if uuid in taken else one for uuid, one in readings))
+        )
 
-    def _as_it_is_for_us(self, reading: Reading) -> Reading:
-        if _CLAIMS.is_taken_by_others(self, self._claim(reading.gpu.key)):
-            return replace(reading, fault="another client of this process has it")
-        return reading
+    def _others(self) -> list[OwnLeases]:
+        return [pool for pool in _POOLS if pool is not self and pool.server == self.server]
 
-    def _claim(self, key: GpuKey) -> Claim:
-        return (self._server, key.uuid)
+    def _taken(self) -> set[str]:
+        """The GPUs that other clients of this process have."""
+        return {uuid for pool in self._others() for uuid in pool.held}
 
-    def _others_changed(self) -> None:
-        """Read the GPUs again after another client gave up a claim; called from any thread."""
+    def read_again(self) -> None:
+        """Read the GPUs again after another client gave one up; called from any thread."""
         with suppress(RuntimeError):  # the loop may just have ended
             self._loop.call_soon_threadsafe(self._observe_again)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
-        for event in events:
-            if isinstance(event, ev.LeaseGranted) and not _CLAIMS.take(self, map(self._claim, event.gpus)):
-                # Another client was quicker while this one decided. The grant has not been answered yet.
-                self._observe_again()
-                self._driver.note(cmd.Revoke(event.lease_id))
-        held = {key for key, slot in self._state.slots.items() if slot.occupants}
-        free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]
-        _CLAIMS.let_go(self, free)
+        held = {key.uuid for key, slot in self._state.slots.items() if slot.occupants}
+        with _ONE_AT_A_TIME:
+            taken, before = self._taken(), self.held
+            self.held = frozenset(held - taken)
+            others = self._others() if before - held else []
+        granted = [event for event in events if isinstance(event, ev.LeaseGranted)]
+        late = [event.lease_id for event in granted if any(key.uuid in taken for key in event.gpus)]
+        if late:
+            # Another client was quicker while this one decided. The grants have not been answered yet.
+            self._observe_again()
+            for lease_id in late:
+                self._driver.note(cmd.Revoke(lease_id))
+        for pool in others:
+            pool.read_again()
 
     def _gpu(self, key: GpuKey) -> Gpu:
         reading = self._state.slots[key].reading
         assert reading is not None  # noqa: S101 - a GPU that was granted has been read
         return reading.gpu
-
-
-def _local_time(at: float) -> datetime:
-    return datetime.fromtimestamp(at + wall_offset())  # noqa: DTZ006 - local time, as all times of the documents

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Reply
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Holder, Request
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Request
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.host.clock import boot_id, boot_time
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.connections import UserNotKnown
-from gpu_worker_pool.host.identity import own_proc, pid_namespace
-from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
@@ -32,8 +26,9 @@ from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
 from .grant_check import NotReadYet, UnbelievableGrant, check_grant
-from .held_lease import HeldLease
+from .held_lease import HeldLease, local_time
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
+from .lease_request import body_of
 
 logger = logging.getLogger("gpu_worker_pool.client")
 T = TypeVar("T")
@@ -49,38 +44,6 @@ LEAST_PATIENCE_S: Final = 0.5
 # For this time an entry point that failed is asked after the others.
 AVOIDED_S: Final = 10.0
 _ROOT: Final = 0
-_WISHES: Final = (
-    "gpus",
-    "memory_mb",
-    "model",
-    "memory_threshold_percent",
-    "utilization_threshold_percent",
-    "among",
-)
-_HOLDER: Final = ("worker_id", "owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
-_TERMS: Final = ("priority", "ttl_s", "time_limit_s", "preemptible")
-
-
-def holder(worker_id: str, pid: int | None = None) -> Holder:
-    """The holder of a lease, with what a server on its machine needs to watch its process: this one, or `pid`."""
-    found = _own_facts(os.getpid()) if pid is None else _facts_of(pid)
-    return Holder(worker_id, found.owner, found.host, found.pid, found.pid_started, found.boot_id, found.pid_namespace)
-
-
-def _facts_of(pid: int) -> Holder:
-    namespace = pid_namespace()
-    return Holder(
-        owner=user_name(),
-        host=socket.gethostname(),
-        pid=pid,
-        pid_started=ProcessTable(proc).started(pid) if (proc := own_proc()) else None,
-        boot_id=boot_id() if namespace else None,  # without /proc a server cannot watch the process
-        pid_namespace=namespace,
-    )
-
-
-# Read once a process. A forked child has another pid, so it does not use its parent's.
-_own_facts = lru_cache(maxsize=1)(_facts_of)
 
 
 class Granter(NamedTuple):
@@ -155,7 +118,7 @@ class ServerLeases:
 
     async def ask(self, lease_id: str, request: Request) -> LeaseAnswer:
         async def ask(entry: Endpoint) -> LeaseAnswer:
-            body = _body(request, is_local=is_this_machine(entry.url.host))
+            body = body_of(request, is_local=is_this_machine(entry.url.host))
             reply = await entry.call("PUT", f"{self._path}/{lease_id}", body=body)
             return self._answer(entry, reply, lease_id, request)
 
@@ -211,6 +174,21 @@ class ServerLeases:
         """The same leases, by endpoints of another loop."""
         entries = [endpoints[entry.id] for entry in self.entries]
         return ServerLeases(endpoints[self.home.id], self.fleet_id, lambda: entries)
+
+    async def look_up(self, path: str = "") -> Any:
+        """What the server shows of its leases, or of the one at this path; None where it does not know that one, ValueError
+        where it says that there can be none.
+        """
+
+        async def look_up(entry: Endpoint) -> Any:
+            reply = await entry.call("GET", f"{self._path}{path}", attempts=entry.attempts)
+            if reply.status == 422:
+                raise ValueError(reply.detail)
+            if reply.status not in {200, 202, 404}:
+                raise entry.error(reply.detail, status=reply.status)
+            return None if reply.status == 404 else reply.data
+
+        return await self._at_first(look_up, PATIENCE_S)
 
     async def _at_first(self, call: Callable[[Endpoint], Awaitable[T]], patience_s: float) -> T:
         """What the first entry point that works answers; EndpointError with all reasons where none does."""
@@ -323,26 +301,13 @@ async def _answering(entry: Endpoint) -> Granter:
     return Granter.of(reply, pool.pool_id if pool else None)
 
 
-def _body(request: Request, *, is_local: bool) -> dict[str, Any]:
-    """What is sent. What is not set is left out, so that the server's own default is used."""
-    parts = ((request.wishes, _WISHES), (request.holder, _HOLDER), (request, _TERMS))
-    values = {name: getattr(part, name) for part, names in parts for name in names}
-    values["labels"] = dict(request.labels)
-    if is_local and sys.platform == "linux":
-        # A server on this machine knows the user: in a container the same user may have another name.
-        del values["owner"]
-    if request.wishes.nodes > 1:
-        values["nodes"] = request.wishes.nodes
-    return {name: value for name, value in values.items() if value is not None and value is not False and value != {}}
-
-
 def _over(reason: str, by: str | None, note: str | None) -> Over:
     return Over(reason, ending(reason, by, note), is_final=reason == EndReason.REVOKED or by is not None)
 
 
 def _ending(said: EndWarning) -> LeaseEnding:
     """By the clock of this machine: that of the server may differ."""
-    return LeaseEnding(str(said.reason), _local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
+    return LeaseEnding(str(said.reason), local_time(time.time() + min(max(said.ends_in_s, 0.0), MAX_TIME_LIMIT_S)))
 
 
 def _ends_at(lease: GangLeaseView) -> datetime | None:
@@ -350,11 +315,7 @@ def _ends_at(lease: GangLeaseView) -> datetime | None:
     granted_at, ends_at = read_time(lease.granted_at), read_time(lease.ends_at)
     if granted_at is None or ends_at is None:
         return None
-    return _local_time(time.time() + min(max(ends_at - granted_at, 0.0), MAX_TIME_LIMIT_S))
-
-
-def _local_time(at: float) -> datetime:
-    return datetime.fromtimestamp(at)  # noqa: DTZ006 - local time, as all times of the documents
+    return local_time(time.time() + min(max(ends_at - granted_at, 0.0), MAX_TIME_LIMIT_S))
 
 
 def _safe_since(reply: Reply, lease: GangLeaseView) -> float:

@@ -6,20 +6,18 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from gpu_worker_pool.host.connections import uid_of_server
 
 from .answers import AnswerReader, BadAnswer
 
 # How long the next address of a name waits for the one before it to be connected.
-_NEXT_ADDRESS_S: Final = 0.25
+_NEXT_ADDRESS_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ async def connect(where: Where, tls: ssl.SSLContext | None) -> ServerConnection:
         if where.path is not None:
             await loop.create_unix_connection(lambda: connection, str(where.path))
             return connection
-        connected = await _first_connected(await _look_up(where.host, where.port))
+        connected = await _connected(where.host, where.port)
         try:
             name = where.host if tls is not None else None
             await loop.create_connection(lambda: connection, sock=connected, ssl=tls, server_hostname=name)
@@ -135,63 +133,46 @@ async def connect(where: Where, tls: ssl.SSLContext | None) -> ServerConnection:
     return connection
 
 
-_Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
-
-
-async def _look_up(host: str, port: int) -> Sequence[_Address]:
-    """The addresses of a name, looked up in a daemon thread: a name server that hangs would otherwise block the threads
-    of other work, and keep the program from stopping.
+async def _connected(host: str, port: int) -> socket.socket:
+    """A socket to the first address of a name that connects, by a daemon thread: a name server that hangs would otherwise
+    block the threads of other work, and keep the program from stopping.
     """
-    with suppress(OSError, UnicodeError):
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    found: Future[Sequence[_Address]] = Future()
+    found: Future[socket.socket] = Future()
     found.set_running_or_notify_cancel()  # a caller that leaves does not keep the thread from its outcome
 
-    def look_up() -> None:
+    def try_all() -> None:
         try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found.set_result(_connect_to_first(host, port))
         except (OSError, UnicodeError) as error:
             found.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
 
-    Thread(target=look_up, name="server-names", daemon=True).start()
-    return await asyncio.wrap_future(found)
-
-
-async def _first_connected(addresses: Sequence[_Address]) -> socket.socket:
-    """A socket to the first address that connects. They are tried one after the other, the next one soon."""
-    rest, tries, errors = list(addresses), set[asyncio.Task[socket.socket]](), list[BaseException]()
+    Thread(target=try_all, name="gpu-server-connect", daemon=True).start()
     try:
-        while rest or tries:
-            if rest:
-                tries.add(asyncio.create_task(_connected(rest.pop(0))))
-            done, _ = await asyncio.wait(
-                tries, timeout=_NEXT_ADDRESS_S if rest else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                tries.remove(task)
-                if (error := task.exception()) is None:
-                    return task.result()
-                errors.append(error)
-        raise errors[0] if errors else OSError("it has no address")
-    finally:
-        for task in tries:
-            task.cancel()
-            task.add_done_callback(_close_late)
-
-
-def _close_late(task: asyncio.Task[socket.socket]) -> None:
-    """Close what another address has won against."""
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
-
-
-async def _connected(address: _Address) -> socket.socket:
-    family, kind, protocol, _, place = address
-    connecting = socket.socket(family, kind, protocol)
-    try:
-        connecting.settimeout(0)
-        await asyncio.get_running_loop().sock_connect(connecting, place)
-    except BaseException:
-        connecting.close()
+        return await asyncio.wrap_future(found)
+    except asyncio.CancelledError:
+        found.add_done_callback(_close_late)
         raise
-    return connecting
+
+
+def _connect_to_first(host: str, port: int) -> socket.socket:
+    """Try one address after the other. The last one has all of the time."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    errors: list[OSError] = []
+    for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
+        connecting = socket.socket(family, kind, protocol)
+        connecting.settimeout(_NEXT_ADDRESS_S if number < len(addresses) else None)
+        try:
+            connecting.connect(address)
+        except OSError as error:
+            connecting.close()
+            errors.append(error)
+        else:
+            connecting.settimeout(0)
+            return connecting
+    raise errors[0] if errors else OSError("it has no address")
+
+
+def _close_late(found: Future[socket.socket]) -> None:
+    """Close what no call waits for any more."""
+    if found.exception() is None:
+        found.result().close()

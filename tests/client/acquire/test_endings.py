@@ -20,8 +20,8 @@ from gpu_worker_pool import (
     RequestRefusedError,
     StaleAssignmentError,
 )
-from gpu_worker_pool.client.backends.held_lease import EndNotice
 from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.notices import EndNotice
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, running, soon
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease

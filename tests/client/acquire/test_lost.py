@@ -119,7 +119,7 @@ async def test_it_is_reckoned_from_when_the_heartbeat_was_sent_and_held_and_not_
         ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
         await soon(lambda: assignment.lost.ends_at != ends_at, "it was answered")  # type: ignore[union-attr]
         assert boot_time() - sent_at > BEAT_S * 0.5
-        safe_s = assignment.lost.ends_at - sent_at  # type: ignore[union-attr]
+        safe_s = assignment.lost.ends_at - sent_at  # type: ignore[union-attr, operator]
         held_s = TTL_S / HOLDS_PER_TTL  # or less, after a call that took long
         assert TTL_S - BEAT_S - 0.2 < safe_s < held_s + TTL_S - BEAT_S + 0.2
 
@@ -154,7 +154,7 @@ async def test_a_heartbeat_survives_a_restart_within_the_ttl(
         assignment = await client.request_gpu(timeout=30)
         ends_at = assignment.lost.ends_at  # type: ignore[union-attr]
         await asyncio.to_thread(server.restart)
-        await soon(lambda: assignment.lost.ends_at > ends_at, "a heartbeat went through", 4)  # type: ignore[union-attr]
+        await soon(lambda: assignment.lost.ends_at > ends_at, "a heartbeat went through", 4)  # type: ignore[union-attr, operator]
         assert not assignment.is_lost
         assert get(server, assignment.lease_id or "")["state"] == "active"
         await client.release_gpu(assignment)
@@ -243,7 +243,7 @@ async def test_a_callback_that_fails_harms_nobody(server: ServerProcess, caplog:
             server.ask(f"/admin/leases/{assignment.lease_id}/revoke", "POST")
         await soon(lambda: len(told) == 2, "both were told")
         ends_at = held[2].lost.ends_at  # type: ignore[union-attr]
-        await soon(lambda: held[2].lost.ends_at > ends_at, "the heartbeats of the others go on")  # type: ignore[union-attr]
+        await soon(lambda: held[2].lost.ends_at > ends_at, "the heartbeats of the others go on")  # type: ignore[union-attr, operator]
         assert not held[2].is_lost
     assert "on_lost failed" in caplog.text
 

@@ -363,6 +363,19 @@ async def test_log_records_tell_worker_gpu_endpoint_and_lease(
     assert not any(token in str(record.__dict__) for record in caplog.records)
 
 
+async def test_a_request_that_fails_is_raised_and_not_said_twice(
+    big: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without settings, logging shows warnings: the same words would stand on standard error twice."""
+    async with GPUWorkerPoolClient(big.url) as client:
+        with pytest.raises(RequestRefusedError):
+            await client.request_gpu(gpus=9)
+        await client.request_gpu(gpus=3)
+        with pytest.raises(WorkerTimeoutError):
+            await client.request_gpu(timeout=0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def test_every_log_record_about_a_lease_or_an_endpoint_has_it_as_a_field(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

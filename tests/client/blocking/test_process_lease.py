@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -16,7 +17,7 @@ from typing import IO
 import pytest
 
 import gpu_worker_pool
-from gpu_worker_pool import RequestRefusedError, lease_for_process, release_for_process
+from gpu_worker_pool import RequestRefusedError, gpu, lease_for_process, release_for_process
 from gpu_worker_pool.client import process_lease
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import Child, active
@@ -328,3 +329,22 @@ class TestVisibleDevicesOfTheProgram:
                     ask()
             assert visible() == value
         assert active(server) == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "asked", "message"),
+    [
+        (gpu, {"gpu": 1}, "gpu() does not know 'gpu'; did you mean gpus?"),
+        (
+            gpu,
+            {"service_endpiont": "http://box"},
+            "gpu() does not know 'service_endpiont'; did you mean service_endpoint?",
+        ),
+        (lease_for_process, {"gpu": 1}, "lease_for_process() does not know 'gpu'; did you mean gpus?"),
+    ],
+)
+def test_an_unknown_option_names_the_function_that_was_called(
+    function: Callable[..., object], asked: dict[str, object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        function(**asked)

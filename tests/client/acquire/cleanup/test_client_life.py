@@ -155,3 +155,17 @@ async def test_a_stop_is_not_held_up_by_a_server_that_does_not_answer(behaviour:
         assert loop.time() - began < 15
         assert not before.tasks_left()
     await soon(lambda: not sockets() - before.sockets, "all sockets are closed", 15)
+
+
+async def test_a_stop_waits_for_a_release_that_is_under_way_and_leaves_none_behind() -> None:
+    with ForeignServer(ScriptedLeases().behaviour()) as foreign:
+        before = Leftovers()
+        client = client_of(foreign)
+        await client.start()
+        assignment = await client.request_gpu(timeout=30)
+        foreign.behaviour = hanging
+        releasing = asyncio.create_task(client.release_gpu(assignment))
+        await soon(lambda: foreign.asked("DELETE"), "it is released")
+        await client.stop()
+        assert releasing.done()
+        assert not before.tasks_left()
