@@ -103,7 +103,7 @@ class Joiner:
 
         def pass_on(received: Received) -> None:
             # What was typed at the terminal has reached the command already.
-            if not (shares_terminal and received.is_from_terminal):
+            if not (shares_terminal and received.is_typed):
                 guarded.send_signal(received.number)
 
         with closing(GuardedCommand()) as guarded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
@@ -15,19 +15,16 @@ from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
-from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.errors import PoolError
+from gpu_worker_pool.jobs.guarded import Guarded, check_can_run
+from gpu_worker_pool.jobs.leases import GpuRequest, acquire, release
+from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
+from gpu_worker_pool.jobs.supervise import Command, supervise
 
 from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
-from .gpu_request import GpuRequest, acquire, core_request, release
-from .guarded_command import GuardDied, GuardedCommand, check_can_run
-from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, warn_command
-from .lease_loss import wait_for_end
 from .reporter import RunReporter
-from .signals import ENDING, Received, Signals, has_controlling_terminal
 from .sources import ELSEWHERE, Sources, check_inside, choose_sources, find_lease_around, leave_out_if_elsewhere
 from .waiting_line import WaitingLine
 
@@ -79,7 +76,7 @@ class Runner:
             )
         if self.request.nodes > 1:
             sources = gang_sources(sources)
-        with closing(GuardedCommand()) as guarded:
+        async with Guarded.start() as guarded:
             while True:
                 done = await self._acquire_and_run(guarded, sources, signals)
                 if isinstance(done, int):
@@ -88,12 +85,12 @@ class Runner:
 
     async def _run_inside(self, lease: InheritedLease, signals: Signals) -> int:
         """Run the command on the GPUs of the lease around this process. `run` outside ends it when that lease is lost."""
-        request = core_request(self.request)
+        request = self.request.as_request()
         check_inside(lease, request.wishes, os.environ)
         assignment = lease.assignment(request, lease.gpus, is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""))
         self.reporter.inside(assignment)
-        with closing(GuardedCommand()) as guarded:
-            return await self._run_on(assignment, guarded, DEFAULT_TTL_S, signals)
+        async with Guarded.start() as guarded:
+            return await self._run_on(assignment, guarded, signals)
 
     @property
     def _left_s(self) -> float | None:
@@ -115,7 +112,7 @@ class Runner:
                 raise
             raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
-    async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int | Sources:
+    async def _acquire_and_run(self, guarded: Guarded, sources: Sources, signals: Signals) -> int | Sources:
         """Return the exit code; or the sources that are left, if the GPUs turn out to be in another machine."""
         async with sources.servers() as servers:
             line = WaitingLine(
@@ -140,8 +137,8 @@ class Runner:
                     return left
                 self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
                 if self.request.nodes > 1:
-                    return await self._run_gang(client, servers, acquired, guarded, sources.ttl_s, signals)
-                code = await self._run_on(acquired, guarded, sources.ttl_s, signals)
+                    return await self._run_gang(client, servers, acquired, guarded, signals)
+                code = await self._run_on(acquired, guarded, signals)
                 await release(client, acquired)
                 return code
 
@@ -150,8 +147,7 @@ class Runner:
         client: GPUWorkerPoolClient,
         servers: Servers,
         assignment: Assignment,
-        guarded: GuardedCommand,
-        ttl_s: float,
+        guarded: Guarded,
         signals: Signals,
     ) -> int:
         """Run this box's part, and have the others run theirs."""
@@ -168,7 +164,7 @@ class Runner:
                 )
             if gang.has_part_here and gang.own is not None:
                 assignment.env = {**assignment.node_envs[gang.own], **gang.env(gang.own, os.environ)}
-                return await self._run_on(assignment, guarded, ttl_s, signals, others)
+                return await self._run_on(assignment, guarded, signals, others)
             here = gang.own or "this machine"
             self.reporter.warn(
                 f"{here} has no part in the lease {lease_id} (it is on {', '.join(gang.nodes)}), so nothing is started here; "
@@ -212,8 +208,8 @@ class Runner:
         self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int, signals: Signals
     ) -> Assignment | int:
         """The assignment; or the exit code where a signal came, with the request cancelled or the lease released."""
-        request = replace(self.request, timeout_s=self._left_s)
-        acquiring = asyncio.create_task(acquire(client, sources, request, holder_pid))
+        request = replace(self.request, timeout_s=self._left_s, among=sources.among)
+        acquiring = asyncio.create_task(acquire(client, request, holder_pid))
         ended_by: list[int] = []
 
         def end(received: Received) -> None:
@@ -229,63 +225,38 @@ class Runner:
         return SIGNAL_BASE + ended_by[0] if ended_by else acquiring.result()
 
     async def _run_on(
-        self,
-        assignment: Assignment,
-        guarded: GuardedCommand,
-        ttl_s: float,
-        signals: Signals,
-        others: OtherBoxes | None = None,
+        self, assignment: Assignment, guarded: Guarded, signals: Signals, others: OtherBoxes | None = None
     ) -> int:
-        failed_code, is_told_to_end = 0, False
-        grace_s = grace_after_loss(self.grace_s, ttl_s)
-        shares_terminal, is_stopped = has_controlling_terminal(), False
-
-        def pass_on(received: Received) -> None:
-            nonlocal is_told_to_end
-            is_told_to_end = is_told_to_end or received.number in ENDING
-            # What was typed at the terminal has reached the command already.
-            if not (shares_terminal and received.is_from_terminal):
-                guarded.send_signal(received.number)
-
-        def lose(reason: str) -> None:
-            nonlocal is_stopped
-            if end_if_announced(guarded, assignment, grace_s):
-                return
-            is_stopped = True
-            guarded.end(grace_s)
-            self.reporter.lost(reason)
-
-        async def warn_and_watch() -> None:
-            nonlocal failed_code
-            warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
-            try:
-                failed = None if others is None else await others.failure()
-                # Ctrl-C reaches ssh too, and when the lease is lost the others end.
-                if failed is not None and not is_told_to_end and not assignment.is_lost:
-                    failed_code = self._tell_failure(failed)
-                    guarded.end(grace_s)
-                await warning
-            finally:
-                await cancel_and_wait(warning)
-
+        command = Command(
+            argv=self.command,
+            env=os.environ,
+            group=os.getpgrp() if has_controlling_terminal() else 0,
+            grace_s=self.grace_s,
+        )
+        failing = asyncio.create_task(self._end_on_failure(others, assignment, guarded))
         try:
-            await guarded.start(
-                self.command,
-                command_env(os.environ, assignment),
-                (0, 1, 2),
-                group=os.getpgrp() if shares_terminal else 0,
-                grace_s=grace_s,
-                safe_until=safe_until(assignment),
-                limit=limit_of(assignment),
+            outcome = await supervise(
+                guarded,
+                assignment,
+                command,
+                on_warning=self.reporter.ending,
+                on_lost=self.reporter.lost,
+                signals=signals,
             )
-            async with signals.passed_to(pass_on):
-                code = await wait_for_end(guarded, assignment, ttl_s, lose, warn_and_watch())
-        except GuardDied:
-            raise Failure("the guard of the command was killed, and the command with it") from None
-        except BaseException:
-            guarded.close()  # whatever it was, the lease is released only when the command is gone
-            raise
-        if reason := ended_because(guarded, assignment, code):
-            self.reporter.stopped(reason, end_text(reason, assignment))
-            return EXIT_CODES[reason]
-        return FAILED if is_stopped else failed_code or code
+            failed = failing.result() if failing.done() and outcome.signal is None else None
+        finally:
+            await cancel_and_wait(failing)
+        if outcome.end_reason is not None and outcome.why is not None:
+            self.reporter.stopped(outcome.end_reason, outcome.why)
+        return failed.code if failed is not None and outcome.why is None else outcome.code_of_run
+
+    async def _end_on_failure(
+        self, others: OtherBoxes | None, assignment: Assignment, guarded: Guarded
+    ) -> FailedBox | None:
+        """End the command where that of another box has failed."""
+        failed = None if others is None else await others.failure()
+        # When the lease is lost the others end.
+        if failed is not None and not assignment.is_lost:
+            self._tell_failure(failed)
+            guarded.end(self.grace_s)
+        return failed

@@ -168,7 +168,7 @@ def test_a_machines_gpus_are_used_where_the_caller_sees_them(value: str | None, 
 def descendants_of_working(demo: subprocess.Popen[str]) -> list[int]:
     assert demo.stdout is not None
     assert any("holds GPU" in line for line in demo.stdout), demo.communicate()[1]
-    return descendants(demo.pid)
+    return list(descendants(demo.pid))
 
 
 def wait_for_end(pid: int) -> None:
