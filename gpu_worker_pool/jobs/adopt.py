@@ -17,7 +17,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,7 @@ from .guarded import GuardDied, Guarded
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
 from .keeper_link import GPU_POOL, lock_keeper, start_keeper
-from .leases import GpuRequest, adopted
+from .leases import Adopted, GpuRequest, adopted
 from .life import (
     CancelAsked,
     JobEvent,
@@ -55,6 +56,8 @@ _LOST_EVENTS: Final = (
     "its journal is damaged: it has a log of an attempt that the journal does not know; see whether it still runs, and use "
     "`gpu-pool retry`"
 )
+# How often a server is asked whether another request comes before the next task: tasks may take a few milliseconds.
+_ASK_EVERY_S: Final = 0.1
 Decide = Callable[[Submission], Iterable[JobEvent]]
 
 
@@ -76,10 +79,19 @@ def request_of(spec: JobSpec) -> GpuRequest:
 class Supervisor:
     """Takes the tasks of one submission, one after the other."""
 
-    def __init__(self, store: JobStore, record: JobRecord, run_id: str, guarded: Guarded) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        record: JobRecord,
+        run_id: str,
+        guarded: Guarded,
+        is_wanted: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._store, self._record, self._run_id, self._guarded = store, record, run_id, guarded
         self._spec = record.spec
         self._environ = dict(os.environ)
+        self._is_wanted = is_wanted
+        self._ask_at = 0.0
         self._task: JobLife | None = None
         self._is_stopping = False
         self._is_cancelled = False
@@ -135,7 +147,11 @@ class Supervisor:
         """
         if self._is_stopping or assignment.is_lost or assignment.ending is not None or self._spec.time_limit_s:
             return True
-        return False
+        now = time.monotonic()
+        if now < self._ask_at:
+            return False
+        self._ask_at = now + _ASK_EVERY_S
+        return await self._is_wanted()
 
     # --- one task ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +297,7 @@ class LimitedLog:
 def limited_log(path: Path, limit: int) -> Iterator[int]:
     """A pipe for a command to write to, whose end is kept in a log of at most `limit` bytes."""
     loop, (ours, theirs) = asyncio.get_running_loop(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(theirs, True)  # noqa: FBT003 - its only parameter
+    os.set_blocking(theirs, True)
     with contextlib.closing(LimitedLog(path, limit)) as log:
 
         def take() -> None:
@@ -303,15 +319,14 @@ def limited_log(path: Path, limit: int) -> Iterator[int]:
 
 
 async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> None:
-    async with Guarded.inherited() as guarded:
-        supervisor = Supervisor(store, record, str(ticket["run"]), guarded)
+    async with Guarded.inherited() as guarded, AsyncExitStack() as held:
         if ticket.get("lease_id") is None:
             # `gpu-pool run` requests the GPUs of a job on several boxes.
-            await supervisor.run(GPUAssignment(0, "supervisor", datetime.now()))  # noqa: DTZ005 - it is not used
-            return
-        lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
-        async with adopted(lease_id, url, request_of(record.spec), os.environ) as assignment:
-            await supervisor.run(assignment)
+            lease = Adopted(GPUAssignment(0, "supervisor", datetime.now()))  # noqa: DTZ005 - it is not used
+        else:
+            lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
+            lease = await held.enter_async_context(adopted(lease_id, url, request_of(record.spec), os.environ))
+        await Supervisor(store, record, str(ticket["run"]), guarded, lease.is_wanted).run(lease.assignment)
 
 
 def main() -> int:

@@ -110,7 +110,10 @@ class Journal:
         or not one that can have happened.
         """
         began, data = self._offset, b""
-        if os.fstat(self._descriptor).st_size == began:
+        size = os.fstat(self._descriptor).st_size
+        if size < began:
+            raise JournalUnreadable(f"{self.path}: it is shorter than it was")
+        if size == began:
             return False
         while part := os.pread(self._descriptor, _READ_BYTES, began + len(data)):
             data += part

@@ -168,7 +168,9 @@ class Keeper:
         while True:
             try:
                 if (ended := record.write(close)) and is_here:
-                    self._say(f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran")
+                    self._say(
+                        f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran"
+                    )
             except OSError as error:
                 self._say(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
                 await asyncio.sleep(_AGAIN_S)
@@ -203,6 +205,7 @@ class Keeper:
         alike = [wait for wait in self._waits if not wait.is_granted and wait.is_like(granted)]
         first = min(alike, key=lambda wait: wait.record.submission.order, default=granted)
         first.record, granted.record = granted.record, first.record
+        self.changed.set()  # the next task of the submission may be requested
 
     async def _wait(self, wait: GpuWait, since: float) -> None:
         """Follow a request to the end of its supervisor."""

@@ -336,7 +336,12 @@ class Submission:
 
     def _end(self, life: JobLife, event: TaskEnded) -> None:
         was_preempted = event.becomes is JobState.SUBMITTED and event.end_reason == EndReason.PREEMPTED
-        life.ended_at, life.exit_code, life.why, life.end_reason = event.at, event.exit_code, event.why, event.end_reason
+        life.ended_at, life.exit_code, life.why, life.end_reason = (
+            event.at,
+            event.exit_code,
+            event.why,
+            event.end_reason,
+        )
         life.tries, life.preemptions = life.tries - was_preempted, life.preemptions + was_preempted
         life.behind = life.behind if event.behind is None else event.behind
         self._become(life, event.becomes)

@@ -14,9 +14,9 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
-from gpu_worker_pool.cli.jobs.history_limit import KEEP_VARIABLE
-from gpu_worker_pool.cli.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
-from gpu_worker_pool.cli.jobs.job_store import JOBS_DIR_VARIABLE
+from gpu_worker_pool.jobs.keeper import KEEP_VARIABLE
+from gpu_worker_pool.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
+from gpu_worker_pool.jobs.job_store import JOBS_DIR_VARIABLE
 from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.client.options import DEFAULTS

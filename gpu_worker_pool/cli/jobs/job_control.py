@@ -134,19 +134,25 @@ def retry(
         raise Failure("name the jobs to run again, as `gpu-pool history` shows them", USAGE)
     store, named = own_store(), parse_ids(ids)
     records = load_live(store, {key.number for key in named})
-    records |= store.load({key.number for one in records.values() for key in one.submission.terms.after} - records.keys())
+    records |= store.load(
+        {key.number for one in records.values() for key in one.submission.terms.after} - records.keys()
+    )
     found = find_jobs(records, ids)
     done: dict[str, list[JobKey]] = {"retried": [], "live": [], "unreadable": [], "good": []}
     held: dict[str, str] = {}
     for number in sorted({job.key.number for job in found}):
         record, meant = records[number], [job.key.index for job in found if job.key.number == number]
         # A task that is named by itself is meant, however it ended.
-        has_all = all_ or record.spec.array is None or all(key.index is not None for key in named if key.number == number)
+        has_all = (
+            all_ or record.spec.array is None or all(key.index is not None for key in named if key.number == number)
+        )
         hold = what_holds(record.submission, {other: one.submission for other, one in records.items()})
         if record.trouble is not None:
             done["unreadable"] += [job.key for job in found if job.key.number == number]
         elif hold is not None and hold.why is not None:
-            held[str(number)] = f"{hold.why}; `gpu-pool retry {hold.after}` first, or submit it with --after-failure run"
+            held[str(number)] = (
+                f"{hold.why}; `gpu-pool retry {hold.after}` first, or submit it with --after-failure run"
+            )
         else:
 
             def decide(

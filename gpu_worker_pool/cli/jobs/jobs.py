@@ -106,7 +106,9 @@ def _ask_servers(store: JobStore, records: Iterable[JobRecord]) -> Mapping[int, 
         if key not in answers:
             replies = servers.run(lambda servers: servers.ask_all("/leases"))
             lists = [read(LeaseList, reply.data, clean=plain) for reply in replies if reply.is_ok]
-            silent = "; ".join(f"{reply.endpoint} ({reply.url}): {reply.why_not}" for reply in replies if not reply.is_ok)
+            silent = "; ".join(
+                f"{reply.endpoint} ({reply.url}): {reply.why_not}" for reply in replies if not reply.is_ok
+            )
             who = "no server answers" if not lists else "not all servers answer"
             leases = [lease for one in lists if one is not None for lease in one.leases if lease.state == "queued"]
             by_worker = {lease.worker_id or "": lease for lease in leases}
