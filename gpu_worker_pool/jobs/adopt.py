@@ -69,7 +69,6 @@ def request_of(spec: JobSpec) -> GpuRequest:
         spec.model,
         spec.priority,
         spec.timeout_s,
-        is_new=True,
         time_limit_s=spec.time_limit_s,
         is_preemptible=spec.is_preemptible,
         among=spec.among,
@@ -85,7 +84,7 @@ class Supervisor:
         record: JobRecord,
         run_id: str,
         guarded: Guarded,
-        is_wanted: Callable[[], Awaitable[bool]],
+        is_wanted: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._store, self._record, self._run_id, self._guarded = store, record, run_id, guarded
         self._spec = record.spec
@@ -98,11 +97,6 @@ class Supervisor:
 
     async def run(self, assignment: Assignment) -> None:
         """Take tasks until there is no more to take on this lease."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, self._look)
-        loop.add_signal_handler(signal.SIGUSR2, self._cancel)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop)
         opened = RunOpened(at=time.time(), run=self._facts(assignment))
         self._task = self._write(lambda _: [opened], may_take=True)
         while self._task is not None:
@@ -148,7 +142,7 @@ class Supervisor:
         if self._is_stopping or assignment.is_lost or assignment.ending is not None or self._spec.time_limit_s:
             return True
         now = time.monotonic()
-        if now < self._ask_at:
+        if self._is_wanted is None or now < self._ask_at:
             return False
         self._ask_at = now + _ASK_EVERY_S
         return await self._is_wanted()
@@ -218,17 +212,19 @@ class Supervisor:
 
     # --- signals -------------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """End the task if it is to be cancelled."""
         self._record.refresh()
         if self._task is not None and self._record.submission.life(self._task.key.index).is_cancel_asked:
             self._guarded.end(self._spec.grace_s)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """End the task as cancelled, where that cannot be written down, and take no more."""
         self._is_stopping = self._is_cancelled = True
         self._guarded.end(self._spec.grace_s)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the task, which is interrupted by that, and take no more."""
         self._is_stopping = True
         self._guarded.end(self._spec.grace_s)
 
@@ -326,7 +322,13 @@ async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> No
         else:
             lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
             lease = await held.enter_async_context(adopted(lease_id, url, request_of(record.spec), os.environ))
-        await Supervisor(store, record, str(ticket["run"]), guarded, lease.is_wanted).run(lease.assignment)
+        supervisor = Supervisor(store, record, str(ticket["run"]), guarded, lease.is_wanted)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, supervisor.look)
+        loop.add_signal_handler(signal.SIGUSR2, supervisor.cancel)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, supervisor.stop)
+        await supervisor.run(lease.assignment)
 
 
 def main() -> int:

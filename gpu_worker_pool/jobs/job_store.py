@@ -69,15 +69,15 @@ class JobRecord:
     submission: Submission
     trouble: str | None = None
 
-    def refresh(self) -> bool:
-        """Take in what happened since; whether anything did."""
+    def refresh(self) -> list[JobEvent]:
+        """Take in what happened since, and return it."""
         if self.journal is None or self.trouble is not None:
-            return False
+            return []
         try:
             return self.journal.refresh()
         except (OSError, JournalUnreadable) as error:
             self._fail(error)
-            return True
+            return []
 
     def write(self, decide: Callable[[Submission], Iterable[JobEvent]], *, is_synced: bool = True) -> list[JobEvent]:
         """Let something happen: see `Journal.write`. OSError where it cannot be written."""
@@ -130,8 +130,10 @@ class JobStore:
 
     # --- submissions ---------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, environment: Mapping[str, str]) -> int:
-        """Write a submission to the disk; its number. Failure where it cannot be written: then there is none."""
+    def submit(self, spec: JobSpec, environment: Mapping[str, str], *, is_live: bool = True) -> int:
+        """Write a submission to the disk; its number. One that is not `is_live` is not for the keeper. Failure where it cannot
+        be written: then there is none.
+        """
         self.make()
         self._remove_left()
         new = self.root / f"{_NEW}{os.getpid()}-{secrets.token_hex(4)}"
@@ -152,7 +154,8 @@ class JobStore:
                     )
                 _write(self.root / f"{_NEW}last", number)
                 (self.root / f"{_NEW}last").replace(self.root / "last-id")
-                self.note_live(number)
+                if is_live:
+                    self.note_live(number)
                 new.rename(self.root / str(number))
                 sync_folder(self.root)
         except OSError as error:

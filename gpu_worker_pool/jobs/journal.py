@@ -105,26 +105,25 @@ class Journal:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def refresh(self) -> bool:
-        """Take in what was written since the last time; whether that was anything. JournalUnreadable where it is not an event,
-        or not one that can have happened.
+    def refresh(self) -> list[JobEvent]:
+        """Take in what was written since the last time, and return it. JournalUnreadable where it is not an event, or not one
+        that can have happened.
         """
-        began, data = self._offset, b""
+        began, data, events = self._offset, b"", list[JobEvent]()
         size = os.fstat(self._descriptor).st_size
         if size < began:
             raise JournalUnreadable(f"{self.path}: it is shorter than it was")
-        if size == began:
-            return False
-        while part := os.pread(self._descriptor, _READ_BYTES, began + len(data)):
+        while size > began and (part := os.pread(self._descriptor, _READ_BYTES, began + len(data))):
             data += part
         *lines, _ = data.split(b"\n")
         for line in lines:
             try:
-                self.submission.evolve(decode(line))
+                events.append(decode(line))
+                self.submission.evolve(events[-1])
             except ValueError as error:
                 raise JournalUnreadable(f"{self.path}: byte {self._offset}: {error}") from None
             self._offset += len(line) + 1
-        return self._offset > began
+        return events
 
     def write(self, decide: Callable[[Submission], Iterable[JobEvent]], *, is_synced: bool = True) -> list[JobEvent]:
         """Append the events that `decide` returns for the submission as it is now; no other process writes meanwhile. Each has

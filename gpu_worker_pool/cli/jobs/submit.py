@@ -15,7 +15,7 @@ import typer
 from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.output import complain, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
-from gpu_worker_pool.failure import REFUSED, USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.jobs.life import AfterFailure
 
 from .jobs import own_store
@@ -155,9 +155,10 @@ def submit(
     return 0
 
 
-def with_servers(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+def with_servers(spec: JobSpec, environ: Mapping[str, str], *, sharers: int | None = None) -> JobSpec:
     """The submission with the servers of this machine that can run it. Failure where none ever could, so that no job waits for
-    a night in vain; where the named servers do not answer now, it waits for them.
+    a night in vain; where the named servers do not answer now, it waits for them. At most so many `sharers` of each GPU run at
+    once.
     """
     from gpu_worker_pool.cli.pools.servers import NobodyAnswered, Servers  # noqa: PLC0415 - not for the help
     from gpu_worker_pool.cli.run.sources import find_sources  # noqa: PLC0415
@@ -185,8 +186,11 @@ def with_servers(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
             return spec
         if spec.nodes == 1:
             await _check_can_ever(servers, sources.urls, replace(wishes, among=sources.among))
+        at_once = spec.at_once
+        if sharers is not None and spec.memory_mb is not None and at_once is None:
+            at_once = max(sources.gpu_count * sharers // spec.gpus, 1)
         endpoints = tuple(sources.urls) if sources.is_named else None
-        return replace(spec, endpoints=endpoints, is_multi=sources.is_multi, among=sources.among)
+        return replace(spec, endpoints=endpoints, is_multi=sources.is_multi, among=sources.among, at_once=at_once)
 
     return servers.run(look)
 
@@ -216,8 +220,7 @@ async def _check_can_ever(servers: Servers, urls: Sequence[str], wishes: Wishes)
         raise Failure(
             f"no server could ever run this: it asks for {wishes}, and "
             f"{f'only {most} such' if most else 'no such'} GPU{'' if most == 1 else 's'} can be had here; ask for less "
-            "(`gpu-pool status` shows the GPUs), or name other servers with --endpoint",
-            REFUSED,
+            "(`gpu-pool status` shows the GPUs), or name other servers with --endpoint"
         )
 
 
@@ -261,7 +264,7 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def environment_to_keep(environ: Mapping[str, str]) -> dict[str, str]:
+def environment_to_keep(environ: Mapping[str, str], *, is_told: bool = True) -> dict[str, str]:
     """The environment for the job. It outlives a lease or a job around this process, so it knows nothing of those."""
     of_others = ("GPU_POOL_LEASE_", "GPU_POOL_JOB_ID", "GPU_POOL_ARRAY_", "GPU_POOL_RESTART", "GPU_POOL_BATCH_LINE")
     kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
@@ -269,7 +272,8 @@ def environment_to_keep(environ: Mapping[str, str]) -> dict[str, str]:
         from gpu_worker_pool.client.guarded_lease import is_set_by_lease  # noqa: PLC0415 - only inside a lease
         from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415
 
-        complain("the job will outlive the lease around this command, so it requests GPUs of its own")
+        if is_told:
+            complain("the job will outlive the lease around this command, so it requests GPUs of its own")
         if is_set_by_lease(environ):
             kept.pop(VISIBLE_DEVICES_VARIABLE, None)
     return kept
