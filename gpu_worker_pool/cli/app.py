@@ -18,16 +18,17 @@ from gpu_worker_pool.errors import PoolError
 
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .options import Endpoints, Json
-from .output import complain, stop_printing
+from .output import complain, is_output_broken, stop_printing
 from .plain_values import spare_conversion
 
 
 class _Unwritable(Exception):  # noqa: N818 - what happened
-    """Standard output or standard error cannot be written."""
+    """Something cannot be written or read; the output itself where its reader is gone."""
 
-    def __init__(self, cause: OSError) -> None:
+    def __init__(self, cause: OSError, *, is_reader_gone: bool) -> None:
         super().__init__(str(cause))
         self.cause = cause
+        self.is_reader_gone = is_reader_gone
 
 
 def _in_words(params: list[Any]) -> list[Any]:
@@ -72,11 +73,11 @@ def _as_unwritable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _Unwritable(error) from error
+        raise _Unwritable(error, is_reader_gone=is_output_broken()) from error
     except SystemExit as ended:
         # rich ends the program when a pipe is closed, also in what typer prints with it.
         if isinstance(ended.__context__, BrokenPipeError):
-            raise _Unwritable(ended.__context__) from None
+            raise _Unwritable(ended.__context__, is_reader_gone=True) from None
         raise
 
 
@@ -218,10 +219,10 @@ def main(arguments: Sequence[str]) -> int:
         return SIGNAL_BASE + signal.SIGINT
     except _Unwritable as unwritable:
         stop_printing()
-        cause = unwritable.cause
-        if isinstance(cause, BrokenPipeError):
+        cause, is_reader_gone = unwritable.cause, unwritable.is_reader_gone
+        if is_reader_gone and isinstance(cause, BrokenPipeError):
             return SIGNAL_BASE + signal.SIGPIPE
-        if cause.errno == errno.EIO:
+        if is_reader_gone and cause.errno == errno.EIO:
             return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
         complain(f"cannot continue: {cause}")
         return FAILED

@@ -2,7 +2,7 @@
 
 While the guard lives, the GPU is granted to no other holder, and the guard ends only when no process of a command is
 left. So nothing of a command outlives its lease, whichever process is killed, also with -9. The supervisor is the process
-at the other end of the guard's line (jobs/guarded.py):
+at the other end of the guard's line (host/guarded.py):
 
 - the supervisor dies: the guard sees the line close, and ends the command and all its descendants.
 - the supervisor is stopped or hangs, and sends no more heartbeats: the guard knows until when the lease is safe, and ends

@@ -26,9 +26,9 @@ from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT, Failure
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.guarded import Ended, Guarded
 from gpu_worker_pool.models import Assignment, LeaseEnding
 
-from .guarded import Ended, Guarded
 from .signals import ENDING, Received, Signals
 
 logger = logging.getLogger("gpu_worker_pool.jobs")

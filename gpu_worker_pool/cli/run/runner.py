@@ -18,7 +18,7 @@ from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError
-from gpu_worker_pool.jobs.guarded import Guarded, check_can_run
+from gpu_worker_pool.host.guarded import Guarded, check_can_run
 from gpu_worker_pool.jobs.leases import GpuRequest, acquire, release
 from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import Command, supervise

@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Self
 
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
-from gpu_worker_pool.host import guard
+
+from . import guard
 
 # In the environment of all that a guard runs. When the guard was killed, its supervisor finds by it what is left.
 GUARD_VARIABLE: Final = "GPU_POOL_GUARD"
@@ -36,6 +37,8 @@ _NO_PROC: Final = (
 # the kernel, and the server waits for its end before it grants the GPU again.
 _KILL_AGAIN_S: Final = 0.005
 _MOST_KILLING_S: Final = 10.0
+# A killed process is gone by then, unless it is stuck in the kernel or belongs to another user.
+_KILL_S: Final = 5.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -298,3 +301,35 @@ def check_can_run(program: str, environ: Mapping[str, str]) -> None:
 
 def _cannot_run(program: str, number: int | None, why: str) -> Failure:
     return Failure(f"{program} cannot be run: {_ADVICE.get(number or 0, why)}", CANNOT_RUN)
+
+
+async def run_program(
+    argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
+) -> str | None:
+    """Run a program without a lease, with this standard input and no output, at most for this time; why it failed, or None.
+    All that it started is ended then, also if this is cancelled.
+    """
+    name, limit = argv[0], guard.boot_time() + limit_s
+    try:
+        given, nothing, guarded = os.memfd_create("input"), os.open(os.devnull, os.O_WRONLY), Guarded.start()
+    except OSError as error:
+        return f"{name} cannot be run: {error.strerror}"
+    try:
+        os.write(given, sent)
+        os.lseek(given, 0, os.SEEK_SET)
+        async with asyncio.timeout(limit_s + _KILL_S):
+            # Without grace: SIGKILL follows SIGTERM at once.
+            await guarded.run(argv, env, (given, nothing, nothing), cwd=cwd, grace_s=0.0, limit=limit)
+            ended = await guarded.wait()
+    except TimeoutError:
+        return f"{name} cannot be ended"
+    except Failure as failure:
+        return str(failure)
+    finally:
+        os.close(given)
+        os.close(nothing)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(guarded.close(), _KILL_S)
+    if ended.was_limited:
+        return f"{name} has not ended within {limit_s:g} s"
+    return f"{name} ended with {ended.exit_code}" if ended.exit_code else None
