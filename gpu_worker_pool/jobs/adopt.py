@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
@@ -27,11 +27,11 @@ from gpu_worker_pool.client.events import ending_text
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.models import Assignment, GPUAssignment, LeaseEnding
 
-from .guarded import GuardDied, Guarded
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
 from .keeper_link import GPU_POOL, lock_keeper, start_keeper
@@ -50,6 +50,7 @@ from .life import (
     ended,
     interrupted,
 )
+from .limited_log import limited_log
 from .supervise import Command, Outcome, supervise
 
 _LOST_EVENTS: Final = (
@@ -89,6 +90,7 @@ class Supervisor:
         self._store, self._record, self._run_id, self._guarded = store, record, run_id, guarded
         self._spec = record.spec
         self._environ = dict(os.environ)
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._is_wanted = is_wanted
         self._ask_at = 0.0
         self._task: JobLife | None = None
@@ -190,7 +192,7 @@ class Supervisor:
         command = spec.command_of(key.index)
         if spec.nodes > 1:
             command = spec.gang_command(key.index, GPU_POOL)
-        with self._open_log(life, assignment) as log, open(os.devnull, "rb") as nothing:  # noqa: PTH123, ASYNC230
+        async with self._open_log(life, assignment) as log:
 
             def warn(ending: LeaseEnding | None) -> None:
                 if spec.batch is not None:
@@ -202,7 +204,7 @@ class Supervisor:
                 Command(
                     argv=command,
                     env={**self._environ, **spec.variables(key, life.attempts - 1)},
-                    streams=(nothing.fileno(), log, log),
+                    streams=(self._nothing, log, log),
                     cwd=spec.cwd,
                     umask=spec.umask,
                     grace_s=spec.grace_s,
@@ -230,8 +232,8 @@ class Supervisor:
 
     # --- logs ----------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _open_log(self, life: JobLife, assignment: Assignment) -> Iterator[int]:
+    @contextlib.asynccontextmanager
+    async def _open_log(self, life: JobLife, assignment: Assignment) -> AsyncIterator[int]:
         """The log of this attempt, for its command to write to; Failure where it cannot be written."""
         spec, path = self._spec, self._record.log_of(life.key.index, life.attempts)
         # A log of this attempt is there only if the journal has lost events: the job may run already.
@@ -253,62 +255,8 @@ class Supervisor:
             if spec.log_limit_bytes is None:
                 yield log.fileno()
             else:
-                with limited_log(path, spec.log_limit_bytes) as pipe:
+                async with limited_log(path, spec.log_limit_bytes) as pipe:
                     yield pipe
-
-
-class LimitedLog:
-    """A log of at most `limit` bytes in two files: when one is half of that, it becomes `PATH.old`."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path, self._half = path, max(limit // 2, 1)
-        self._file = self._open()
-        self._size = os.fstat(self._file).st_size
-
-    def write(self, data: bytes) -> None:
-        while data:
-            part = data[: max(self._half - self._size, 1)]
-            with contextlib.suppress(OSError):  # a full disk must not end the command
-                os.write(self._file, part)
-            self._size += len(part)
-            data = data[len(part) :]
-            if self._size >= self._half:
-                os.close(self._file)
-                with contextlib.suppress(OSError):
-                    self._path.replace(f"{self._path}.old")
-                self._file, self._size = self._open(), 0
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        try:
-            return os.open(self._path, flags, 0o600)
-        except OSError:
-            return os.open(os.devnull, flags)  # a folder that was removed must not end the command
-
-
-@contextlib.contextmanager
-def limited_log(path: Path, limit: int) -> Iterator[int]:
-    """A pipe for a command to write to, whose end is kept in a log of at most `limit` bytes."""
-    loop, (ours, theirs) = asyncio.get_running_loop(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(theirs, True)
-    with contextlib.closing(LimitedLog(path, limit)) as log:
-
-        def take() -> None:
-            with contextlib.suppress(BlockingIOError):
-                while data := os.read(ours, 1 << 16):
-                    log.write(data)
-
-        loop.add_reader(ours, take)
-        try:
-            yield theirs
-        finally:
-            loop.remove_reader(ours)
-            os.close(theirs)
-            take()
-            os.close(ours)
 
 
 # --- the program -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,9 @@ from gpu_worker_pool.client.started_client import StartedClient
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import PoolError, RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.failure import TIMED_OUT, Failure
+from gpu_worker_pool.host.guarded import guard_program
 from gpu_worker_pool.models import Assignment
 
-from .guarded import guard_program
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
 
@@ -220,7 +220,7 @@ class GpuWait:
                 acquiring.cancel()
                 await asyncio.wait([acquiring])
 
-    def _request(self, client: StartedClient, pid: int, left_s: float | None) -> Awaitable[Assignment]:
+    def _request(self, client: StartedClient, pid: int, left_s: float | None) -> Coroutine[Any, Any, Assignment]:
         assert self.pool is not None  # noqa: S101 - by `run`
         spec = self.record.spec
         request = make_request(
@@ -272,9 +272,8 @@ class GpuWait:
         facts = {"root": str(self.store.root), "number": self.record.number, "run": self.run_id}
         if assignment is not None:
             facts |= {"lease_id": assignment.lease_id, "url": assignment.server_url}
-        descriptor = os.open(ticket, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(facts, file)
+        ticket.touch(mode=0o600)
+        ticket.write_text(json.dumps(facts), encoding="utf-8")
         with suppress(OSError):  # it was killed
             os.write(self._process.stdin.fileno(), b"go\n")
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from gpu_worker_pool.amounts import parse_span
@@ -91,7 +92,7 @@ class Keeper:
         waiting = Counter(wait.record.number for wait in self._waits if not wait.is_granted)
         plan = make_plan(submissions, waiting, self._starting())
         for number, why in plan.skip.items():
-            self._deal(self._records[number], lambda record, why=why: self._close(record, JobState.SKIPPED, why))
+            self._deal(self._records[number], partial(self._close, becomes=JobState.SKIPPED, why=why))
         for wait, task in self._waits.items():
             if wait.record.number in plan.withdraw and not wait.is_granted:
                 task.cancel()
@@ -144,11 +145,11 @@ class Keeper:
                 task = asyncio.create_task(self._watch(record, run))
                 self._watches[record.number, run.id] = task
         batch = record.spec.batch
-        if batch is not None and not submission.is_over and record.trouble is None:
-            process = ProcessId(batch.pid, batch.pid_started)
-            if batch.boot_id != boot_id() or not self._machine.is_alive(process):
-                if record.write(lambda now: [CancelAsked(at=time.time())] if _can_cancel(now) else []):
-                    tell_runs(record)
+        if batch is None or submission.is_over or record.trouble is not None:
+            return
+        is_followed = batch.boot_id == boot_id() and self._machine.is_alive(ProcessId(batch.pid, batch.pid_started))
+        if not is_followed and record.write(lambda now: [CancelAsked(at=time.time())] if _can_cancel(now) else []):
+            tell_runs(record)
 
     # --- supervisors ---------------------------------------------------------------------------------------------------
 

@@ -287,11 +287,7 @@ class Submission:
         """Apply an event; ImpossibleEvent where it cannot have happened."""
         match event:
             case TaskStarted():
-                life = self._touch(event, event.index, JobState.SUBMITTED)
-                life.attempts, life.tries = life.attempts + 1, life.tries + 1
-                life.started_at, life.ended_at, life.run = event.at, None, event.run
-                life.exit_code = life.why = life.end_reason = None
-                self._become(life, JobState.RUNNING)
+                self._start(self._touch(event, event.index, JobState.SUBMITTED), event)
             case TaskEnded():
                 self._end(self._touch(event, event.index, JobState.RUNNING), event)
             case Requested():
@@ -304,22 +300,25 @@ class Submission:
                 self.open_runs.pop(event.run, None)
                 if event.usage is not None:
                     self.usage[event.run] = event.usage
-            case CancelAsked():
-                for life in self._meant(event.indices):
-                    if life.state is JobState.RUNNING:
-                        life.is_cancel_asked = True
-                    elif life.state is JobState.SUBMITTED:
-                        self._close(life, event.at, JobState.CANCELLED)
-            case TasksClosed():
-                for life in self._meant(event.indices):
-                    if life.state is JobState.SUBMITTED:
-                        self._close(life, event.at, event.becomes, event.why, event.exit_code)
-            case TasksRetried():
-                for life in self._meant(event.indices):
-                    life.behind, life.tries, life.preemptions, life.is_cancel_asked = event.behind, 0, 0, False
-                    self._become(life, JobState.SUBMITTED)
+            case _:
+                for index in self.terms.indices if event.indices is None else event.indices:
+                    if index in self._places:
+                        life = self._lives.setdefault(index, JobLife(JobKey(self.terms.number, index)))
+                        self._apply_to_one(life, event)
         if not self.counts[JobState.SUBMITTED]:
             self.requested_at = None
+
+    def _apply_to_one(self, life: JobLife, event: CancelAsked | TasksClosed | TasksRetried) -> None:
+        match event:
+            case CancelAsked() if life.state is JobState.RUNNING:
+                life.is_cancel_asked = True
+            case CancelAsked() if life.state is JobState.SUBMITTED:
+                self._close(life, event.at, JobState.CANCELLED)
+            case TasksClosed() if life.state is JobState.SUBMITTED:
+                self._close(life, event.at, event.becomes, event.why, event.exit_code)
+            case TasksRetried() if life.state.is_over:
+                life.behind, life.tries, life.preemptions, life.is_cancel_asked = event.behind, 0, 0, False
+                self._become(life, JobState.SUBMITTED)
 
     def _touch(self, event: JobEvent, index: int | None, state: JobState) -> JobLife:
         if index not in self._places:
@@ -329,10 +328,11 @@ class Submission:
             raise ImpossibleEvent(f"{type(event).__name__} cannot happen to job {life.key}, which is {life.state}")
         return life
 
-    def _meant(self, indices: Sequence[int | None] | None) -> Iterator[JobLife]:
-        for index in self.terms.indices if indices is None else indices:
-            if index in self._places:
-                yield self._lives.setdefault(index, JobLife(JobKey(self.terms.number, index)))
+    def _start(self, life: JobLife, event: TaskStarted) -> None:
+        life.attempts, life.tries = life.attempts + 1, life.tries + 1
+        life.started_at, life.ended_at, life.run = event.at, None, event.run
+        life.exit_code = life.why = life.end_reason = None
+        self._become(life, JobState.RUNNING)
 
     def _end(self, life: JobLife, event: TaskEnded) -> None:
         was_preempted = event.becomes is JobState.SUBMITTED and event.end_reason == EndReason.PREEMPTED

@@ -14,8 +14,8 @@ from gpu_worker_pool.cli.jobs.job_control import cancel_tasks
 from gpu_worker_pool.cli.run.sources import Sources, find_lease_around
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.failure import SIGNAL_BASE, Failure
+from gpu_worker_pool.host.guarded import Guarded
 from gpu_worker_pool.jobs.adopt import Supervisor, request_of
-from gpu_worker_pool.jobs.guarded import Guarded
 from gpu_worker_pool.jobs.job_store import JobRecord, JobStore
 from gpu_worker_pool.jobs.keeper_link import wake_keeper
 from gpu_worker_pool.jobs.leases import acquire
