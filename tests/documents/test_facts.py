@@ -26,7 +26,6 @@ from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import verdicts
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
-from gpu_worker_pool.notify.job_rules import SECRET_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.forms import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings
@@ -48,8 +47,7 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
         "GPU_POOL_BATCH_LINE",
-        # What signs the notices of one command, and what a hook's program is told.
-        SECRET_VARIABLE,
+        # What a hook's program is told.
         "GPU_POOL_EVENT",
         "GPU_POOL_EVENT_NODE",
         "GPU_POOL_OWNER",

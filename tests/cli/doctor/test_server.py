@@ -157,12 +157,12 @@ def test_simulated_gpus_that_hide_real_ones_are_a_warning() -> None:
 
 def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path) -> None:
     file = tmp_path / "hooks.toml"
-    file.write_text('[[hook]]\non = ["lost"]\nmail = "a@b.c"\n', encoding="utf-8")
+    file.write_text('[[hook]]\non = ["lost"]\ncommand = ["/bin/true"]\n', encoding="utf-8")
     file.chmod(0o600)
     settings = ServerSettings(_env_file=None, gpu_pool_hooks_file=str(file))
     (fine,) = server.check_hooks(settings)
-    file.write_text(file.read_text() + '[[hook]]\non = ["gone"]\nmail = "a@b.c"\n', encoding="utf-8")
+    file.write_text(file.read_text() + '[[hook]]\non = ["gone"]\ncommand = ["/bin/true"]\n', encoding="utf-8")
     (bad,) = server.check_hooks(settings)
 
     assert (fine.status, bad.status) == ("ok", "problem")
-    assert "hook 2: on has 'gone'" in bad.message
+    assert 'hook 2: on.0: "gone" is not valid' in bad.message
