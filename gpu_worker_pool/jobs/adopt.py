@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
@@ -26,11 +26,13 @@ from typing import Any, Final
 from gpu_worker_pool.client.events import ending_text
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.host.identity import own_proc, pid_namespace
 from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.models import Assignment, GPUAssignment, LeaseEnding
+from gpu_worker_pool.notify.rules import Rule, rules_of_command
+from gpu_worker_pool.notify.sender import Sender
 
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
@@ -51,6 +53,7 @@ from .life import (
     interrupted,
 )
 from .limited_log import limited_log
+from .notices import CommandNotices
 from .supervise import Command, Outcome, supervise
 
 _LOST_EVENTS: Final = (
@@ -59,6 +62,7 @@ _LOST_EVENTS: Final = (
 )
 # How often a server is asked whether another request comes before the next task: tasks may take a few milliseconds.
 _ASK_EVERY_S: Final = 0.1
+_LOOK_S: Final = 0.2
 Decide = Callable[[Submission], Iterable[JobEvent]]
 
 
@@ -85,26 +89,32 @@ class Supervisor:
         record: JobRecord,
         run_id: str,
         guarded: Guarded,
-        is_wanted: Callable[[], Awaitable[bool]] | None = None,
+        lease: Adopted,
+        notices: CommandNotices | None = None,
     ) -> None:
         self._store, self._record, self._run_id, self._guarded = store, record, run_id, guarded
         self._spec = record.spec
         self._environ = dict(os.environ)
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._is_wanted = is_wanted
+        self._lease, self._notices = lease, notices
         self._ask_at = 0.0
         self._task: JobLife | None = None
         self._is_stopping = False
         self._is_cancelled = False
 
-    async def run(self, assignment: Assignment) -> None:
+    async def run(self) -> None:
         """Take tasks until there is no more to take on this lease."""
+        assignment = self._lease.assignment
+        if self._notices is not None:
+            gpus = assignment.uuids, assignment.nodes, assignment.gpu_ids
+            self._notices.set_lease(assignment.lease_id, assignment.server_url, *gpus)
         opened = RunOpened(at=time.time(), run=self._facts(assignment))
         self._task = self._write(lambda _: [opened], may_take=True)
         while self._task is not None:
             ending = await self._run_task(self._task, assignment)
             self._task = self._write(ending, may_take=not await self._must_stop(assignment))
-        self._record.write(lambda _: [RunClosed(at=time.time(), run=self._run_id)])
+        closed = RunClosed(at=time.time(), run=self._run_id, usage=await self._lease.usage())
+        self._record.write(lambda _: [closed])
 
     def _facts(self, assignment: Assignment) -> RunFacts:
         proc = own_proc()
@@ -144,10 +154,10 @@ class Supervisor:
         if self._is_stopping or assignment.is_lost or assignment.ending is not None or self._spec.time_limit_s:
             return True
         now = time.monotonic()
-        if self._is_wanted is None or now < self._ask_at:
+        if now < self._ask_at:
             return False
         self._ask_at = now + _ASK_EVERY_S
-        return await self._is_wanted()
+        return await self._lease.is_wanted()
 
     # --- one task ------------------------------------------------------------------------------------------------------
 
@@ -183,6 +193,11 @@ class Supervisor:
             now = submission.life(life.key.index)
             yield ended(submission, now, at, exit_code, why=why, end_reason=end_reason, last_number=last_number)
 
+        # A job on several boxes is a `gpu-pool run`, which tells of its lease itself.
+        if self._notices is not None and self._spec.nodes == 1:
+            if exit_code is None:
+                self._notices.lost(end_reason, why)
+            self._notices.ended(exit_code, end_reason or (JobState.FAILED if exit_code is None else None), why)
         return decide
 
     async def _run_command(self, life: JobLife, assignment: Assignment) -> Outcome:
@@ -195,8 +210,14 @@ class Supervisor:
         async with self._open_log(life, assignment) as log:
 
             def warn(ending: LeaseEnding | None) -> None:
+                if self._notices is not None:
+                    self._notices.ending(ending)
                 if spec.batch is not None:
                     os.write(log, f"# {ending_text(ending)}\n".encode())
+
+            if self._notices is not None and spec.nodes == 1:
+                self._notices.job = str(key)
+                self._notices.granted()
 
             return await supervise(
                 self._guarded,
@@ -263,20 +284,37 @@ class Supervisor:
 
 
 async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> None:
-    async with Guarded.inherited() as guarded, AsyncExitStack() as held:
+    spec = record.spec
+    rules = rules_of_command(spec.on_granted, spec.notify, os.environ, spec.cwd)
+    async with _told(rules, spec.label) as notices, Guarded.inherited() as guarded, AsyncExitStack() as held:
         if ticket.get("lease_id") is None:
             # `gpu-pool run` requests the GPUs of a job on several boxes.
             lease = Adopted(GPUAssignment(0, "supervisor", datetime.now()))  # noqa: DTZ005 - it is not used
         else:
             lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
-            lease = await held.enter_async_context(adopted(lease_id, url, request_of(record.spec), os.environ))
-        supervisor = Supervisor(store, record, str(ticket["run"]), guarded, lease.is_wanted)
+            lease = await held.enter_async_context(adopted(lease_id, url, request_of(spec), os.environ))
+        supervisor = Supervisor(store, record, str(ticket["run"]), guarded, lease, notices)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, supervisor.look)
         loop.add_signal_handler(signal.SIGUSR2, supervisor.cancel)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, supervisor.stop)
-        await supervisor.run(lease.assignment)
+        await supervisor.run()
+
+
+@contextlib.asynccontextmanager
+async def _told(rules: Sequence[Rule], label: str) -> AsyncIterator[CommandNotices | None]:
+    """The notices of the tasks; None without rules. At the end, when the lease is released, this waits until they are sent or
+    given up.
+    """
+    if not rules:
+        yield None
+        return
+    sender = Sender(boot_time)
+    yield CommandNotices(lambda notice: sender.tell(notice, rules), label)
+    while len(sender):
+        await asyncio.sleep(_LOOK_S)
+    await sender.finish(0.0)
 
 
 def main() -> int:

@@ -22,12 +22,15 @@ from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.clock import boot_id, boot_time
 from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.notify.rules import rules_of_command
+from gpu_worker_pool.notify.sender import Sender
 
 from .gpu_wait import GpuWait, JobPools, until_gone
 from .job_store import JobRecord, JobStore
 from .life import CancelAsked, JobEvent, JobState, Requested, RunFacts, Submission, TasksClosed, abandoned
+from .notices import FINISH_S, CommandNotices
 from .plan import make_plan
 
 KEEP_VARIABLE: Final = "GPU_POOL_JOBS_KEEP"
@@ -57,6 +60,7 @@ class Keeper:
         self._waits: dict[GpuWait, asyncio.Task[None]] = {}
         self._watches: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._pools = JobPools()
+        self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
         # Submissions that cannot be dealt with now, and why that was said.
         self._set_aside: dict[int, str] = {}
@@ -73,13 +77,14 @@ class Keeper:
                 async with asyncio.timeout(_LOOK_S):
                     await self.changed.wait()
             self.changed.clear()
+        await self._sender.finish(FINISH_S)
         await self._pools.close()
 
     def _is_done(self) -> bool:
         """Whether the keeper may end: nothing waits or runs, and has not for a while; or its folder is gone."""
         if not self._store.root.is_dir():
             return True
-        if self._waits or self._watches or self._store.live_numbers():
+        if self._waits or self._watches or len(self._sender) or self._store.live_numbers():
             self._busy_at = time.monotonic()
         return not self._stays and time.monotonic() - self._busy_at >= IDLE_S
 
@@ -247,10 +252,18 @@ class Keeper:
         with suppress(OSError):
             self._close(wait.record, becomes, str(error), code)
 
-    @staticmethod
-    def _close(record: JobRecord, becomes: JobState, why: str, code: int | None = None) -> None:
-        closed = TasksClosed(at=time.time(), becomes=becomes, why=why, exit_code=code)
-        record.write(lambda now: [closed] if now.waiting else [])
+    def _close(self, record: JobRecord, becomes: JobState, why: str, code: int | None = None) -> None:
+        """Let what waits be over without a run, and tell that to those who are to be told."""
+        closed, spec = TasksClosed(at=time.time(), becomes=becomes, why=why, exit_code=code), record.spec
+        if not record.write(lambda now: [closed] if now.waiting else []) or not spec.notify:
+            return
+        try:
+            rules = rules_of_command(None, spec.notify, self._store.environment_of(record.number), spec.cwd)
+        except (Failure, ValueError) as error:
+            self._say(f"job {record.number}: nobody is told of it: {error}")
+            return
+        notices = CommandNotices(lambda notice: self._sender.tell(notice, rules), spec.label, str(record.number))
+        notices.ended(code, becomes, why)
 
     # --- the past ------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,9 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.failure import TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.models import Assignment
+from gpu_worker_pool.wire.reader import read
+
+from .life import Usage
 
 _UNLIMITED_S: Final = 1e9
 _ASK_AGAIN_S: Final = 1.0
@@ -107,6 +110,17 @@ class Adopted:
             return await self._backend.is_wanted(self.assignment.lease_id)
         except EndpointError:
             return False  # it is away, and can serve nobody
+
+    async def usage(self) -> Usage | None:
+        """What its processes were seen to use of its GPUs; None where the server does not say."""
+        if self._backend is None or self.assignment.lease_id is None:
+            return None
+        try:
+            reply = await self._backend.home.call("GET", f"/leases/{self.assignment.lease_id}")
+        except EndpointError:
+            return None
+        found = read(Usage, reply.data) or Usage()
+        return None if found == Usage() else found
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from gpu_worker_pool.host.guarded import Guarded
 from gpu_worker_pool.jobs.adopt import Supervisor, request_of
 from gpu_worker_pool.jobs.job_store import JobRecord, JobStore
 from gpu_worker_pool.jobs.keeper_link import wake_keeper
-from gpu_worker_pool.jobs.leases import acquire
+from gpu_worker_pool.jobs.leases import Adopted, acquire
 from gpu_worker_pool.jobs.life import JobState
 
 from .lines import StateFile, is_good
@@ -114,7 +114,7 @@ class Follower:
             assignment = await acquire(client, request_of(self._record.spec), guarded.pid)
             record = self._store.load_one(self._record.number)
             assert record is not None  # noqa: S101 - it was submitted a moment ago
-            supervisor = Supervisor(self._store, record, secrets.token_hex(8), guarded)
+            supervisor = Supervisor(self._store, record, secrets.token_hex(8), guarded, Adopted(assignment))
             self._inside.append(supervisor)
-            tasks.append(asyncio.create_task(supervisor.run(assignment)))
+            tasks.append(asyncio.create_task(supervisor.run()))
         return tasks

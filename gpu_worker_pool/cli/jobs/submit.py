@@ -89,11 +89,11 @@ def submit(
     Exit codes: 0 it is submitted; 2 the arguments are invalid; 126 or 127 the command cannot be run; 125 gpu-pool failed.
     """
     from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.cli.run.notices import rules_of_options  # noqa: PLC0415
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
     from gpu_worker_pool.host.guarded import check_can_run, check_proc  # noqa: PLC0415
     from gpu_worker_pool.jobs.job_key import parse_array  # noqa: PLC0415
     from gpu_worker_pool.jobs.job_spec import JobSpec  # noqa: PLC0415
+    from gpu_worker_pool.jobs.notices import rules_of_options  # noqa: PLC0415
 
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool submit -- python train.py", USAGE)

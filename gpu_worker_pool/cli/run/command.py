@@ -51,10 +51,10 @@ def run(
     GPU was idle.
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
+    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
 
     from .gang import check_gang  # noqa: PLC0415
     from .gpu_request import GpuRequest  # noqa: PLC0415 - loads the client
-    from .notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 

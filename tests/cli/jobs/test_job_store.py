@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.jobs.history_limit import keep_s, numbers_to_forget
 from gpu_worker_pool.cli.jobs.job_journal import append, encode, read_events
 from gpu_worker_pool.cli.jobs.job_spec import JobSpec
 from gpu_worker_pool.cli.jobs.job_store import JobStore, jobs_folder
-from gpu_worker_pool.cli.jobs.job_view import say_of_jobs
 from gpu_worker_pool.cli.jobs.keeper_link import lock_keeper
 from gpu_worker_pool.cli.jobs.keeper_server import write_facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.jobs.job_view import say_of_jobs
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.jobs.job_key import JobKey
 from gpu_worker_pool.jobs.life import (

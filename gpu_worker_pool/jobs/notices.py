@@ -11,14 +11,15 @@ from itertools import zip_longest
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.notify.notice import WARNINGS, Notice, NoticeGpu, Occasion
 from gpu_worker_pool.notify.rules import Rule
 
-JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
+from .job_spec import JOB_ID_VARIABLE as JOB_ID_VARIABLE  # noqa: PLC0414 - for `run`
+
 # How long a command that has ended waits for its last notices.
 FINISH_S: Final = 10.0
 
