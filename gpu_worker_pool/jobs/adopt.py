@@ -36,7 +36,7 @@ from gpu_worker_pool.notify.sender import Sender
 
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
-from .keeper_link import GPU_POOL, lock_keeper, start_keeper
+from .keeper_link import GPU_POOL, NoKeeper, lock_keeper, poke, start_keeper
 from .leases import Adopted, GpuRequest, adopted
 from .life import (
     CancelAsked,
@@ -63,6 +63,11 @@ _LOST_EVENTS: Final = (
 # How often a server is asked whether another request comes before the next task: tasks may take a few milliseconds.
 _ASK_EVERY_S: Final = 0.1
 _LOOK_S: Final = 0.2
+# How soon another supervisor of the same submission releases its GPUs too.
+_YIELD_AGAIN_S: Final = 1.0
+# How long the keeper may take to request again, and how often it is looked for.
+_YIELD_S: Final = 1.0
+_REQUESTED_S: Final = 0.01
 Decide = Callable[[Submission], Iterable[JobEvent]]
 
 
@@ -101,6 +106,7 @@ class Supervisor:
         self._task: JobLife | None = None
         self._is_stopping = False
         self._is_cancelled = False
+        self._is_yielding = False
 
     async def run(self) -> None:
         """Take tasks until there is no more to take on this lease."""
@@ -113,8 +119,11 @@ class Supervisor:
         while self._task is not None:
             ending = await self._run_task(self._task, assignment)
             self._task = self._write(ending, may_take=not await self._must_stop(assignment))
-        closed = RunClosed(at=time.time(), run=self._run_id, usage=await self._lease.usage())
+        usage, is_yielded = await self._lease.usage(), self._is_yielding and self._record.submission.waiting > 0
+        closed = RunClosed(at=time.time(), run=self._run_id, usage=usage, is_yielded=is_yielded)
         self._record.write(lambda _: [closed])
+        if is_yielded:
+            await self._let_others_be_first()
 
     def _facts(self, assignment: Assignment) -> RunFacts:
         proc = own_proc()
@@ -157,7 +166,24 @@ class Supervisor:
         if now < self._ask_at:
             return False
         self._ask_at = now + _ASK_EVERY_S
-        return await self._lease.is_wanted()
+        # One supervisor at a time: what it releases may be enough.
+        has_yielded = time.time() - self._record.submission.yielded_at < _YIELD_AGAIN_S
+        self._is_yielding = not has_yielded and await self._lease.is_wanted()
+        return self._is_yielding
+
+    async def _let_others_be_first(self) -> None:
+        """Wait until the next request of this submission is behind that of the others: the keeper has to request again. If it does
+        not, no more is lost than one turn.
+        """
+        submission, give_up_at = self._record.submission, time.monotonic() + _YIELD_S
+        known = submission.requested_by
+        with contextlib.suppress(NoKeeper, Failure):
+            await asyncio.to_thread(poke, self._store)
+            while submission.requested_at is not None and submission.requested_by == known:
+                if time.monotonic() >= give_up_at:
+                    return
+                await asyncio.sleep(_REQUESTED_S)
+                self._record.refresh()
 
     # --- one task ------------------------------------------------------------------------------------------------------
 
@@ -328,13 +354,17 @@ def main() -> int:
         return 1
     try:
         environ = store.environment_of(record.number)
-        os.environ.clear()  # nothing else runs in this process yet
-        os.environ.update(environ)
-        asyncio.run(_run(store, record, ticket))
     except Failure as failure:
-        why = str(failure)
-        closed = TasksClosed(at=time.time(), becomes=JobState.FAILED, why=why, exit_code=failure.code)
-        record.write(lambda now: [closed] if not now.open_runs else [])
+        closed = TasksClosed(at=time.time(), becomes=JobState.FAILED, why=str(failure))
+        record.write(lambda _: [closed])
+        return 1
+    os.environ.clear()  # nothing else runs in this process yet
+    os.environ.update(environ)
+    try:
+        asyncio.run(_run(store, record, ticket))
+    except Failure as failure:  # the lease is over: the keeper requests another
+        print(f"job {record.number}: {failure}", file=sys.stderr)  # noqa: T201 - the keeper's log
+        return 1
     _replace_keeper(store)
     return 0
 

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -62,6 +62,7 @@ class Keeper:
         self._pools = JobPools()
         self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
+        self._yielded_at: dict[int, float] = {}
         # Submissions that cannot be dealt with now, and why that was said.
         self._set_aside: dict[int, str] = {}
         self.changed = asyncio.Event()
@@ -98,15 +99,18 @@ class Keeper:
         plan = make_plan(submissions, waiting, self._starting())
         for number, why in plan.skip.items():
             self._deal(self._records[number], partial(self._close, becomes=JobState.SKIPPED, why=why))
-        for wait, task in self._waits.items():
-            if wait.record.number in plan.withdraw and not wait.is_granted:
-                task.cancel()
+        self._withdraw(plan.withdraw)
         for number in plan.request:
             if number not in self._set_aside:
                 self._deal(self._records[number], self._request)
         if self._cleaned_at is None or time.monotonic() - self._cleaned_at >= _CLEAN_S:
             self._cleaned_at = time.monotonic()
             self._forget_old()
+
+    def _withdraw(self, numbers: Collection[int]) -> None:
+        for wait, task in self._waits.items():
+            if wait.record.number in numbers and not wait.is_granted:
+                task.cancel()
 
     def _take_in(self) -> None:
         """Read what is new, and what it comes after; drop what is over, unless another one comes after it."""
@@ -149,6 +153,10 @@ class Keeper:
             if (record.number, run.id) not in self._watches:
                 task = asyncio.create_task(self._watch(record, run))
                 self._watches[record.number, run.id] = task
+        if submission.yielded_at > self._yielded_at.get(record.number, 0.0):
+            # Its request goes to the end of the queue: others come first.
+            self._yielded_at[record.number] = submission.yielded_at
+            self._withdraw({record.number})
         batch = record.spec.batch
         if batch is None or submission.is_over or record.trouble is not None:
             return

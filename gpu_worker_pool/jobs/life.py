@@ -142,11 +142,12 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunClosed:
-    """A supervisor takes no more tasks."""
+    """A supervisor takes no more tasks. `is_yielded`: another request comes first, though tasks are left."""
 
     at: float
     run: str
     usage: Usage | None = None
+    is_yielded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,8 @@ class Submission:
     # Since when GPUs are requested for its next task; None while none are.
     requested_at: float | None = None
     requested_by: str = ""
+    # When a supervisor last released its GPUs for another request.
+    yielded_at: float = 0.0
     counts: Counter[JobState] = field(init=False)
     # Tasks to which nothing has happened are not in it.
     _lives: dict[int | None, JobLife] = field(default_factory=dict)
@@ -298,6 +301,7 @@ class Submission:
                 self.requested_at = None
             case RunClosed():
                 self.open_runs.pop(event.run, None)
+                self.yielded_at = event.at if event.is_yielded else self.yielded_at
                 if event.usage is not None:
                     self.usage[event.run] = event.usage
             case _:

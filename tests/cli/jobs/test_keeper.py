@@ -182,7 +182,11 @@ def test_a_process_that_dies_at_a_boundary_of_the_journal_leaves_a_job_that_runs
     id_ = done.out.strip()
     facts = user.keeper_facts()
     eventually(
-        lambda: not facts or has_ended(facts["pid"], within_s=0.0) or any(has_ended(pid, within_s=0.0) for pid in _supervisors(user, id_)),
+        lambda: (
+            not facts
+            or has_ended(facts["pid"], within_s=0.0)
+            or any(has_ended(pid, within_s=0.0) for pid in _supervisors(user, id_))
+        ),
         "the process has died",
         within_s=60.0,
     )
