@@ -102,7 +102,7 @@ class _CommandModule(NamedTuple):
 # In the order of the help. Each is loaded only if it is asked for: a command takes longer to load than `run` to start.
 _PLACES: Final = {
     "run": _CommandModule(".run.command", "Run"),
-    "join": _CommandModule(".run.join", "Run"),
+    "join": _CommandModule(".run.command", "Run"),
     "batch": _CommandModule(".batch.command", "Run"),
     "submit": _CommandModule(".jobs.submit", "Run"),
     "jobs": _CommandModule(".jobs.jobs", "Jobs"),

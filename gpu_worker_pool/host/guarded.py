@@ -14,15 +14,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self
 
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 from . import guard
 
-# In the environment of all that a guard runs. When the guard was killed, its supervisor finds by it what is left.
+# In the environment of all that a guard runs: the marks of this guard and of those around it, with colons between them. When
+# a guard was killed, its supervisor finds by it what is left.
 GUARD_VARIABLE: Final = "GPU_POOL_GUARD"
 _ADVICE: Final = {
     errno.ENOENT: "the program that its first line names does not exist; correct that line",
@@ -30,8 +31,8 @@ _ADVICE: Final = {
     errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 _NO_PROC: Final = (
-    "/proc does not show this process, so what the command starts could not be ended with it; mount the /proc of this "
-    "container (mount -t proc proc /proc, or unshare --mount-proc)"
+    "/proc does not show this process by its own number, so what the command starts could not be ended with it; mount the "
+    "/proc of this container (mount -t proc proc /proc, or unshare --mount-proc)"
 )
 # How soon what a killed guard left is killed again: it may have forked in between. What is there after so long is stuck in
 # the kernel, and the server waits for its end before it grants the GPU again.
@@ -41,6 +42,7 @@ _MOST_KILLING_S: Final = 10.0
 _KILL_S: Final = 5.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
+_MARKS: Final = f"\0{GUARD_VARIABLE}=".encode()
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -61,6 +63,8 @@ class Ended(NamedTuple):
     was_limited: bool
     # Why the lease was to end, where the command had been warned: `preempted`, say.
     warned_of: str | None
+    # As wait(2) has it.
+    status: int
 
 
 class Guarded:
@@ -70,11 +74,18 @@ class Guarded:
     Every message arrives, also at a guard that is stopped for a while.
     """
 
-    def __init__(self, line: socket.socket, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        line: socket.socket,
+        pid: int,
+        process: subprocess.Popen[bytes] | None = None,
+        grace_parts: int = _GRACE_PARTS,
+    ) -> None:
         line.setblocking(False)  # noqa: FBT003 - its only parameter
         self.pid = pid
         self._line = line
         self._process = process
+        self._grace_parts = grace_parts
         self._mark = f"{pid}-{secrets.token_hex(8)}"
         self._buffer = bytearray()
         # What the line has not taken yet: messages, and the descriptors that go with each.
@@ -83,9 +94,10 @@ class Guarded:
         self._last_safe: tuple[bytes, Sequence[int]] | None = None
 
     @classmethod
-    def start(cls, keeps_open: Sequence[int] = ()) -> Self:
+    def start(cls, keeps_open: Sequence[int] = (), grace_parts: int = _GRACE_PARTS) -> Self:
         """Start a guard. `keeps_open`: descriptors that stay open for as long as the guard lives, and are not the
-        command's. Failure where /proc does not show what a command starts.
+        command's. A command gets SIGTERM at most one of `grace_parts` of its time before its limit. Failure where /proc does
+        not show what a command starts.
         """
         check_proc()
         line, theirs = socket.socketpair()
@@ -98,7 +110,7 @@ class Guarded:
                 # In a group of its own, so that a signal to our group does not end both of us at once.
                 process_group=0,
             )
-        return cls(line, process.pid, process)
+        return cls(line, process.pid, process, grace_parts)
 
     @classmethod
     def inherited(cls) -> Self:
@@ -137,8 +149,9 @@ class Guarded:
         """
         self._safe_until = safe_until
         limit_grace_s = grace_s if limit_grace_s is None else limit_grace_s
-        what = {"command": list(command), "env": {**env, GUARD_VARIABLE: self._mark}, "cwd": cwd, "umask": umask}
-        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": _grace_before(limit, limit_grace_s)}
+        marks = f"{env[GUARD_VARIABLE]}:{self._mark}" if env.get(GUARD_VARIABLE) else self._mark
+        what = {"command": list(command), "env": {**env, GUARD_VARIABLE: marks}, "cwd": cwd, "umask": umask}
+        limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": self._grace_before(limit, limit_grace_s)}
         self._send({"do": "start", **what, **limits, "group": group, "grace_s": grace_s}, streams)
         answer = await self._receive()
         if answer["event"] == "failed":
@@ -148,7 +161,7 @@ class Guarded:
         """Wait until no process of the command is left. GuardDied where it is not known how it ended."""
         answer = await self._receive()
         code = exit_code(answer["status"])
-        return Ended(code, answer["was_late"], answer["was_limited"], answer["warned_of"])
+        return Ended(code, answer["was_late"], answer["was_limited"], answer["warned_of"], answer["status"])
 
     def tell_safe_until(self, at: float) -> None:
         """Tell the guard when to end the command, on the clock of leases, unless it is told a later time."""
@@ -161,10 +174,10 @@ class Guarded:
 
     def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
         """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
-        `grace_s` before, or a tenth of the time until then where that is less. `warned_of`: the reason, where the command
+        `grace_s` before, or its part of the time until then where that is less. `warned_of`: the reason, where the command
         is warned; None: it is the time limit, or a warning is withdrawn.
         """
-        self._send({"do": "limit", "at": at, "grace_s": _grace_before(at, grace_s), "warned_of": warned_of})
+        self._send({"do": "limit", "at": at, "grace_s": self._grace_before(at, grace_s), "warned_of": warned_of})
 
     def send_signal(self, number: int) -> None:
         """Send a signal to every process of the command."""
@@ -217,9 +230,16 @@ class Guarded:
             if not data:
                 self._hang_up()
                 # Not in the loop: it reads all of /proc.
-                await asyncio.to_thread(_kill_marked, f"{GUARD_VARIABLE}={self._mark}".encode())
+                await asyncio.to_thread(_kill_marked, self._mark.encode())
                 raise GuardDied
             self._buffer += data
+
+    def _grace_before(self, limit: float | None, grace_s: float) -> float:
+        return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / self._grace_parts)
+
+    def forget(self) -> None:
+        """Close the line in a forked process, in which the guard is that of the parent."""
+        self._line.close()
 
     def _hang_up(self) -> None:
         if self._line.fileno() < 0:
@@ -253,28 +273,23 @@ async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill all processes of this user with this in their environment, until none is left."""
+    """Kill all processes of this user with this mark in their environment, until none is left."""
 
     give_up_at = time.monotonic() + _MOST_KILLING_S
     while time.monotonic() < give_up_at:
-        killed = [pid for pid, name in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, name, mark)]
+        killed = [pid for pid in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, mark)]
         if not killed:
             return
         time.sleep(_KILL_AGAIN_S)
 
 
-def _kill_if_marked(pid: int, name: str, mark: bytes) -> bool:
-    return guard.send_signals(pid, [signal.SIGKILL], lambda: mark in _environment(name))
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    def is_marked() -> bool:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - quick
+            marks = (b"\0" + file.read()).partition(_MARKS)[2].partition(b"\0")[0]
+        return mark in marks.split(b":")
 
-
-def _environment(name: str) -> list[bytes]:
-    """That of a process in /proc; OSError where it has ended, or is another user's."""
-    with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123 - quick
-        return file.read().split(b"\0")
-
-
-def _grace_before(limit: float | None, grace_s: float) -> float:
-    return grace_s if limit is None else min(grace_s, max(limit - guard.boot_time(), 0.0) / _GRACE_PARTS)
+    return guard.send_signals(pid, [signal.SIGKILL], is_marked)
 
 
 def exit_code(status: int) -> int:
@@ -303,6 +318,19 @@ def _cannot_run(program: str, number: int | None, why: str) -> Failure:
     return Failure(f"{program} cannot be run: {_ADVICE.get(number or 0, why)}", CANNOT_RUN)
 
 
+@contextmanager
+def given_input(data: bytes) -> Iterator[int]:
+    """A descriptor from which a program reads this."""
+    descriptor = os.memfd_create("input")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 async def run_program(
     argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
 ) -> str | None:
@@ -311,23 +339,21 @@ async def run_program(
     """
     name, limit = argv[0], guard.boot_time() + limit_s
     try:
-        given, nothing, guarded = os.memfd_create("input"), os.open(os.devnull, os.O_WRONLY), Guarded.start()
+        guarded = Guarded.start()
     except OSError as error:
         return f"{name} cannot be run: {error.strerror}"
     try:
-        os.write(given, sent)
-        os.lseek(given, 0, os.SEEK_SET)
         async with asyncio.timeout(limit_s + _KILL_S):
-            # Without grace: SIGKILL follows SIGTERM at once.
-            await guarded.run(argv, env, (given, nothing, nothing), cwd=cwd, grace_s=0.0, limit=limit)
+            with given_input(sent) as given, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
+                streams = (given, nothing.fileno(), nothing.fileno())
+                # Without grace: SIGKILL follows SIGTERM at once.
+                await guarded.run(argv, env, streams, cwd=cwd, grace_s=0.0, limit=limit)
             ended = await guarded.wait()
     except TimeoutError:
         return f"{name} cannot be ended"
-    except Failure as failure:
-        return str(failure)
+    except (Failure, OSError) as error:
+        return f"{name} cannot be run: {error}" if isinstance(error, OSError) else str(error)
     finally:
-        os.close(given)
-        os.close(nothing)
         with suppress(TimeoutError):
             await asyncio.wait_for(guarded.close(), _KILL_S)
     if ended.was_limited:

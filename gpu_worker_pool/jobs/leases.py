@@ -32,7 +32,7 @@ from gpu_worker_pool.wire.reader import read
 
 from .life import Usage
 
-_UNLIMITED_S: Final = 1e9
+UNLIMITED_S: Final = 1e9
 _ASK_AGAIN_S: Final = 1.0
 
 
@@ -67,7 +67,7 @@ async def acquire(client: GPUWorkerPoolClient, request: GpuRequest, holder_pid: 
     """Wait for the GPUs. The lease belongs to the process `holder_pid`. Failure where they cannot be had."""
     try:
         return await client.request_gpu(
-            _UNLIMITED_S if request.timeout_s is None else request.timeout_s,
+            UNLIMITED_S if request.timeout_s is None else request.timeout_s,
             gpus=request.gpus,
             memory_mb=request.memory_mb,
             model=request.model,

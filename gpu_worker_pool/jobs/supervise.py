@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from gpu_worker_pool.client.backends.held_lease import Loss
-from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss
+from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, on_lease_clock
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT, Failure
@@ -52,7 +50,8 @@ class Command:
     """A command, and how to run it. Its environment is `env` with the variables of the lease.
 
     `group` is its process group; 0: one of its own. `grace_s` is the time between SIGTERM and SIGKILL, less where the GPU
-    would be granted to another holder before. `time_limit_s` is a limit of its own, apart from that of the lease.
+    would be granted to another holder before. `time_limit_s` is a limit of its own, apart from that of the lease. One that
+    `finishes_work` is not told by SIGTERM of a warning, but `grace_s` before the end.
     """
 
     argv: Sequence[str]
@@ -63,6 +62,7 @@ class Command:
     group: int = 0
     grace_s: float = 10.0
     time_limit_s: float | None = None
+    finishes_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Outcome:
     end_reason: str | None = None
     why: str | None = None
     signal: int | None = None
+    # The command's, as wait(2) has it.
+    status: int = field(default=0, compare=False)
 
     @property
     def is_lost(self) -> bool:
@@ -97,6 +99,7 @@ async def supervise(
     assignment: Assignment,
     command: Command,
     *,
+    on_started: Callable[[], None] = lambda: None,
     on_warning: Callable[[LeaseEnding | None], None] = lambda _: None,
     on_lost: Callable[[str], None] = lambda _: None,
     signals: Signals | None = None,
@@ -104,14 +107,15 @@ async def supervise(
 ) -> Outcome:
     """Run the command and wait until no process of it is left.
 
-    `on_warning` is called with each warning that the lease will end, and with None where one is withdrawn; `on_lost` with
-    the reason of a loss. Signals are passed on to the command; where it `is_ended_by_signals`, one that is to end it also
-    ends it after its grace. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where
-    this raises anything else, or is cancelled, the guard is closed and cannot be used again.
+    `on_started` is called when it runs; `on_warning` with each warning that the lease will end, and with None where one is
+    withdrawn; `on_lost` with the reason of a loss. Signals are passed on to the command; where it `is_ended_by_signals`, one that is
+    to end it also ends it after its grace. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where this
+    raises anything else, or is cancelled, the guard is closed and cannot be used again.
     """
     run = _Supervised(guarded, assignment, command, on_warning, on_lost, is_ended_by_signals=is_ended_by_signals)
     try:
         await run.start()
+        on_started()
         async with AsyncExitStack() as passed_on:
             if signals is not None:
                 await passed_on.enter_async_context(signals.passed_to(run.take_signal))
@@ -143,6 +147,7 @@ class _Supervised:
         self._loss = assignment.lost if isinstance(assignment.lost, Loss) else None
         self._ttl_s = DEFAULT_TTL_S if self._loss is None else self._loss.ttl_s
         self._grace_s = grace_after_loss(command.grace_s, self._ttl_s)
+        self._limit_grace_s = command.grace_s if command.finishes_work else self._grace_s
         self._own_limit = None if command.time_limit_s is None else boot_time() + command.time_limit_s
         self._lost: str | None = None
         self._signal: int | None = None
@@ -159,6 +164,7 @@ class _Supervised:
             grace_s=self._grace_s,
             safe_until=self._safe_until,
             limit=self._limit,
+            limit_grace_s=self._limit_grace_s,
         )
 
     async def wait(self) -> Outcome:
@@ -199,8 +205,7 @@ class _Supervised:
     @property
     def _limit(self) -> float | None:
         """When the command is to be gone: at its own limit, or at that of the lease. A server may end it a little before."""
-        ends_at = self._assignment.ends_at
-        limits = [self._own_limit, None if ends_at is None else _on_lease_clock(ends_at)]
+        limits = (self._own_limit, limit_of(self._assignment))
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -222,15 +227,18 @@ class _Supervised:
         while notice is not None:
             ending = notice.ending
             if ending is None and known is not None:
-                self._guarded.tell_limit(self._limit, self._grace_s)
+                self._guarded.tell_limit(self._limit, self._limit_grace_s)
             elif ending is not None and ending != known:
-                ends = _on_lease_clock(ending.ends_at)
+                ends = on_lease_clock(ending.ends_at)
                 # Where the server sees the processes of the command, it waits for their end.
                 is_seen = self._loss is not None and self._loss.is_local
                 ahead_s = 0.0 if is_seen else min(_KILL_AHEAD_S, (ends - boot_time()) / 10)
-                self._guarded.tell_limit(ends - ahead_s, 0.0, ending.reason)
-                if known is None:
-                    self._guarded.send_signal(signal.SIGTERM)
+                if self._command.finishes_work:
+                    self._guarded.tell_limit(ends - ahead_s, self._limit_grace_s, ending.reason)
+                else:
+                    self._guarded.tell_limit(ends - ahead_s, 0.0, ending.reason)
+                    if known is None:
+                        self._guarded.send_signal(signal.SIGTERM)
             if ending != known:
                 known = ending
                 _report(self._on_warning, ending)
@@ -255,10 +263,10 @@ class _Supervised:
 
     def _outcome(self, ended: Ended) -> Outcome:
         if self._lost is not None:
-            return Outcome(ended.exit_code, None, f"its GPU was lost: {self._lost}", self._signal)
+            return Outcome(ended.exit_code, None, f"its GPU was lost: {self._lost}", self._signal, ended.status)
         reason = self._announced(ended)
         why = None if reason is None or not self._was_stopped(ended) else self._end_text(reason)
-        return Outcome(ended.exit_code, reason, why, self._signal)
+        return Outcome(ended.exit_code, reason, why, self._signal, ended.status)
 
     def _announced(self, ended: Ended) -> str | None:
         """The reason for which it was told to end, whether it did so or not."""
@@ -301,8 +309,3 @@ async def _first_of(ending: asyncio.Task[Ended], watching: Sequence[asyncio.Task
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {ending}:
             task.result()
-
-
-def _on_lease_clock(at: datetime) -> float:
-    """A local time on the clock of leases."""
-    return boot_time() + at.timestamp() - time.time()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from gpu_worker_pool.host.replaceable import why_replaceable
+from gpu_worker_pool.host.state_dir import why_replaceable
 from gpu_worker_pool.notify.notice import Occasion
 from gpu_worker_pool.notify.rules import DEFAULT_TIMEOUT_S, Program, Rule, Service, check_services
 

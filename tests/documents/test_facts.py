@@ -46,6 +46,8 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_NODES",
         "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
+        "GPU_POOL_LEASE_SCOPE",
+        "GPU_POOL_GUARD",
         "GPU_POOL_BATCH_LINE",
         # What a hook's program is told.
         "GPU_POOL_EVENT",

@@ -65,7 +65,7 @@ async def test_a_command_that_cannot_be_run_leaves_the_guard_to_the_next_one(gua
         await guarded.run(["/etc/passwd"], {}, grace_s=1.0)
     assert refused.value.code == CANNOT_RUN
     await start(guarded, "exit 3")
-    assert await guarded.wait() == Ended(3, was_late=False, was_limited=False, warned_of=None)
+    assert await guarded.wait() == Ended(3, was_late=False, was_limited=False, warned_of=None, status=3 << 8)
 
 
 async def test_a_program_with_many_open_files_can_run_commands() -> None:

@@ -226,7 +226,7 @@ async def _check_can_ever(servers: Servers, urls: Sequence[str], wishes: Wishes)
 
 def wake_for(store: JobStore, number: int) -> None:
     """Have the keeper take in what was just submitted; say what the user must know about it."""
-    from gpu_worker_pool.host.login_sessions import logout_ends  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.host.systemd import logout_ends  # noqa: PLC0415 - not for the help
     from gpu_worker_pool.jobs.keeper_link import KeeperSilent, wake_keeper  # noqa: PLC0415
 
     try:
