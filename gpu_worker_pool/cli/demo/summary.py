@@ -101,9 +101,9 @@ def _check_journal(history: RunHistory) -> tuple[int, list[Violation]]:
     turns, broken, waiting = 0, [], dict[str, int]()
     for event in journal["events"]:
         name = event.get("lease_id")
-        if event["kind"] == "LeaseQueued":
+        if "seq" in event:  # it is new: queued, or granted at once
             waiting[name] = event["seq"]
-        elif event["kind"] in {"LeaseGranted", "LeaseEnded"} and name in waiting:
+        if event["kind"] in {"LeaseGranted", "LeaseEnded"} and name in waiting:
             place = waiting.pop(name)
             if event["kind"] == "LeaseGranted" and waiting:
                 turns += 1

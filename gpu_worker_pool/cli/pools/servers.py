@@ -81,7 +81,9 @@ class Servers:
         # What goes before the path of a call that means a pool, by endpoint.
         self._scopes: dict[str, str] = {}
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
-        self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named, environ=self.config.environ)
+        self._transport = Transport(
+            ca_file=self.config.ca_file, is_named=self.config.is_named, environ=self.config.environ
+        )
 
     async def __aenter__(self) -> Self:
         try:
