@@ -112,8 +112,10 @@ def test_the_constraints_hold_names_and_versions_and_nothing_else() -> None:
         assert version.replace(".", "").replace("post", "").isalnum()
 
 
-@pytest.mark.parametrize(("target", "command"), [("demo", "demo"), ("demo-fleet", "demo --fleet")])
-def test_make_demo_is_gpu_pool_demo(target: str, command: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "command"), [("demo", "gpu_worker_pool demo"), ("demo-fleet", "examples.fleet_demo")]
+)
+def test_make_demo_runs_the_demo(target: str, command: str) -> None:
     result = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
 
-    assert f".venv/bin/python -m gpu_worker_pool {command}" in result.stdout.splitlines()
+    assert f".venv/bin/python -m {command}" in result.stdout.splitlines()

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ import typer.main
 
 from gpu_worker_pool.cli import failure
 from gpu_worker_pool.cli.app import commands
-from gpu_worker_pool.cli.demo.summary import Record, summarize
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.client.guarded_lease import command_env
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.pytest_plugin import DEFAULT_TIMEOUT_S, WISHES
-from tests.cli.demo.test_demo import CLEAN, by_demo, turn
 from tests.documents.blocks import ROOT, Block, blocks_of, documents
 from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section
@@ -130,30 +127,6 @@ def test_every_key_is_described(block: Block) -> None:
         told += code_in(section("CLI.md", "batch JSON"))
     told += code_in(section("CLI.md", "status JSON"))
     assert keys_of(json.loads(block.text)) <= {*told, "schema"}
-
-
-def test_the_example_of_the_demo_is_like_what_is_measured() -> None:
-    (example,) = [block for block in examples() if block.marks.get("held-by") == str(here())]
-    killed = [line for line in CLEAN if not (line["what"] == "left" and line["who"] == "a")]
-    lines = [
-        *killed,
-        by_demo("server_killed", 1.0),
-        by_demo("killed", 1.5, worker="a"),
-        by_demo("server_back", 1.8),
-        *turn("d", 1, 4, asked=3.1, queued=3.2, began=3.9, ended=5.0),
-        by_demo("final", 9.0, leases=[], gpus=[]),
-    ]
-
-    summary = summarize(Record(lines, "simulated", gpus=1, workers=4, seed=0, took_s=5.0))
-
-    assert summary["broken"]
-    assert summary["killed_worker"]["next_worker"] == "b"
-    assert summary["restart"] is not None
-    assert unlike(json.loads(example.text), summary) == []
-
-
-def here() -> Path:
-    return Path(__file__).relative_to(ROOT)
 
 
 # --- what compares ---------------------------------------------------------------------------------------------------
