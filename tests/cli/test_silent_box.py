@@ -104,7 +104,7 @@ def test_a_batch_runs_on_the_box_that_answers(server: ServerProcess, silent_url:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [(("top", "--once"), "2 free"), (("report",), "has not answered within"), (("leases",), "")]
+    ("command", "words"), [(("top",), ": 2 GPUs, "), (("report",), "has not answered within"), (("leases",), "")]
 )
 def test_what_shows_the_pool_does_not_wait(
     server: ServerProcess, silent_url: str, command: tuple[str, ...], words: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -10,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-import typer.main
 
 from gpu_worker_pool.cli import failure
-from gpu_worker_pool.cli.app import commands
+from gpu_worker_pool.cli.app import COMMANDS, function_of, paths
+from gpu_worker_pool.cli.declare import HelpWanted, flags_of, read
 from gpu_worker_pool.cli.serve.command import FLAGS
 from gpu_worker_pool.client.guarded_lease import command_env
 from gpu_worker_pool.models import GPUAssignment
@@ -23,17 +24,15 @@ from tests.documents.schemas import unlike
 from tests.documents.test_facts import code_in, document, rows, section
 
 CLI = ROOT / "docs" / "CLI.md"
-COMMANDS: dict[str, Any] = typer.main.get_command(commands()).commands  # type: ignore[attr-defined]
 # Two that are told together.
 TOLD_AS = {name: told for told in ("drain, undrain", "backup, restore") for name in told.split(", ")}
 
 
-def options_of(command: Any) -> set[str]:
+def options_of(name: str) -> set[str]:
     """As they are typed, in their long form."""
-    parts = [command, *getattr(command, "commands", {}).values()]
-    shown = [each for part in parts for each in part.params if not getattr(each, "hidden", False)]
-    every = {text for parameter in shown for text in (*parameter.opts, *parameter.secondary_opts)}
-    return {text for text in every if text.startswith("--")} - {"--help"}
+    functions = [function_of(name, part) for each, part in paths() if each == name]
+    every = {flag for function in functions for flag in flags_of(function)}
+    return {flag for flag in every if flag.startswith("--")} - {"--help"}
 
 
 # --- commands and options --------------------------------------------------------------------------------------------
@@ -42,13 +41,13 @@ def options_of(command: Any) -> set[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_described(name: str) -> None:
     told = " ".join(code_in(section("CLI.md", TOLD_AS.get(name, name))))
-    assert options_of(COMMANDS[name]) <= set(re.findall(r"--[a-z-]+", told))
+    assert options_of(name) <= set(re.findall(r"--[a-z-]+", told))
 
 
 def test_no_option_is_described_that_no_command_has() -> None:
     plugin = {"--gpu-endpoint", "--gpu-timeout", "--gpu-missing"}
     own = {"--help", "--version", "--install-completion", "--show-completion"}
-    known = set().union(*(options_of(command) for command in COMMANDS.values())) | own | plugin
+    known = set().union(*(options_of(name) for name in COMMANDS)) | own | plugin
     assert set(re.findall(r"`(--[a-z-]+)", document("CLI.md"))) <= known
 
 
@@ -70,9 +69,15 @@ def test_what_is_told_to_be_typed_is_understood() -> None:
     assert len(typed) > 50
     for place, text in typed:
         name, *arguments = shlex.split(text)
-        if arguments or name not in COMMANDS:  # a name alone speaks of the command
-            assert name in COMMANDS, (place, text)
-            COMMANDS[name].make_context(name, arguments).close()
+        if name == "help" or not arguments:  # a name alone speaks of the command
+            continue
+        assert name in COMMANDS, (place, text)
+        group, part = COMMANDS[name].group, ""
+        if group and (arguments[0] in group or "" not in group):
+            part, *arguments = arguments
+            assert part in group, (place, text)
+        with contextlib.suppress(HelpWanted):
+            read(f"gpu-pool {name}", function_of(name, part), arguments)
 
 
 def test_every_exit_code_is_in_the_table() -> None:
@@ -116,7 +121,7 @@ def heading_of(block: Block) -> str:
 
 def test_every_command_with_json_has_an_example_of_it() -> None:
     schemas = {match[1] for block in examples() if (match := re.search(r"gpu-pool/([a-z]+)/1", block.text))}
-    assert {name for name, command in COMMANDS.items() if "--json" in options_of(command)} - {"demo"} == schemas
+    assert {name for name in COMMANDS if "--json" in options_of(name)} - {"demo", "top"} == schemas
     assert {"whole" in block.marks or "held-by" in block.marks for block in examples()} == {True}
 
 

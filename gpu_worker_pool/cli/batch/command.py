@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import SIGNAL_BASE, USAGE, Failure
 from gpu_worker_pool.cli.options import (
     Endpoints,
@@ -37,9 +36,7 @@ SOME_FAILED = 1
 
 
 def batch(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")
-    ],
+    file: Annotated[str, Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")],
     gpus: Gpus = 1,
     memory: MemoryPerGpu = None,
     model: Model = None,
@@ -47,13 +44,11 @@ def batch(
     timeout: Timeout = None,
     time: TimeLimit = None,
     preemptible: Preemptible = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
-    ] = False,
+    keep_going: Annotated[bool, Option("--keep-going", "-k", help="Start further jobs after one has failed.")] = False,
     retries: Retries = 0,
     parallel: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--parallel",
             "-j",
             metavar="NUMBER",
@@ -63,13 +58,13 @@ def batch(
         ),
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
+        Path | None, Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Which jobs are done, for the next run; by default FILE.state (none for -)."),
+        Option(metavar="FILE", help="Which jobs are done, for the next run; by default FILE.state (none for -)."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
     grace: Grace = 10.0,
     remote: Remote = False,
     new: New = False,

@@ -9,14 +9,10 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.output import out, plain, print_json
+from gpu_worker_pool.cli.live import Live
+from gpu_worker_pool.cli.output import Console, OutputClosed, Text, out, plain, print_json
 from gpu_worker_pool.cli.run.attempt import Outcome
+from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 
 from .jobs import Batch, Job, State
@@ -46,46 +42,35 @@ class BatchDisplay:
         self._batch = batch
         self._console = console
         self.running: Mapping[str, Started] = {}
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._task = self._bar.add_task("jobs", total=len(batch.jobs), completed=batch.done)
+        self._live = Live(console) if console.is_terminal else None
 
     def shown(self) -> AbstractContextManager[object]:
-        if not self._console.is_terminal:
-            return contextlib.nullcontext()
-        return Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
+        return contextlib.nullcontext() if self._live is None else contextlib.closing(self._live)
 
     def attempt_ended(self, job: Job, outcome: Outcome) -> None:
         batch = self._batch
         over = batch.done + batch.count(State.FAILED)
-        self._bar.update(self._task, completed=over)
         again = ", again later" if batch.progress[job.key].state is State.WAITING else ""
         took = "" if outcome.took_s is None else f" in {show_duration(outcome.took_s)}"
         where = f" on GPU {', '.join(map(str, outcome.gpus))}" if outcome.gpus else ""
         what = f"[{over}/{len(batch.jobs)}] {outcome_text(outcome)}{again}: line {job.line}{where}{took}"
         text = f"gpu-pool: {plain(what)}: {_shown(job.command)}"
-        line = Text(text, style="" if outcome.is_good else "red", no_wrap=True, overflow="ellipsis")
-        with contextlib.suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
-            self._console.print(line)
+        if self._live is not None:
+            self._live.close()
+        with contextlib.suppress(OutputClosed):  # a reader that is gone is no reason to stop the batch
+            self._console.print(text, "" if outcome.is_good else "red")
+            if self._live is not None:
+                self._live.show(self._lines(over))
 
-    def _render(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        for started in list(self.running.values())[:_MAX_SHOWN]:
-            table.add_row(
-                Text(f"line {started.job.line}", style="bold"),
-                f"GPU {', '.join(map(str, started.gpus))}",
-                show_duration(time() - started.started_at),
-                Text(_shown(started.job.command), no_wrap=True, overflow="ellipsis"),
-            )
-        if len(self.running) > _MAX_SHOWN:
-            table.add_row(f"and {len(self.running) - _MAX_SHOWN} more")
-        return Group(self._bar, table)
+    def _lines(self, over: int) -> list[str]:
+        running = list(self.running.values())
+        shown = [
+            f"line {each.job.line}  GPU {', '.join(map(str, each.gpus))}  {show_duration(time() - each.started_at)}  "
+            f"{_shown(each.job.command)}"
+            for each in running[:_MAX_SHOWN]
+        ]
+        more = [f"and {len(running) - _MAX_SHOWN} more"] if len(running) > _MAX_SHOWN else []
+        return [f"{over} of {len(self._batch.jobs)} jobs are over", *shown, *more]
 
 
 def print_summary(batch: Batch, logs: Path, state: Path | None, exit_code: int, *, is_json: bool) -> None:
@@ -93,7 +78,7 @@ def print_summary(batch: Batch, logs: Path, state: Path | None, exit_code: int, 
         print_json("batch", summary_json(batch, logs, state, exit_code))
         return
     console = out()
-    console.print(summary_table(batch, logs))
+    print_table(console, summary_table(batch, logs))
     not_run = batch.count(State.WAITING)
     rest = f", {not_run} not run" if not_run else ""
     console.print(f"{batch.done} of {len(batch.jobs)} done, {batch.count(State.FAILED)} failed{rest}")
@@ -106,9 +91,7 @@ def summary_table(batch: Batch, logs: Path) -> Table:
     found = list(batch.progress.values())
     if len(found) > _MAX_IN_SUMMARY:
         found = [item for item in found if item.state is State.FAILED][:_MAX_IN_SUMMARY]
-    table = Table(box=None, header_style="bold")
-    for column in ("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG"):
-        table.add_column(column, no_wrap=column == "COMMAND", overflow="ellipsis" if column == "COMMAND" else "fold")
+    table = make_table("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG", whole=("LINE", "STATE"))
     for item in found:
         outcome = item.outcome
         table.add_row(

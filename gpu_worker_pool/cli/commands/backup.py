@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.units import show_moment
 from gpu_worker_pool.host.clock import iso_time
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 JournalFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--journal",
         metavar="PATH",
         help="The journal of the server, which `gpu-pool serve` names when it starts. By default that of the settings in "
@@ -31,7 +30,7 @@ JournalFile = Annotated[
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
     journal: JournalFile = None,
     *,
     json: Json = False,
@@ -63,15 +62,15 @@ def backup(
     if json:
         print_json("backup", {"file": str(file.absolute()), "bytes": size, "journal": str(path), **_as_json(facts)})
         return
-    out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked", markup=False)
+    out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked")
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `gpu-pool backup` wrote.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="What `gpu-pool backup` wrote.")],
     journal: JournalFile = None,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
+        bool, Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -100,18 +99,16 @@ def restore(
         print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(facts), "token_names": tokens})
         return
     console = out()
-    console.print(f"{path} is as the backup has it: {_in_words(facts)}", markup=False)
+    console.print(f"{path} is as the backup has it: {_in_words(facts)}")
     if replaced is not None:
-        console.print(f"The journal that was there is {replaced}", markup=False)
+        console.print(f"The journal that was there is {replaced}")
     if facts.token_names:
         console.print(
             f"It accepts tokens of {', '.join(facts.token_names)}, also those that were revoked since: gpu-pool token list",
-            markup=False,
         )
     console.print(
         "All GPUs are out of service. Start the server, make sure that no program from before uses them (gpu-pool status), "
         "and put them into service: gpu-pool undrain --all",
-        markup=False,
     )
 
 

@@ -10,10 +10,9 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
-from gpu_worker_pool.cli.moments import parse_moment, show_moment
+from gpu_worker_pool.cli.live import StatusLine
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.plans import HELD_BACK
@@ -21,20 +20,20 @@ from gpu_worker_pool.cli.pools.reading import ask_pool, ask_pools, read_gpu
 from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus, show_holding
 from gpu_worker_pool.cli.pools.servers import Servers, find_endpoint
-from gpu_worker_pool.cli.status_line import StatusLine
+from gpu_worker_pool.cli.units import parse_moment, show_moment
 from gpu_worker_pool.host.clock import iso_time
 
 POLL_S = 1.0
 
 GpuArguments = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[GPU]...",
         help="Each by its index or UUID, where there are several servers as server1:2; or a server's name, for all its GPUs. "
         "With --fleet as node:2, or a node's name.",
     ),
 ]
-AllGpus = Annotated[bool, typer.Option("--all", help="Every GPU of every server.")]
+AllGpus = Annotated[bool, Option("--all", help="Every GPU of every server.")]
 
 
 def drain(
@@ -44,14 +43,14 @@ def drain(
     every: AllGpus = False,
     at: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--at", metavar="TIME", help="From then on: '2026-12-01 09:00' of your time zone, 18:00, or 2h from now."
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until no lease is left on them; Ctrl-C ends the waiting only.")
+        bool, Option("--wait", help="Wait until no lease is left on them; Ctrl-C ends the waiting only.")
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; every user is shown it.")] = "",
+    reason: Annotated[str, Option("--reason", metavar="TEXT", help="Why; every user is shown it.")] = "",
     fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
@@ -76,7 +75,7 @@ def drain(
             planned = f"out of service from {show_moment(starts_at, now)} on" + (f": {reason}" if reason else "")
             said = f"{said}; and {planned}" if found.view.is_out_of_service else planned
         runs_on = f"; {', '.join(found.view.leases)} on it runs on" if found.view.leases else ""
-        out().print(f"GPU {found.id}: {said}{runs_on}", markup=False)
+        out().print(f"GPU {found.id}: {said}{runs_on}")
 
     body = ({"reason": reason} if reason else {}) | ({} if starts_at is None else {"at": f"{starts_at:.3f}"})
     failure = _tell(_Action("drain", body, show), gpus, Servers(endpoint, is_fleet=fleet), every=every)
@@ -105,7 +104,7 @@ def undrain(
             print_json("undrain", found.as_json())
             return
         state = found.view.state.replace("_", " ")
-        out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now", markup=False)
+        out().print(f"GPU {found.id} is in service, and no drain of it is planned; it is {state} now")
 
     failure = _tell(_Action("undrain", {}, show), gpus, Servers(endpoint, is_fleet=fleet), every=every)
     if failure is not None:

@@ -7,11 +7,8 @@ import time
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import Console, Text, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_holding, show_since
 from gpu_worker_pool.cli.pools.servers import Servers
@@ -48,12 +45,12 @@ async def _ask(servers: Servers, text: str) -> list[tuple[LeaseReport, PoolRepor
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:
-    console.print(_sentence(lease, report, now), markup=False)
+    console.print(_sentence(lease, report, now))
     if lease.view.state != "queued":
         return
     start = show_start(lease.view, now)
-    console.print(f"It starts {start}." if start else "When it will start is not known.", markup=False)
-    console.print(f"Why: {lease.why or 'the server does not say'}", markup=False)
+    console.print(f"It starts {start}." if start else "When it will start is not known.")
+    console.print(f"Why: {lease.why or 'the server does not say'}")
     if not lease.obstacles:
         return
     table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))

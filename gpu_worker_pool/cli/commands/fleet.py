@@ -8,12 +8,10 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Argument
 from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, plain, print_json
+from gpu_worker_pool.cli.output import Text, out, plain, print_json
 from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import FLEET, ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
@@ -61,7 +59,6 @@ def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
     gpus = count(sum(box.view.gpus for box in boxes), "GPU")
     out().print(
         f"fleet {(listed.id or 'without an id')[:8]}: {number}, {gpus}, {led} (epoch {listed.epoch})",
-        markup=False,
     )
     table = make_table(
         "NODE", "ROLE", "STATE", "GPUS", "LEASES", "HEARD", "LAG", "VERSION", "URL", whole=("NODE", "STATE")
@@ -85,12 +82,11 @@ def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
         out().print(
             f"{', '.join(unknown)}: not heard of, so nothing is granted there; the leases there go on. A box that will not "
             "come back is removed by `gpu-pool fleet forget NODE`.",
-            markup=False,
         )
 
 
 def forget_node(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node, as `gpu-pool fleet` shows it.")],
+    node: Annotated[str, Argument(metavar="NODE", help="The node, as `gpu-pool fleet` shows it.")],
     endpoint: Endpoints = None,
     *,
     json: Json = False,
@@ -110,7 +106,7 @@ def forget_node(
     if json:
         print_json("fleet", {"forgotten": node})
     else:
-        out().print(f"{node} is forgotten; if it comes back, it joins the fleet as a new box", markup=False)
+        out().print(f"{node} is forgotten; if it comes back, it joins the fleet as a new box")
 
 
 async def _ask(servers: Servers) -> tuple[FleetList, list[SeenBox]]:

@@ -9,18 +9,14 @@ from enum import StrEnum
 from os.path import commonprefix
 from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.output import Console, Text, complain, out, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
 from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import short_start, show_terms
-from gpu_worker_pool.cli.table import cut, make_table, print_table
+from gpu_worker_pool.cli.table import Table, cut, make_table, print_table
 from gpu_worker_pool.host.users import user_name
 
 
@@ -33,14 +29,14 @@ class LiveState(StrEnum):
 def leases(
     endpoint: Endpoints = None,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
+    mine: Annotated[bool, Option("--mine", help="Only those of the user who asks.")] = False,
     state: Annotated[
         list[LiveState] | None,
-        typer.Option(
+        Option(
             "--state", metavar="STATE", help="Only those in this state: active, draining or queued; may be given again."
         ),
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
+    wide: Annotated[bool, Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
     fleet: FleetScope = False,
     json: Json = False,
 ) -> None:

@@ -8,23 +8,20 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-from rich.table import Table
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
-from gpu_worker_pool.cli.table import make_table, print_table
+from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
 from gpu_worker_pool.wire.reader import has_all, read
 from gpu_worker_pool.wire.same_server import same_as
 
-Owner = Annotated[str, typer.Argument(metavar="OWNER", help="The owner; `'*'` for all without a quota of their own.")]
+Owner = Annotated[str, Argument(metavar="OWNER", help="The owner; `'*'` for all without a quota of their own.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +56,14 @@ def set_quota(
     owner: Owner,
     endpoint: Endpoints = None,
     *,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="Never more GPUs than this.")] = None,
-    weight: Annotated[
-        float | None, typer.Option("--weight", help="The owner's part in a fair share; 1 without it.")
-    ] = None,
-    max_priority: Annotated[int | None, typer.Option("--max-priority", help="The highest priority.")] = None,
+    gpus: Annotated[int | None, Option("--gpus", min=0, help="Never more GPUs than this.")] = None,
+    weight: Annotated[float | None, Option("--weight", help="The owner's part in a fair share; 1 without it.")] = None,
+    max_priority: Annotated[int | None, Option("--max-priority", help="The highest priority.")] = None,
     max_time: Annotated[
         float | None,
-        typer.Option("--max-time", parser=parse_duration_s, metavar="2h", help="The longest time limit of a lease."),
+        Option("--max-time", parser=parse_duration_s, metavar="2h", help="The longest time limit of a lease."),
     ] = None,
-    max_queued: Annotated[int | None, typer.Option("--max-queued", min=0, help="So many requests may wait.")] = None,
+    max_queued: Annotated[int | None, Option("--max-queued", min=0, help="So many requests may wait.")] = None,
     json: Json = False,
 ) -> int:
     """Set the quota of an owner at every server. It replaces the one before: what is left out has no limit.
@@ -127,11 +122,11 @@ def _failure(answer: ServerAnswer, owner: str, method: str) -> Failure:
 
 def _say(answer: ServerAnswer, owner: str, method: str) -> None:
     if method == "DELETE":
-        out().print(f"{owner} has no quota at {answer.endpoint}", markup=False)
+        out().print(f"{owner} has no quota at {answer.endpoint}")
         return
     quota = read(QuotaView, answer.data, clean=plain)
     words = "the server answered something else, so it is not known" if quota is None else _limits(quota)
-    out().print(f"{owner} at {answer.endpoint}: {words}", markup=False)
+    out().print(f"{owner} at {answer.endpoint}: {words}")
 
 
 def _limits(quota: QuotaView) -> str:
@@ -176,7 +171,7 @@ def _show(found: Sequence[ServerQuotas], *, json: bool) -> int:
         if server.listed is None or json:
             continue
         if len(found) > 1:
-            out().print(f"{'' if not number else chr(10)}{server.endpoint} {server.url}", markup=False)
+            out().print(f"{'' if not number else chr(10)}{server.endpoint} {server.url}")
         if not server.listed.fair_share:
             complain(
                 f"{server.endpoint} orders by arrival, not by share (GPU_POOL_FAIR_SHARE), so weights change nothing"
@@ -190,9 +185,7 @@ def _show(found: Sequence[ServerQuotas], *, json: bool) -> int:
 
 def _table(listed: QuotaList) -> Table:
     headings = ("OWNER", "GPUS", "WEIGHT", "HAS", "WAITS", "USED", "SHARE", "LIMITS")
-    table = make_table(*headings, whole=headings[1:-1])
-    for column in table.columns[1:-1]:
-        column.justify = "right"
+    table = make_table(*headings, whole=headings[1:-1], right=headings[1:-1])
     for quota in (*listed.quotas, *listed.others):
         is_own = quota in listed.quotas
         rest = [

@@ -7,11 +7,10 @@ from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlencode
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, err, out, plain, print_json
+from gpu_worker_pool.cli.output import complain, confirm, err, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import EMPTY_ID, LeaseIds, ask_pools_or_fail, find_lease, lease_path
 from gpu_worker_pool.cli.pools.reading import read_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_gpus
@@ -22,7 +21,7 @@ from gpu_worker_pool.host.users import user_name
 # A lease before and after; and an id, its endpoint where that is known, and why it was not released.
 _Released = tuple[LeaseReport, LeaseReport]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why; the holder, the log and `explain` show it.")
+    str | None, Option("--reason", metavar="TEXT", help="Why; the holder, the log and `explain` show it.")
 ]
 _NotReleased = tuple[str, str | None, Failure]
 
@@ -32,8 +31,8 @@ def release(
     reason: Reason = None,
     endpoint: Endpoints = None,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="All leases of the user who asks, waiting ones too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
+    mine: Annotated[bool, Option("--mine", help="All leases of the user who asks, waiting ones too.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
     fleet: FleetScope = False,
     json: Json = False,
 ) -> int:
@@ -63,7 +62,7 @@ def release(
         print_json("release", {"released": done, "failed": not_done})
     else:
         for before, _ in released:
-            out().print(_in_words(before), markup=False)
+            out().print(_in_words(before))
     for _, _, failure in failed:
         complain(str(failure))
     if any(before.view.state == "active" for before, _ in released):
@@ -81,8 +80,8 @@ def _may_release(found: list[LeaseReport], *, is_sure: bool) -> bool:
         )
     for lease in found:
         what = "waits" if lease.view.state == "queued" else f"holds {show_gpus(lease.gpu_ids)}"
-        err().print(f"{lease.id} {what}" + (f", for `{lease.command}`" if lease.command else ""), markup=False)
-    return typer.confirm(f"Release {count(len(found), 'lease')}?", err=True)
+        err().print(f"{lease.id} {what}" + (f", for `{lease.command}`" if lease.command else ""))
+    return confirm(f"Release {count(len(found), 'lease')}?")
 
 
 async def _find(servers: Servers, ids: list[str] | None) -> tuple[list[LeaseReport], list[_NotReleased]]:

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Final
 
-import typer
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
 from gpu_worker_pool.cli.table import make_table, print_table
@@ -39,17 +37,17 @@ LATEST_S: Final = 127_174_492_800.0
 def report(
     since: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="7d|2026-11-01",
             help="From when on: so long ago, or a date or time (of your time zone, unless it says otherwise). "
             "By default a day before --until.",
         ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="1d|2026-12-01", help="To before when, likewise. By default until now.")
+        str | None, Option(metavar="1d|2026-12-01", help="To before when, likewise. By default until now.")
     ] = None,
     *,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
     fleet: FleetScope = False,
     json: Json = False,
     endpoint: Endpoints = None,
@@ -108,11 +106,11 @@ def _ago(text: str, now: float) -> float | None:
         return None  # it might be a year, or meant in days, in seconds ago or since 1970
     try:
         return now - parse_duration_s(text)
-    except typer.BadParameter:
+    except ValueError:
         pass
     try:
         parse_duration_s(re.sub(r"[0-9]+", "1", text))
-    except typer.BadParameter:
+    except ValueError:
         return None
     return 0.0  # it is written correctly, so it is too long
 
@@ -200,9 +198,7 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     headings += ["UNKNOWN"] if has_unknown else []
     ends = [(word, name) for word, name in _ENDS if getattr(total, name)]
     headings += [word for word, _ in ends]
-    table = make_table("OWNER", *headings, whole=headings)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("OWNER", *headings, whole=headings, right=headings)
     for name, usage in [*rows, ("TOTAL", total)] if len(rows) > 1 else rows:
         table.add_row(
             Text(name),
@@ -214,7 +210,6 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
             show_duration(usage.wait_hours * 3600),
             *([str(usage.unknown_leases)] if has_unknown else []),
             *(str(getattr(usage, name)) for _, name in ends),
-            style="bold" if usage is total else None,
         )
     print_table(console, table)
 

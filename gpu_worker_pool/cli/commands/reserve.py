@@ -8,13 +8,10 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
-from gpu_worker_pool.cli.moments import parse_moment
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Model
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
 from gpu_worker_pool.cli.pools.plans import HELD_BACK, BookingReport, show_plan
 from gpu_worker_pool.cli.pools.reading import ask_pools
@@ -22,7 +19,7 @@ from gpu_worker_pool.cli.pools.refusals import failure_of, not_found
 from gpu_worker_pool.cli.pools.report import PoolReport, check_any_is_up
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, find_endpoint
 from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.cli.units import parse_duration_s
+from gpu_worker_pool.cli.units import parse_duration_s, parse_moment
 from gpu_worker_pool.wire.plans import BookingView
 from gpu_worker_pool.wire.reader import read
 
@@ -35,38 +32,34 @@ def reserve(
     *,
     at: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--at",
             metavar="TIME",
             help="From when on: '2026-12-01 09:00' of your time zone, 09:00, or 2h from now. By default from now on.",
         ),
     ] = None,
-    for_: Annotated[
-        float | None, typer.Option("--for", parser=parse_duration_s, metavar="4h", help="For how long.")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Until when, instead of --for.")] = None,
+    for_: Annotated[float | None, Option("--for", parser=parse_duration_s, metavar="4h", help="For how long.")] = None,
+    until: Annotated[str | None, Option("--until", metavar="TIME", help="Until when, instead of --for.")] = None,
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", "-g", min=1, max=1024, help="How many GPUs, all in one machine; 1 without it."),
+        Option("--gpus", "-g", min=1, max=1024, help="How many GPUs, all in one machine; 1 without it."),
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option("--owner", metavar="NAME", help="For whom; without it, for you. Others: only admin may."),
+        Option("--owner", metavar="NAME", help="For whom; without it, for you. Others: only admin may."),
     ] = None,
     model: Model = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(
-            "--gpu", metavar="GPU", help="This GPU, by its name or UUID, as `status` shows it; may be given again."
-        ),
+        Option("--gpu", metavar="GPU", help="This GPU, by its name or UUID, as `status` shows it; may be given again."),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; every user is shown it.")] = "",
+    reason: Annotated[str, Option("--reason", help="Why; every user is shown it.")] = "",
     id_: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="The id of the booking; with a known id, that one is changed."),
+        Option("--id", metavar="ID", help="The id of the booking; with a known id, that one is changed."),
     ] = None,
     cancel: Annotated[
-        str | None, typer.Option("--cancel", metavar="ID", help="Cancel this booking, and book nothing.")
+        str | None, Option("--cancel", metavar="ID", help="Cancel this booking, and book nothing.")
     ] = None,
     fleet: FleetScope = False,
     json: Json = False,
@@ -128,7 +121,7 @@ def _show(before: str, booking: BookingReport, now: float, *, json: bool) -> Non
     if json:
         print_json("reserve", {**booking.as_json(), "is_cancelled": bool(before)})
     else:
-        out().print(f"{before}{show_plan(booking, now)} ({booking.id})", markup=False)
+        out().print(f"{before}{show_plan(booking, now)} ({booking.id})")
         if not before:
             complain(HELD_BACK)
         if booking.view.late_holders and not before:

@@ -10,12 +10,10 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 
-import typer
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.refusals import failure_of
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
@@ -30,18 +28,18 @@ _ROLES = {Role.USER: "a user", Role.OPERATOR: "an operator", Role.ADMINISTRATOR:
 
 
 def add_token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: the owner of what is requested with it.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Whose it is: the owner of what is requested with it.")],
     endpoint: Endpoints = None,
     *,
     role: Annotated[
         Role,
-        typer.Option(
+        Option(
             "--role",
             metavar="user|operator|administrator",
             help="An operator also drains GPUs and ends leases of others; an administrator also sets quotas and tokens.",
         ),
     ] = Role.USER,
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Where it is used, for `token list`.")] = "",
+    note: Annotated[str, Option("--note", metavar="TEXT", help="Where it is used, for `token list`.")] = "",
     json: Json = False,
 ) -> int:
     """Make a token, and print the two lines to paste on the other machine. It takes effect at once.
@@ -67,7 +65,7 @@ def add_token(
     )
     if remark:
         complain(remark)
-    out().print(f"export GPU_SERVICE_ENDPOINT={shlex.quote(url)}\nexport GPU_POOL_TOKEN={token}", markup=False)
+    out().print(f"export GPU_SERVICE_ENDPOINT={shlex.quote(url)}\nexport GPU_POOL_TOKEN={token}")
     return 0
 
 
@@ -97,7 +95,7 @@ def list_tokens(endpoint: Endpoints = None, *, json: Json = False) -> int:
 
 
 def revoke_token(
-    name: Annotated[str, typer.Argument(metavar="NAME|ID", help="All tokens of this name, or the one with this id.")],
+    name: Annotated[str, Argument(metavar="NAME|ID", help="All tokens of this name, or the one with this id.")],
     endpoint: Endpoints = None,
     *,
     json: Json = False,
@@ -130,7 +128,7 @@ def revoke_token(
         _print_json(revoked)
     elif revoked:
         which = f"{len(revoked)} {'token' if len(revoked) == 1 else 'tokens'}"
-        out().print(f"revoked {which} of {found[0].name}", markup=False)
+        out().print(f"revoked {which} of {found[0].name}")
     return 0 if len(revoked) == len(found) else REFUSED
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, print_json
@@ -20,17 +19,15 @@ BROKEN = 1
 
 
 def demo(
-    workers: Annotated[
-        int, typer.Option(metavar="NUMBER", min=2, max=64, help="How many worker processes compete.")
-    ] = 12,
-    gpus: Annotated[int, typer.Option(metavar="NUMBER", min=1, max=32, help="Number of simulated GPUs.")] = 4,
-    seconds: Annotated[float, typer.Option(metavar="NUMBER", min=3, max=600, help="How long they compete.")] = 14.0,
+    workers: Annotated[int, Option(metavar="NUMBER", min=2, max=64, help="How many worker processes compete.")] = 12,
+    gpus: Annotated[int, Option(metavar="NUMBER", min=1, max=32, help="Number of simulated GPUs.")] = 4,
+    seconds: Annotated[float, Option(metavar="NUMBER", min=3, max=600, help="How long they compete.")] = 14.0,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
+        Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
     ] = None,
     json: Json = False,
-    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
+    cheat: Annotated[bool, Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
 ) -> int:
     """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
 

@@ -6,11 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.text import Text
-
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import Console, Text, out, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import show_beside
 
@@ -49,9 +46,9 @@ def doctor(endpoint: Endpoints = None, json: Json = False) -> int:
 
 def _show(console: Console, finding: Finding) -> None:
     status = Text(f"  {finding.status:<8}", style=STYLES[finding.status])
-    show_beside(console, status + Text(f" {finding.check:<16} ", style="default"), Text(finding.message))
+    show_beside(console, status.append(f" {finding.check:<16} "), finding.message)
     if finding.advice:
-        show_beside(console, Text(f"{'':<28}-> "), Text(finding.advice, style="italic"))
+        show_beside(console, Text(f"{'':<28}-> "), finding.advice)
 
 
 def _number(number: int, noun: str) -> str:

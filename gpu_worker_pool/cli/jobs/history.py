@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-from rich.table import Table
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.table import Table, print_table
+from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.accounting import TimelineView
@@ -57,10 +53,10 @@ class PastLease:
 
 def history(
     since: Annotated[
-        str, typer.Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
+        str, Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
     ] = DEFAULT_SINCE,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
+    mine: Annotated[bool, Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:

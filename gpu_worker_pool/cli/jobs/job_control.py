@@ -6,11 +6,10 @@ import os
 import sys
 from typing import Annotated, Any
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import complain, err, out, print_json
+from gpu_worker_pool.cli.output import complain, confirm, err, out, print_json
 from gpu_worker_pool.cli.units import count
 
 from .jobs import JobIds
@@ -19,8 +18,8 @@ from .jobs import JobIds
 def cancel(
     ids: JobIds = None,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="All your jobs on this box that wait or run.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
+    mine: Annotated[bool, Option("--mine", help="All your jobs on this box that wait or run.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
     json: Json = False,
 ) -> int:
     """Take jobs out of the queue, and end those that run.
@@ -44,8 +43,8 @@ def cancel(
                 f"this would cancel {count(len(live), 'job')}; give --yes, as nobody can be asked here", USAGE
             )
         for record in live:
-            err().print(f"{record.key} {record.life.state}: {command_text(record)}", markup=False)
-        if not typer.confirm(f"Cancel {count(len(live), 'job')}?", err=True):
+            err().print(f"{record.key} {record.life.state}: {command_text(record)}")
+        if not confirm(f"Cancel {count(len(live), 'job')}?"):
             return 0
     done: dict[str, Any] = {"cancelled": [], "ending": [], "over": []}
     # A keeper may know more of a job than its files say.

@@ -7,14 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.table import Table
-from rich.text import Text
-
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
-from gpu_worker_pool.cli.moments import show_moment
-from gpu_worker_pool.cli.output import plain
-from gpu_worker_pool.cli.table import make_table
-from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.cli.output import Text, plain
+from gpu_worker_pool.cli.table import Table, make_table
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.jobs.job_key import JobKey, parse_key
 from gpu_worker_pool.jobs.life import JobLife, JobState
@@ -137,7 +133,7 @@ def live_table(
 
 def _line(text: str) -> Text:
     """A long text, which is cut on a terminal that has no room for it: each job has one line."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(text)
 
 
 def _groups(records: Sequence[JobRecord]) -> list[list[JobRecord]]:

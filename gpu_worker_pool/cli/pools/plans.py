@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.units import show_moment
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
 from gpu_worker_pool.wire.pool import PoolGpu
 from gpu_worker_pool.wire.reader import read_time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.config import ClientConfig
@@ -11,8 +12,9 @@ from gpu_worker_pool.wire.leases import DrainingLeaseView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolView, ThresholdsView
 from gpu_worker_pool.wire.reader import read
 from gpu_worker_pool.wire.same_server import pool_key, same_as
-from gpu_worker_pool.wire.statistics import GpuInShort, GpuSummary
 
+if TYPE_CHECKING:
+    from gpu_worker_pool.wire.statistics import GpuInShort
 from .naming import Naming
 from .plans import BookingReport, ReservationReport
 from .report import GpuReport, LeaseReport, PoolReport
@@ -74,6 +76,8 @@ def _without_pool(answer: ServerAnswer) -> PoolReport:
 
 
 def _read_summary(answer: ServerAnswer, config: ClientConfig) -> PoolReport:
+    from gpu_worker_pool.wire.statistics import GpuSummary  # noqa: PLC0415 - only for a server without leases
+
     summary = read(GpuSummary, answer.data, clean=plain) if answer.is_ok else None
     if summary is None:
         return _without_pool(answer)

@@ -6,9 +6,8 @@ import asyncio
 import os
 from typing import Annotated
 
-import typer
-
 from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import USAGE, Failure
 
 
@@ -30,9 +29,9 @@ def run(
     env: options.EnvNames = None,
     on_granted: options.OnGranted = None,
     notify: options.Notify = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
+        bool, Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
     ] = False,
     endpoint: options.Endpoints = None,
 ) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-import typer
-
 from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.declare import Argument
 from gpu_worker_pool.cli.failure import USAGE, Failure
 
 
 def join(
-    id_: Annotated[str, typer.Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
+    id_: Annotated[str, Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
     command: options.Command,
     grace: options.Grace = 10.0,
     endpoint: options.Endpoints = None,

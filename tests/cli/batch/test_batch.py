@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from gpu_worker_pool.cli.batch.jobs import Batch, Job, State, read_jobs
 from gpu_worker_pool.cli.batch.state import StateFile
 from gpu_worker_pool.cli.batch.view import BatchDisplay, summary_table
 from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.run.attempt import Outcome
+from gpu_worker_pool.cli.table import print_table
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
@@ -51,7 +52,7 @@ def test_what_a_terminal_would_obey_is_not_shown() -> None:
     assert batch.next_job() == jobs[0]
     batch.ended(jobs[0], GOOD)
     BatchDisplay(batch, Console(file=printed, width=200)).attempt_ended(jobs[0], GOOD)
-    Console(file=printed, width=200).print(summary_table(batch, Path("logs")))
+    print_table(Console(file=printed, width=200), summary_table(batch, Path("logs")))
     first, *_ = printed.getvalue().splitlines()
     assert first == "gpu-pool: [1/1] ok: line 1: echo '\ufffd[2Ja\ufffdb'"
     assert not set("\x1b\u202e") & set(printed.getvalue())

@@ -278,10 +278,10 @@ def test_drain_says_of_each_gpu_whether_it_was_done(server: ServerProcess) -> No
 def test_the_shell_completes_ids_and_is_told_nothing_where_that_fails(server: ServerProcess) -> None:
     lease_id = new_id("complete")
     take(server, lease_id, owner="$(touch /tmp/owned)`x`")
-    asked = {"_GPU_POOL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "gpu-pool release compl"}
-    done = gpu_pool(server=server, env=asked)
+    asked = ("--complete", "release", "compl")
+    done = gpu_pool(*asked, server=server)
     assert lease_id in done.out
     assert not set("$`\\") & set(done.out)
-    away = gpu_pool(server=f"http://127.0.0.1:{free_port()}", env=asked)
+    away = gpu_pool(*asked, server=f"http://127.0.0.1:{free_port()}")
     assert "complete-" not in away.out
     assert away.err == ""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
@@ -119,7 +119,7 @@ def test_where_no_server_answers_it_says_what_to_do() -> None:
 def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
     file = io.StringIO()
     show(
-        Console(file=file, width=160, force_terminal=has_colours, color_system="standard" if has_colours else None),
+        Console(file=file, width=160, is_terminal=has_colours),
         reports,
         NOW,
     )
@@ -245,7 +245,7 @@ def _crowded() -> Any:
 
 def test_at_80_columns_each_holder_stands_beside_what_it_runs() -> None:
     file = io.StringIO()
-    show(Console(file=file, width=80, force_terminal=True, color_system=None), [_read(_crowded())], NOW)
+    show(Console(file=file, width=80, is_terminal=True, has_colours=False), [_read(_crowded())], NOW)
     lines = file.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = lines[1].index("HELD BY")

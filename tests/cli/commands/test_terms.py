@@ -9,15 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.reading import read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.cli.pools.terms import short_start, show_start, show_terms
-from gpu_worker_pool.cli.top.frame import Frame, GpuRow, ServerState
-from gpu_worker_pool.cli.top.view import draw_all
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.wire.leases import EndWarning, LeaseView
 
@@ -144,7 +142,7 @@ def read(pool: Any) -> PoolReport:
 
 def status(width: int) -> list[str]:
     file = io.StringIO()
-    show(Console(file=file, width=width, force_terminal=True, color_system=None), [read(POOL)], NOW)
+    show(Console(file=file, width=width, is_terminal=True, has_colours=False), [read(POOL)], NOW)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -170,21 +168,6 @@ def test_at_80_columns_each_term_stands_beside_its_holder() -> None:
     told = " ".join(line[at_:].strip() for line in lines[2:waiting])
     parts = ["carol", "train_the", "ends 14:30", "preemptible", "dave", "eval.py", "ends in 36s", "idle 45m"]
     assert [told.index(part) for part in parts] == sorted(told.index(part) for part in parts)
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_top_shows_terms_starts_and_bookings(width: int) -> None:
-    report = read(POOL)
-    rows = tuple(GpuRow(each, None, None, None, ()) for each in report.gpus)
-    server = ServerState("box", "http://box:8000", report, rows, 0.2, None, is_stale=False)
-    lines = [line.plain for line in draw_all(Frame((server,), NOON), width, is_whole=False).lines]
-    assert all(len(line) <= width for line in lines)
-    waiter = next(line for line in lines if line.startswith(" 1 erin"))
-    assert "14:30" in waiter
-    if width == 200:
-        assert any("dave" in line and "ends in 36s: idle, idle 45m" in line and "eval.py" in line for line in lines)
-        assert any(line.startswith(" 2 ") and "booked for ada from Thu 12:00" in line for line in lines)
-        assert any(line.startswith(" 1 ") and "out of service from 2026-12-07 12:00 on" in line for line in lines)
 
 
 @pytest.mark.parametrize("wrong", [None, True, -1, 1e400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}], ids=repr)
