@@ -222,7 +222,9 @@ def read(path: str, function: Callable[..., Any], typed: Sequence[str]) -> dict[
             given = values[each.name]
             # A shell's `--` says where the command begins, and is not a part of it.
             values[each.name] = given[1:] if given[:1] == ["--"] else given
-            if each.default is _MISSING and not values[each.name]:
+            if not values[each.name] and each.default is not _MISSING:
+                values[each.name] = each.default
+            elif not values[each.name]:
                 raise Failure(f"give {each.declared.metavar or each.name} (see `{path} --help`)", USAGE)
     return values
 

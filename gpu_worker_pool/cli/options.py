@@ -23,6 +23,7 @@ FleetScope = Annotated[
     bool,
     Option("--fleet", group=MORE, help="The whole fleet that the server belongs to, not only its own box."),
 ]
+Mine = Annotated[bool, Option("--mine", help="Only what is yours.")]
 Json = Annotated[bool, Option("--json", group=MORE, help="Print JSON; docs/CLI.md describes it.")]
 Gpus = Annotated[
     int,

@@ -12,6 +12,8 @@ from gpu_worker_pool.amounts import parse_span
 from .failure import USAGE, Failure
 
 _NEAR_S: Final = 6 * 86_400.0
+# In the year 6000; later ones cannot be shown in every time zone.
+_LATEST_S: Final = 127_174_492_800.0
 _CLOCK: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
@@ -26,28 +28,34 @@ def parse_duration_s(text: str | float) -> float:
     return seconds
 
 
-def parse_moment(text: str, now: float, option: str) -> float:
-    """Read `2026-12-01 09:00`, in local time unless it says otherwise; `09:00`, the next one; `2h`, from now.
-    Returns seconds since 1970.
+def parse_moment(text: str, now: float, option: str, *, is_past: bool = False) -> float:
+    """Read `2026-12-01 09:00`, in local time unless it says otherwise; `09:00`, the next one; `2h`, from now. Where the
+    past is meant: the last 09:00, and 2h ago. Returns seconds since 1970.
     """
-    words = text.strip()
+    words, step = text.strip(), -1 if is_past else 1
     if clock := _CLOCK.fullmatch(words):
         today = datetime.fromtimestamp(now).replace(  # noqa: DTZ006 - in local time
             hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0
         )
         at = today.timestamp()
         # Not a day of 86,400 s: clocks may be changed in the night.
-        return at if at > now else (today + timedelta(days=1)).timestamp()
+        return at if (at - now) * step > 0 else (today + timedelta(days=step)).timestamp()
     try:
-        return max(datetime.fromisoformat(words).timestamp(), 0.0)
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        if not words.isdigit():  # it might be a year, or meant in any unit
-            return now + parse_duration_s(words)
+        date = datetime.fromisoformat(words)
     except ValueError:
         pass
-    raise Failure(f"{option}: {text!r} is not a time; write '2026-12-01 09:00', 09:00, or 2h from now", USAGE)
+    else:
+        try:
+            return max(date.timestamp(), 0.0)
+        except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
+            return 0.0 if date.year < 1970 else _LATEST_S
+    try:
+        if not words.isdigit():  # it might be a year, or meant in any unit
+            return min(max(now + step * parse_span(words), 0.0), _LATEST_S)
+    except ValueError:
+        pass
+    example = "7d, 12h, 2026-11-01 or '2026-11-01 12:00'" if is_past else "'2026-12-01 09:00', 09:00, or 2h from now"
+    raise Failure(f"{option}: {text!r} is not a time; write {example}", USAGE)
 
 
 def show_duration(seconds: float) -> str:

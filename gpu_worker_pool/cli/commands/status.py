@@ -11,10 +11,10 @@ from typing import Annotated, Final
 
 from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.live import draw_until_quit
-from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import Console, Text, out, print_json
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Mine
+from gpu_worker_pool.cli.output import Console, Text, out
 from gpu_worker_pool.cli.pools.plans import Plan, show_plan
-from gpu_worker_pool.cli.pools.reading import ask_pools
+from gpu_worker_pool.cli.pools.reading import ask_names, ask_pools
 from gpu_worker_pool.cli.pools.report import (
     GpuReport,
     LeaseReport,
@@ -22,17 +22,18 @@ from gpu_worker_pool.cli.pools.report import (
     by_node,
     check_any_is_up,
     fleet_line,
+    only_of,
     show_clock,
     show_holding,
     show_outsiders,
 )
-from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.servers import Servers, print_answers
 from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import Table, cut, make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.wire.same_server import same_pool
 
-# So many waiting requests are shown; `leases` lists all.
+# The waiting requests that are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 MOST_BOOKINGS: Final = 10
 BAR_CELLS: Final = 10
@@ -73,6 +74,7 @@ Interval = Annotated[
 def status(
     endpoint: Endpoints = None,
     *,
+    mine: Mine = False,
     watch: Watch = False,
     interval: Interval = 1.0,
     fleet: FleetScope = False,
@@ -84,19 +86,27 @@ def status(
     """
     servers = Servers(endpoint, is_fleet=fleet)
     if watch and not json:
-        follow(servers, interval)
+        follow(servers, interval, is_mine=mine)
         return
-    query = "" if json else f"?queue={MOST_QUEUED}"
     while True:
-        reports = servers.run(lambda opened: ask_pools(opened, query))
+        reports = servers.run(lambda opened: _ask(opened, is_whole=json, is_mine=mine))
         check_any_is_up(reports)
         if json:
-            _print_json(reports)
+            print_answers(servers, [(each.endpoint, each.url, each.error, each.body) for each in reports])
         else:
             show(out(), reports, time.time())
         if not watch:
             return
         time.sleep(interval)
+
+
+async def _ask(servers: Servers, *, is_whole: bool, is_mine: bool) -> list[PoolReport]:
+    """The pools. Of a long queue only the beginning is asked for, unless all of it is wanted."""
+    if not is_mine:
+        return await ask_pools(servers, "" if is_whole else f"?queue={MOST_QUEUED}")
+    reports = await ask_pools(servers)
+    names = await ask_names(servers) if any(report.is_up for report in reports) else {}
+    return [only_of(report, names.get(report.endpoint)) for report in reports]
 
 
 def top(endpoint: Endpoints = None, *, interval: Interval = 1.0, fleet: FleetScope = False, json: Json = False) -> None:
@@ -107,12 +117,12 @@ def top(endpoint: Endpoints = None, *, interval: Interval = 1.0, fleet: FleetSco
     status(endpoint, watch=json or sys.stdout.isatty(), interval=interval, fleet=fleet, json=json)
 
 
-def follow(servers: Servers, interval_s: float) -> None:
+def follow(servers: Servers, interval_s: float, *, is_mine: bool) -> None:
     """Draw on the whole screen what `status` shows, again and again. A server that is down is shown so."""
     console = out()
 
     def draw() -> list[str]:
-        reports = servers.run(lambda opened: ask_pools(opened, f"?queue={MOST_QUEUED}"))
+        reports = servers.run(lambda opened: _ask(opened, is_whole=False, is_mine=is_mine))
         now, drawn = time.time(), io.StringIO()
         page = Console(drawn, is_terminal=True, width=console.width)
         page.print(f"{datetime.fromtimestamp(now).astimezone():%H:%M:%S}  every {interval_s:g} s, q quits", "dim")
@@ -123,12 +133,6 @@ def follow(servers: Servers, interval_s: float) -> None:
         draw_until_quit(console, draw, interval_s)
     else:
         console.write("\n".join([*draw()[1:], ""]))
-
-
-def _print_json(reports: Sequence[PoolReport]) -> None:
-    counted = [report for report in reports if report.same_as is None]
-    totals = {"gpus_total": sum(len(item.gpus) for item in counted), "gpus_free": sum(item.free for item in counted)}
-    print_json("status", {**totals, "endpoints": [report.as_json() for report in reports]})
 
 
 def show(console: Console, reports: Sequence[PoolReport], now: float) -> None:

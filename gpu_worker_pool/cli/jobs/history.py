@@ -65,13 +65,13 @@ def history(
     Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
     Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
     """
-    from gpu_worker_pool.cli.commands.report import parse_time  # noqa: PLC0415 - only where it is needed
+    from gpu_worker_pool.cli.units import parse_moment  # noqa: PLC0415 - only where it is needed
 
     from .job_store import JobStore, jobs_folder  # noqa: PLC0415
     from .job_view import job_json  # noqa: PLC0415
 
     now = time.time()
-    since_at = parse_time(since, now, "--since")
+    since_at = parse_moment(since, now, "--since", is_past=True)
     if since_at > now:
         raise Failure(f"--since {since} is in the future; give a time that has passed", USAGE)
     records = JobStore(jobs_folder(os.environ)).load()

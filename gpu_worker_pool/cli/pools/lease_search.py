@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -28,9 +27,10 @@ def complete_lease_id(incomplete: str) -> list[tuple[str, str]]:
     return [(lease.id, f"{lease.view.state}, {lease.holder}") for lease in leases if lease.id.startswith(incomplete)]
 
 
-_id_argument = partial(Argument, help="Its id, or a beginning that no other has.", complete=complete_lease_id)
-LeaseId = Annotated[str, _id_argument(metavar="ID")]
-LeaseIds = Annotated[list[str] | None, _id_argument(metavar="[ID]...")]
+LeaseIds = Annotated[
+    list[str] | None,
+    Argument(metavar="[ID]...", help="Each by its id, or a beginning that no other has.", complete=complete_lease_id),
+]
 
 
 async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:

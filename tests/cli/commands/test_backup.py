@@ -114,11 +114,6 @@ def test_a_journal_under_another_name_is_found_if_it_is_the_only_one(
         refused = called("restore", "file", env=state)
         assert (refused.code, f"--journal: {named}, {named.with_name('leases.sqlite3')}" in refused.err) == (125, True)
 
-        second = named.with_name("simulated-box2.sqlite3")
-        second.touch(0o600)
-        several = called("backup", "file2", env=state)
-        assert (several.code, f"--journal: {named}, {second}" in several.err) == (125, True)
-
         # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
         Path(".env").write_bytes(b"\xff")
         assert called("backup", "file2", env=state).code == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -180,7 +179,6 @@ def test_a_plan_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None
     broken += [{**POOL, "reservation": {**kept, key: wrong}} for key in kept]
     for pool in broken:
         report = read(pool)
-        assert json.dumps(report.as_json(), allow_nan=False).isprintable()
         file = io.StringIO()
         show(Console(file=file, width=200), [report], NOW)
         assert "carol" in file.getvalue() or "dave" in file.getvalue() or "erin" in file.getvalue()
