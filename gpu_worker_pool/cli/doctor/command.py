@@ -57,17 +57,17 @@ def _number(number: int, noun: str) -> str:
 
 def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[tuple[str, list[Check]]]:
     # Loaded here, so that no other command waits for them.
-    from . import client, gpus  # noqa: PLC0415
+    from . import client, machine  # noqa: PLC0415
 
-    facts = gpus.GpuFacts()
-    yield "This machine and its GPUs", gpus.checks(facts)
+    facts = machine.GpuFacts()
+    yield "This machine and its GPUs", machine.checks(facts)
     try:
         from . import server  # noqa: PLC0415 - its packages may be missing
     except ModuleNotFoundError as error:
         text = f"this machine cannot be a server: {error.name} is not installed"
         how = "only if it is to be one: pip install 'gpu-worker-pool[server]'"
         missing = Finding("server-packages", "skipped", text, how)
-        yield "As a server", [Check("server-packages", lambda: missing)]
+        yield "As a server", [Check("server-packages", lambda: [missing])]
     else:
         yield "As a server", server.checks(facts, is_client_only=client.is_client_only(servers.config))
     yield "As a client", client.checks(servers, given, heard)

@@ -148,7 +148,8 @@ def serve(
     """Start the server on this machine, and grant leases on its GPUs.
 
     Without a flag, the environment variable in brackets decides, then the file .env.
-    The log goes to standard error. When the server is ready, it prints its addresses on standard output.
+    When the server is ready, it prints its addresses on standard output. The log goes to standard error; in a terminal
+    only warnings are shown, unless --log-level is given.
     """
     typed = {name: value for name, value in locals().items() if name in FLAGS and value is not None}
     return _serve(typed, env_file, as_json=json)
@@ -174,6 +175,10 @@ def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> in
         raise Failure(
             f"{error.name} is not installed, and the server needs it; run pip install 'gpu-worker-pool[server]'"
         ) from None
+    if sys.stderr.isatty() and not settings.model_fields_set & {"log_level", "access_log"}:
+        # A person sees the banner, and what is wrong. The banner says what may be asked from where.
+        settings = settings.model_copy(update={"log_level": "WARNING", "access_log": False})
+        logging.getLogger("gpu_worker_pool.server.serving").addFilter(lambda record: not hasattr(record, "in_banner"))
     configure_logging(settings)
     _warn_of_ignored_settings(settings)
     listener = _listen(settings)

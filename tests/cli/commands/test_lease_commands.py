@@ -289,7 +289,9 @@ def test_mine_is_what_the_server_knows_as_mine(server: ServerProcess) -> None:
     ada = {"GPU_POOL_TOKEN": ADA}
     mine = called("leases", "--mine", "--json", server=server, env=ada).json["leases"]
     assert [lease["id"] for lease in mine] == [adas, waits]
-    assert [lease["id"] for lease in called("status", "--mine", "--json", server=server, env=ada).json["leases"]] == [adas]
+    assert [lease["id"] for lease in called("status", "--mine", "--json", server=server, env=ada).json["leases"]] == [
+        adas
+    ]
 
     why = called("explain", server=server, env=ada)
     assert why.out.startswith(f"ada ({waits}) waits at 127.0.0.1 for 1 GPU: position 1 of 1")
