@@ -39,7 +39,7 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
     frameworks = ("pydantic", "fastapi", "starlette")
     forbidden = {
         "core/decider/step.py": "import gpu_worker_pool.server\nimport time\nimport asyncio\nfrom random import random\nimport os.path",
-        "executor/crew.py": "import time",
+        "jobs/life.py": "import time",
         "server/authority/presence.py": "import gpu_worker_pool.server.http.problems",
         "server/agent/membership.py": "import gpu_worker_pool.server.authority.pool",
         "server/leader/fleet_leader.py": "import gpu_worker_pool.server.authority.pool",
@@ -72,7 +72,7 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
         ("metrics", "routes.statistics"),
     ):
         assert f"server.{one} -> gpu_worker_pool.server.{other}" in inside
-    assert "executor.crew -> time (" in beside
+    assert "jobs.life -> time (" in beside
     assert [each for each in frameworks if f"wire.reader -> {each} (" not in wire] == []
 
 

@@ -14,7 +14,7 @@ from gpu_worker_pool.errors import PoolError
 
 from .declare import HelpWanted, read
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
-from .output import OutputClosed, complain, out, stop_printing
+from .output import OutputClosed, complain, is_output_broken, out, stop_printing
 
 
 class Command(NamedTuple):
@@ -43,7 +43,7 @@ MORE: Final = {
     "leases": Command(".commands.leases", "List all leases: those that hold GPUs and those that wait."),
     "release": Command(".commands.release", "End leases, or take requests out of the queue."),
     "retry": Command(".jobs.job_control", "Run jobs again that are over."),
-    "join": Command(".run.join", "Run a command on this box's part of a lease of run --nodes."),
+    "join": Command(".run.command", "Run a command on this box's part of a lease of run --nodes."),
     "report": Command(".commands.report", "Add up GPU-hours by owner."),
     "reservations": Command(".commands.reserve", "List bookings and planned drains."),
     "login": Command(".commands.login", "Keep a server and your token there."),
@@ -108,9 +108,9 @@ def main(arguments: Sequence[str]) -> int:
         return SIGNAL_BASE + signal.SIGINT
     except OutputClosed as closed:
         return _closed(closed.cause)
-    except BrokenPipeError as error:
-        return _closed(error)
     except OSError as error:
+        if is_output_broken():
+            return _closed(error)
         complain(f"cannot continue: {error}")
         return FAILED
     return result

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -166,8 +167,19 @@ def asked_width() -> int | None:
     return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 
+def is_output_broken() -> bool:
+    """Whether the reader of standard output or standard error is gone: a pipe is closed, a terminal hung up."""
+    outputs = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or not a file
+            outputs.register(stream.fileno(), 0)
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in outputs.poll(0))
+
+
 def stop_printing() -> None:
-    """Discard standard output from now on, because its reader is gone (`head` has had enough, say)."""
+    """Discard standard output from now on, because it cannot be written (`head` has had enough, say)."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -18,6 +18,7 @@ from .inherited_lease import (
     LEASE_GPUS_VARIABLE,
     LEASE_ID_VARIABLE,
     LEASE_MEMORY_VARIABLE,
+    LEASE_SCOPE_VARIABLE,
     LEASE_URL_VARIABLE,
     LEASE_UUIDS_VARIABLE,
     VISIBLE_DEVICES_VARIABLE,
@@ -38,6 +39,7 @@ def command_env(environ: Mapping[str, str], assignment: Assignment) -> dict[str,
         LEASE_MEMORY_VARIABLE: "" if assignment.memory_mb is None else str(assignment.memory_mb),
         LEASE_ENDPOINT_VARIABLE: assignment.endpoint_id or "",
         LEASE_FENCE_VARIABLE: "" if assignment.fence is None else str(assignment.fence),
+        LEASE_SCOPE_VARIABLE: assignment.env.get(LEASE_SCOPE_VARIABLE, ""),
     }
     return {**environ, **assignment.env, **lease}
 

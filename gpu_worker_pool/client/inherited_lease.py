@@ -1,12 +1,16 @@
 """The lease inside which this process runs: `gpu-pool run` and `batch` name it in the environment of their commands.
 
 A request inside a lease takes GPUs of that lease without asking a server. Its holder outside keeps it alive, and ends what
-runs inside when it is lost.
+runs inside when it is lost. Two requests inside one lease do not get the same GPU: each GPU that is taken has a lock file,
+which is free again when the process that took it, and what shares its descriptors, has ended. Requests with an amount of
+memory share a GPU with each other.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import show_mb
+from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.host.visible_devices import names_in
 from gpu_worker_pool.models import Assignment, make_assignment
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
@@ -29,6 +34,8 @@ LEASE_UUIDS_VARIABLE: Final = "GPU_POOL_LEASE_UUIDS"
 LEASE_MEMORY_VARIABLE: Final = "GPU_POOL_LEASE_MEMORY_MB"
 LEASE_ENDPOINT_VARIABLE: Final = "GPU_POOL_LEASE_ENDPOINT"
 LEASE_FENCE_VARIABLE: Final = "GPU_POOL_LEASE_FENCE"
+# Set for what runs on GPUs that were taken inside a lease: requests there take them from it, and not from the whole lease.
+LEASE_SCOPE_VARIABLE: Final = "GPU_POOL_LEASE_SCOPE"
 VISIBLE_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 ADVICE: Final = "to ask for other GPUs, use --new (Python: new=True)"
 
@@ -56,8 +63,10 @@ class InheritedLease:
     memory_mb: float | None = None
     endpoint: str = ""
     fence: int | None = None
-    # What this process has taken and not released.
-    _taken: list[Assignment] = field(default_factory=list, init=False, compare=False)
+    # Those that take GPUs from the same scope wait for each other.
+    scope: str = ""
+    # What this process has taken and not released, and the descriptors of its lock files.
+    _taken: list[tuple[Assignment, dict[str, int]]] = field(default_factory=list, init=False, compare=False)
 
     def why_not(self, wishes: Wishes) -> str | None:
         """Why its GPUs cannot serve such a request; None if they can."""
@@ -72,27 +81,66 @@ class InheritedLease:
             return None
         return f"the lease {self.id} around this program has {has}, not {wishes}; {ADVICE}"
 
-    def take(self, request: Request, *, is_multi: bool) -> Assignment:
-        """Take GPUs for a request that these can serve: those that this process uses least."""
-        used = [uuid for taken in self._taken for uuid in taken.uuids]
-        fitting = sorted(self._fitting(request.wishes), key=lambda gpu: used.count(gpu.uuid or gpu.device))
-        gpus = sorted(fitting[: request.wishes.gpus], key=self.gpus.index)
-        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
-        taken = self.assignment(request, gpus, env, is_multi=is_multi)
-        self._taken.append(taken)
-        return taken
+    def take(self, request: Request, *, is_multi: bool, takes_all: bool = False) -> Assignment | None:
+        """Take GPUs for a request that these can serve; None where others inside the lease use them. With `takes_all`, all
+        that this process sees. RequestRefusedError where that cannot be known.
+        """
+        gpus: list[LeasedGpu] = []
+        locks: dict[str, int] = {}
+        count = len(self.gpus) if takes_all else request.wishes.gpus
+        for gpu in self._fitting(request.wishes):
+            if len(gpus) < count and self._lock(gpu, locks, is_shared=request.wishes.memory_mb is not None):
+                gpus.append(gpu)
+        if len(gpus) < count:
+            _unlock(locks)
+            return None
+        env = {LEASE_SCOPE_VARIABLE: os.urandom(8).hex()}
+        if not takes_all:
+            env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
+        assignment = self._assignment(request, gpus, env, is_multi=is_multi)
+        self._taken.append((assignment, locks))
+        return assignment
+
+    @property
+    def busy_text(self) -> str:
+        """Why a request inside it waits."""
+        return f"other programs inside the lease {self.id} use its GPUs; {ADVICE}"
+
+    def locks(self, assignment: Assignment) -> list[int]:
+        """The descriptors that keep its GPUs from others inside the lease: what may outlive this process must have them."""
+        return next((list(locks.values()) for taken, locks in self._taken if taken == assignment), [])
 
     def release(self, assignment: Assignment) -> bool:
-        """Note that an assignment is not used any more; False where it is not one of this lease."""
-        if assignment not in self._taken:
-            return False
-        self._taken.remove(assignment)
-        return True
+        """Let others have the GPUs of an assignment; False where it is not one of this lease."""
+        for place, (taken, locks) in enumerate(self._taken):
+            if taken == assignment:
+                del self._taken[place]
+                _unlock(locks)
+                return True
+        return False
 
-    def assignment(
-        self, request: Request, gpus: Sequence[LeasedGpu], env: Mapping[str, str] | None = None, *, is_multi: bool
+    def release_all(self) -> None:
+        """Let others have all that this process has taken."""
+        for taken, _ in list(self._taken):
+            self.release(taken)
+
+    def _lock(self, gpu: LeasedGpu, locks: dict[str, int], *, is_shared: bool) -> bool:
+        """Lock a GPU; False where another one has it."""
+        name = f"{self.id}.{self.scope}.{gpu.uuid or gpu.device}".replace("/", "_")
+        try:
+            path = f"{_lock_folder()}/{name}"
+            descriptor = _lock(path, is_shared=is_shared)
+        except OSError as error:
+            _unlock(locks)
+            why = f"whether others inside the lease {self.id} use its GPUs is not known: {error}; repair that, or {ADVICE}"
+            raise RequestRefusedError({self.endpoint or self.url.host: why}) from None
+        if descriptor is not None:
+            locks[path] = descriptor
+        return descriptor is not None
+
+    def _assignment(
+        self, request: Request, gpus: Sequence[LeasedGpu], env: Mapping[str, str], *, is_multi: bool
     ) -> Assignment:
-        """These GPUs for a request; without `env`, with the environment as it is."""
         endpoint, limit_s, now = self.endpoint or self.url.host, request.time_limit_s, datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
         return make_assignment(
             [(endpoint, gpu.index) for gpu in gpus],
@@ -104,7 +152,7 @@ class InheritedLease:
             server_url=self.url.url,
             uuids=tuple(gpu.uuid or gpu.device for gpu in gpus),
             memory_mb=self.memory_mb if request.wishes.memory_mb is None else request.wishes.memory_mb,
-            env=env or {},
+            env=env,
             ends_at=None if limit_s is None else now + timedelta(seconds=limit_s),
         )
 
@@ -147,6 +195,7 @@ def inherited_lease(environ: Mapping[str, str]) -> InheritedLease | None:
         float(memory) if memory else None,
         endpoint,
         int(fence) if fence.isdigit() else None,
+        environ.get(LEASE_SCOPE_VARIABLE, ""),
     )
 
 
@@ -164,6 +213,43 @@ def _visible_gpus(environ: Mapping[str, str]) -> tuple[LeasedGpu, ...]:
     if names is None:
         return tuple(gpus)
     return tuple(LeasedGpu(gpu.index, gpu.uuid, name) for name in names for gpu in gpus if gpu.is_named(name))
+
+
+def _lock_folder() -> str:
+    """The folder of the lock files: the same for all programs of this user, whatever their environment. OSError where
+    another user could have made it.
+    """
+    uid = os.geteuid()
+    run = f"/run/user/{uid}"
+    folder = f"{run}/gpu-worker-pool" if os.access(run, os.W_OK) else f"/tmp/gpu-worker-pool-{uid}"  # noqa: S108 - checked
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)  # noqa: PTH102 - quick
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
+        raise OSError(f"{folder} is not a folder that only you can write to")
+    return folder
+
+
+def _lock(path: str, *, is_shared: bool) -> int | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # its last user has just removed the file
+
+
+def _unlock(locks: Mapping[str, int]) -> None:
+    """Give up the locks, and remove the files that no other process has locked."""
+    for path, descriptor in locks.items():
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)  # noqa: PTH108 - quick
+        os.close(descriptor)
 
 
 def config_inside(

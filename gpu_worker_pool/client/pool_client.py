@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.config import ClientConfig, Scope
-from gpu_worker_pool.errors import RequestRefusedError
+from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
 from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
@@ -114,6 +114,8 @@ class GPUWorkerPoolClient:
         """Release all GPUs, and stop. Stopping twice is harmless."""
         started, self._started_client = self._started_client, None
         if started is not None and os.getpid() == self._pid:  # in a forked child the GPUs are its parent's
+            if self._lease is not None:
+                self._lease.release_all()
             await started.stop()
 
     async def __aenter__(self) -> Self:
@@ -134,8 +136,8 @@ class GPUWorkerPoolClient:
         With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also name an amount. `among`: only these
         GPUs, by index, UUID or the beginning of one. `labels` are shown with the lease; `command` is this program's script
         unless they have a `command` or a `name`. `pid` is the process that is to use the GPU, where that is not this one:
-        its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request takes GPUs of that lease at once, and
-        shares them with what else runs inside; `new` asks for other GPUs. The lease ends `time_limit` after its grant
+        its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request takes GPUs of that lease, once no other
+        request inside it uses them; `new` asks for other GPUs. The lease ends `time_limit` after its grant
         (seconds, or `2h`, `90m`); a `preemptible` one may be ended when another request needs its GPUs. Both are told
         before, by `assignment.ending`. Raises WorkerTimeoutError after `timeout` seconds (by default the client's
         worker_timeout), RequestRefusedError where no endpoint could ever serve it. A cancelled request leaves nothing
@@ -149,7 +151,7 @@ class GPUWorkerPoolClient:
 
         request = make_request(self._config, f"{self._worker_prefix()}{next(self._numbers)}", wishes)
         if self._lease is not None and not wishes.get("new"):
-            return self._take_inside(self._lease, request)
+            return await self._take_inside(self._lease, request, timeout_s)
         lease_id = os.urandom(16).hex()
         return await started.request(lease_id, request, timeout_s)
 
@@ -239,12 +241,24 @@ class GPUWorkerPoolClient:
         places.watch_for_status()
         return Reports(self._config, places, self._tally)
 
-    def _take_inside(self, lease: InheritedLease, request: Request) -> Assignment:
-        if (why := lease.why_not(request.wishes)) is not None:
-            worker_id = request.holder.worker_id or ""
-            self._tell(ClientEvent("failed", worker_id, lease.id, detail=why))
-            raise RequestRefusedError({lease.endpoint or lease.url.host: why})
-        assignment = lease.take(request, is_multi=self._config.is_multi)
+    async def _take_inside(self, lease: InheritedLease, request: Request, timeout_s: float) -> Assignment:
+        from .asking import take_inside  # noqa: PLC0415 - see above
+
+        worker_id = request.holder.worker_id or ""
+
+        def waiting() -> None:
+            self._tell(ClientEvent("waiting", worker_id, lease.id, detail=lease.busy_text))
+
+        try:
+            assignment = await take_inside(
+                lease, request, timeout_s, is_multi=self._config.is_multi, on_waiting=waiting
+            )
+        except WorkerTimeoutError as error:
+            self._tell(ClientEvent("timed_out", worker_id, lease.id, detail=error.reason))
+            raise
+        except RequestRefusedError as error:
+            self._tell(ClientEvent("failed", worker_id, lease.id, detail=str(error)))
+            raise
         self._tell(_event("assigned", assignment))
         return assignment
 

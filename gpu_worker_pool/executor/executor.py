@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from concurrent.futures import thread as _  # noqa: F401 - it must register its own end before we register ours
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -20,9 +19,8 @@ from gpu_worker_pool.amounts import asked_mb, parse_span
 from gpu_worker_pool.client.options import ClientOptions
 from gpu_worker_pool.core.model.request import Request, Wishes
 
-from .crew import CrewRules
+from .crew import Crew, CrewOptions, crews
 from .errors import ExecutorBrokenError
-from .manager import Manager, ManagerOptions, managers
 from .worker import call_for_each
 
 _ParamsT = ParamSpec("_ParamsT")
@@ -89,11 +87,12 @@ class GPUExecutor(Executor):
         wishes |= {"labels": labels, "time_limit": time_limit, "preemptible": preemptible, "new": new}
         wishes |= {} if chosen.among is None else {"among": chosen.among}
         _check_client_options(options)
-        rules = CrewRules(max_workers or 1, retries, idle_release_s, max_tasks_per_child)
-        self._manager = Manager(
-            ManagerOptions(
-                rules,
-                max_workers is not None,
+        self._crew = Crew(
+            CrewOptions(
+                max_workers,
+                retries,
+                idle_release_s,
+                max_tasks_per_child,
                 wishes,
                 dict(options),
                 lease_timeout_s,
@@ -103,17 +102,17 @@ class GPUExecutor(Executor):
             )
         )
         # As ProcessPoolExecutor: tasks of an executor that is forgotten are still done.
-        weakref.finalize(self, self._manager.close).atexit = False
+        weakref.finalize(self, self._crew.close).atexit = False
 
     def __repr__(self) -> str:
         if self._broken:
             return "<GPUExecutor: broken>"
-        return f"<GPUExecutor: {'shut down' if self._manager.is_closed else repr(self._manager)}>"
+        return f"<GPUExecutor: {'shut down' if self._crew.is_closed else repr(self._crew)}>"
 
     @property
     def _broken(self) -> ExecutorBrokenError | None:
         # The name that it has in the executors of the standard library.
-        return self._manager.broken
+        return self._crew.broken
 
     def submit(
         self, fn: Callable[_ParamsT, _ResultT], /, *args: _ParamsT.args, **kwargs: _ParamsT.kwargs
@@ -122,7 +121,7 @@ class GPUExecutor(Executor):
         if _exiting.is_set():
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         future: Future[_ResultT] = Future()
-        self._manager.submit(future, fn, args, kwargs)
+        self._crew.submit(future, fn, args, kwargs)
         return future
 
     def map(
@@ -144,15 +143,15 @@ class GPUExecutor(Executor):
         """Accept no more tasks. With `wait`, return when all are done and every lease is released; Ctrl-C then ends the
         tasks. With `cancel_futures`, tasks that have not begun are cancelled.
         """
-        self._manager.close(cancels_tasks=cancel_futures)
+        self._crew.close(cancels_tasks=cancel_futures)
         if wait:
-            _wait_for_end([self._manager])
+            _wait_for_end([self._crew])
 
     def terminate_workers(self) -> None:
         """End the tasks that run and cancel those that wait, and return when every lease is released. ProcessPoolExecutor has
         a method of this name from Python 3.14 on.
         """
-        self._manager.interrupt()
+        self._crew.interrupt()
         self.shutdown(wait=True)
 
     def __exit__(
@@ -207,15 +206,15 @@ def _check_client_options(options: Mapping[str, Any]) -> None:
     GPUWorkerPoolClient(**options)
 
 
-def _wait_for_end(waited_for: Iterable[Manager]) -> None:
+def _wait_for_end(waited_for: Iterable[Crew]) -> None:
     """Wait until these have ended. Ctrl-C ends their tasks, and is raised when they have ended."""
     interrupted: list[KeyboardInterrupt] = []
-    for manager in waited_for:
+    for crew in waited_for:
         while True:
             try:
                 if interrupted:
-                    manager.interrupt()
-                manager.join()
+                    crew.interrupt()
+                crew.join()
                 break
             except KeyboardInterrupt as error:
                 interrupted.append(error)
@@ -231,12 +230,12 @@ _exiting = threading.Event()
 def _at_interpreter_exit() -> None:
     """As ProcessPoolExecutor: a program ends when its tasks are done; at once, if Ctrl-C has ended it."""
     _exiting.set()
-    own = [manager for manager in managers if manager.is_own]
-    for manager in own:
+    own = [crew for crew in crews if crew.is_own]
+    for crew in own:
         if issubclass(getattr(sys, "last_type", None) or Exception, KeyboardInterrupt):
-            manager.interrupt()
+            crew.interrupt()
         else:
-            manager.close()
+            crew.close()
     try:
         _wait_for_end(own)
     except KeyboardInterrupt:
@@ -267,8 +266,8 @@ def _flattened(chunks: Iterable[list[_ResultT]]) -> Iterator[_ResultT]:
 
 
 def _after_fork() -> None:
-    for manager in list(managers):
-        manager.forget()
+    for crew in list(crews):
+        crew.forget()
 
 
 # Before the threads are joined at the end of the program; ProcessPoolExecutor registers itself in the same way.

@@ -1,49 +1,36 @@
-"""What a new worker is sent: what `multiprocessing` would tell a process that it spawns, and the initializer.
+"""How a process that a guard has started becomes the only one of a ProcessPoolExecutor.
 
-Queues, locks and connections of `multiprocessing` may be among the initializer's arguments, as in ProcessPoolExecutor.
+`multiprocessing` would start a process that has this one's environment, and no guard.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
-from multiprocessing import context, resource_tracker, spawn
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import connection, context, resource_tracker, spawn
+from multiprocessing.popen_spawn_posix import _DupFd
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, cast
+from pathlib import Path
+from typing import Any, Final
 
-from .worker import MOST_DESCRIPTORS
+from . import worker as program
 
 _MAIN: Final = "init_main_"
 
 
-class _PassedDescriptor:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class _NewWorker:
-    """Stands for the process that is about to be spawned, and gathers the descriptors that go with it."""
-
-    DupFd = _PassedDescriptor
-
-    def __init__(self) -> None:
-        # The worker unlinks nothing that belongs to others if it has the tracker of this process.
-        resource_tracker.ensure_running()
-        tracker = resource_tracker.getfd()
-        assert tracker is not None  # noqa: S101 - it runs now
-        self.descriptors = [tracker]
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return len(self.descriptors) - 1
-
-
-class _Pickler(ForkingPickler):
-    def persistent_id(self, thing: object) -> int | None:
-        return thing.number if isinstance(thing, _PassedDescriptor) else None
+def is_typed_in() -> bool:
+    """Whether the main module is that of a notebook or a shell, or comes from -c or standard input: it has no file."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    return getattr(main, "__spec__", None) is None and (path is None or not os.path.exists(path))  # noqa: PTH110
 
 
 def main_module() -> dict[str, Any]:
@@ -56,29 +43,89 @@ def main_module() -> dict[str, Any]:
     return {} if is_typed_in() else found
 
 
-def is_typed_in() -> bool:
-    """Whether the main module is that of a notebook or a shell, or comes from -c or standard input: it has no file."""
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    return getattr(main, "__spec__", None) is None and (path is None or not os.path.exists(path))  # noqa: PTH110
+def worker_command() -> list[str]:
+    """The program of a worker. Its standard input is the other end of the line that `pool_of_one` was given."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    return [os.fsdecode(spawn.get_executable()), *flags, str(Path(program.__file__)), "--multiprocessing-fork"]
 
 
-def start_message(
-    name: str, main: dict[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-) -> tuple[bytes, list[int]]:
-    """The message, and the descriptors that go with it."""
-    told = spawn.get_preparation_data(name)
-    setup = {**{name: value for name, value in told.items() if not name.startswith(_MAIN)}, **main}
-    setup["authkey"] = bytes(setup["authkey"])
-    spawned, pickled = _NewWorker(), io.BytesIO()
-    context.set_spawning_popen(cast("Any", spawned))
-    try:
-        _Pickler(pickled, pickle.HIGHEST_PROTOCOL).dump((initializer, initargs))
-    finally:
-        context.set_spawning_popen(None)
-    if len(spawned.descriptors) > MOST_DESCRIPTORS:
-        raise ValueError(
-            f"initargs have {len(spawned.descriptors) - 1} open files or connections in them; at most "
-            f"{MOST_DESCRIPTORS - 1} can be passed to a worker"
-        )
-    return pickle.dumps((setup, pickled.getvalue())), spawned.descriptors
+def pool_of_one(
+    line: socket.socket, main: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> ProcessPoolExecutor:
+    """A pool of the process at the other end of the line. Its first task must be `worker.answer_first`."""
+    start: Any = _PickledApart((initializer, initargs))  # bytes, there
+    return ProcessPoolExecutor(1, _Context(partial(_StartedProcess, line)), program.prepare, (dict(main), start))
+
+
+class _Context(context.SpawnContext):
+    """Makes processes that are not started but told what to do: the guard has started them."""
+
+    def __init__(self, start: Callable[[Any], Any]) -> None:
+        self._start = start
+
+    def Process(self, **call: Any) -> program.WorkerProcess:  # type: ignore[override] # noqa: N802 - its name in multiprocessing
+        return program.WorkerProcess(self._start, **call)
+
+
+class _PickledApart:
+    """Is unpickled as bytes, which `worker.prepare` unpickles: it can tell what goes wrong then."""
+
+    def __init__(self, start: object) -> None:
+        self._start = start
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(ForkingPickler.dumps(self._start)),)
+
+
+class _StartedProcess:
+    """Stands for the process in `multiprocessing`, as its Popen objects do: sends it what a spawned process is sent.
+
+    Queues, locks and connections may be among the initializer's arguments, as in ProcessPoolExecutor.
+    """
+
+    method = "spawn"
+    DupFd = _DupFd
+
+    def __init__(self, line: socket.socket, process: Any) -> None:
+        self._line, self._owner = line, os.getpid()
+        # What names the process here. It has ended when nothing holds the other end of the line.
+        self.pid = self.sentinel = line.fileno()
+        # The worker unlinks nothing that belongs to others if it has the tracker of this process.
+        tracker = resource_tracker.getfd()
+        assert tracker is not None  # noqa: S101 - it runs now
+        self._descriptors = [tracker]
+        told = spawn.get_preparation_data(process.name)
+        setup = {name: value for name, value in told.items() if not name.startswith(_MAIN)}
+        pickled = io.BytesIO()
+        context.set_spawning_popen(self)  # type: ignore[arg-type] # it is one in all that matters
+        try:
+            for part in (setup, process):
+                ForkingPickler(pickled, pickle.HIGHEST_PROTOCOL).dump(part)
+        finally:
+            context.set_spawning_popen(None)
+        if len(self._descriptors) > program.MOST_DESCRIPTORS:
+            # Four are those of the pool's own queues, and one is the tracker's.
+            raise ValueError(
+                f"initargs have {len(self._descriptors) - 5} open files or connections in them; at most "
+                f"{program.MOST_DESCRIPTORS - 5} can be passed to a worker"
+            )
+        numbers = json.dumps(self._descriptors).encode().ljust(program.NUMBERS_SIZE)
+        socket.send_fds(line, [numbers], self._descriptors)
+        line.sendall(pickled.getbuffer())
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Called while the process is pickled: this is to be open there, under the same number."""
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    def poll(self, flag: int = 0) -> int | None:  # noqa: ARG002 - as in multiprocessing
+        """0 once it has ended, and in a fork of this process; how it has ended, its guard knows."""
+        return self.wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return 0 if os.getpid() != self._owner or connection.wait([self.sentinel], timeout) else None
+
+    def terminate(self) -> None:
+        """Nothing: its guard ends it."""
+
+    kill = close = terminate

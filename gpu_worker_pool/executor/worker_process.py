@@ -1,4 +1,4 @@
-"""A worker as the executor sees it: the guard that holds its lease, and the process that runs its tasks.
+"""The worker of a GPUExecutor as its crew sees it: a lease, the guard that holds it, and a process under that guard.
 
 host/guard.py says what a guard does. It lives as long as any process that the worker has started, so the GPU of a worker
 is not granted to others while one of them still uses it, however the worker, its executor or a task of it ends.
@@ -6,215 +6,177 @@ is not granted to others while one of them still uses it, however the worker, it
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import spawn
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from enum import Enum, IntEnum, auto
+from math import inf
 from typing import Any, Final
 
-from gpu_worker_pool.client.inherited_lease import LEASE_ID_VARIABLE
-from gpu_worker_pool.host import guard
-from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.host.guarded import GuardDied, Guarded
+from gpu_worker_pool.jobs.supervise import Command, supervise
+from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.endings import after_warning
 
-from . import worker
-from .crew import EndingWay
 from .errors import ending_of
-from .message_line import MessageLine
-from .orphans import kill_orphans
+from .spawning import pool_of_one, worker_command
+from .tasks import Task
 
-_NO_PROC: Final = (
-    "/proc does not show this process, so what a task starts could not be ended with it; mount the /proc of this container "
-    "(mount -t proc proc /proc)"
-)
+# A worker gets SIGTERM at most half of its time before the end of its lease: the rest is for tasks.
+_GRACE_PARTS: Final = 2
 # For a worker that must end at once: enough for a handler of SIGTERM that only removes a file.
 _LEAST_GRACE_S: Final = 0.5
-# As in `worker 12345 on GPU 2 was killed by SIGTERM, because ...`
-_LIMITED: Final = ", because its lease was about to reach its time limit"
-_LATE: Final = ", because no heartbeat of its lease had reached the server for too long"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLease:
-    """What a worker and its guard are told of the lease. Times are on the clock of leases; None: not limited."""
+class EndingWay(IntEnum):
+    """How a worker is ended. Each takes a grace before it becomes the next harder one."""
 
-    env: Mapping[str, str]
-    gpu_ids: tuple[int | str, ...]
-    grace_s: float
-    safe_until: float | None
-    limit: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """What a worker has said: one of the kinds in worker.py, the number of its task, and the rest."""
-
-    kind: bytes
-    task: int
-    body: memoryview
+    # It has nothing to do: it ends by itself. A lease that is only requested is withdrawn.
+    QUIETLY = auto()
+    # As Ctrl-C does.
+    INTERRUPT = auto()
+    # As the end of a lease demands it.
+    TERMINATE = auto()
+    # As a user demands it who has asked before: with hardly any grace.
+    AT_ONCE = auto()
 
 
-class WorkerProcess:
-    """One worker. It begins with the guard alone, in whose name the lease is requested."""
+class Phase(Enum):
+    """Where a worker is in its life."""
 
-    def __init__(self, number: int) -> None:
-        if not guard.can_see_processes():
-            raise RuntimeError(_NO_PROC)
-        self.number = number
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._guard = subprocess.Popen(  # noqa: S603 - our own program
-                # -I and -S: nothing of the user's environment, and no packages.
-                [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # In a group of its own, because Ctrl-C is for the user's program.
-                process_group=0,
-            )
-        self.guard_line = MessageLine(ours, guard.LENGTH)
-        self.task_line: MessageLine | None = None
+    REQUESTING = auto()
+    STARTING = auto()
+    IDLE = auto()
+    BUSY = auto()
+    # It is being ended, or has ended, and its lease is being released. It may still answer the task that it has.
+    LEAVING = auto()
+
+
+class Worker:
+    """A worker, from the request for its lease until that is released. It begins with the guard alone, in whose name the
+    lease is requested.
+    """
+
+    def __init__(
+        self, main: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    ) -> None:
+        self._line, self._theirs = socket.socketpair()
+        try:
+            self.pool = pool_of_one(self._line, main, initializer, initargs)
+            self.guarded = Guarded.start(grace_parts=_GRACE_PARTS)
+        except BaseException:
+            self._line.close()
+            self._theirs.close()
+            raise
+        self.request: asyncio.Task[Assignment] | None = None
+        self.closing: asyncio.Future[None] | None = None
+        self.phase = Phase.REQUESTING
+        self.way = EndingWay.QUIETLY
+        self.idle_since = inf
+        self.tasks_done = 0
+        # The one that it had when it ended.
+        self.lost_task: Task | None = None
         self.pid: int | None = None
-        self.exit_code: int | None = None
-        # Why there is no exit code.
-        self._failure: str | None = None
-        # Why the guard has ended it without being told to, as the end of a sentence.
-        self.why_ended = ""
-        self._is_told_to_end = False
-        self._grace_s = 0.0
-        self._lease_id = ""
         self.gpu_ids: tuple[int | str, ...] = ()
+        self.grace_s = 0.0
+        self.exit_code: int | None = None
+        self._ending = "has not ended"
+        # Why its lease is about to end, a code of the server's, and why it was lost.
+        self.notice = ""
+        self.loss: str | None = None
+        # Why it was ended, if not by its own fault.
+        self.cause: str | None = None
+        # Whether it ended before it was ready, and whether that is because of its lease; None: the crew wanted it.
+        self.was_lease_short: bool | None = None
 
     @property
-    def guard_pid(self) -> int:
-        """The holder of the lease."""
-        return self._guard.pid
+    def where(self) -> str:
+        return f" on GPU {', '.join(map(str, self.gpu_ids))}" if self.gpu_ids else ""
 
     @property
-    def lines(self) -> list[MessageLine]:
-        return [self.guard_line] if self.task_line is None else [self.guard_line, self.task_line]
+    def reason(self) -> str:
+        """Why it has not answered, in words: `worker 12345 on GPU 2 was killed by SIGKILL`."""
+        if self.cause is not None:
+            return self.cause
+        return f"{'the worker' if self.pid is None else f'worker {self.pid}'}{self.where} {self._ending}"
 
     @property
-    def has_hung_up(self) -> bool:
-        """Whether it answers no more."""
-        return self.task_line is not None and self.task_line.is_over
+    def is_guard_gone(self) -> bool:
+        """Whether the holder of the lease was killed before it had a command."""
+        try:
+            return os.waitid(os.P_PID, self.guarded.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether none of its processes is left."""
-        return self.exit_code is not None or self._failure is not None
-
-    @property
-    def ending(self) -> str:
-        """How it ended: `worker 12345 on GPU 2 was killed by SIGKILL`."""
-        name = "the worker" if self.pid is None else f"worker {self.pid}"
-        where = f" on GPU {', '.join(map(str, self.gpu_ids))}" if self.gpu_ids else ""
-        how = ending_of(self.exit_code) if self.exit_code is not None else self._failure or "has not ended"
-        return f"{name}{where} {how}"
-
-    def start(self, lease: WorkerLease, message: bytes, descriptors: Sequence[int]) -> None:
-        """Start the process on its lease, with the message that prepares it."""
-        self._grace_s, self.gpu_ids = lease.grace_s, lease.gpu_ids
-        self._lease_id = lease.env.get(LEASE_ID_VARIABLE, "")
-        ours, theirs = socket.socketpair()
-        self.task_line = MessageLine(ours, worker.LENGTH)
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-        start = {
-            "do": "start",
-            "command": [os.fsdecode(spawn.get_executable()), *flags, str(Path(worker.__file__))],
-            "env": dict(lease.env),
-            "safe_until": lease.safe_until,
-            "limit": lease.limit,
-            "limit_grace_s": lease.grace_s,
-            "group": 0,
-            "grace_s": lease.grace_s,
-        }
-        with theirs, open(os.devnull, "wb") as nothing:  # noqa: PTH123 - quick
-            streams = [number if _is_open(number) else nothing.fileno() for number in (1, 2)]
-            self.guard_line.send(_encoded(start), descriptors=[theirs.fileno(), *streams])
-        self.task_line.send(message, descriptors=descriptors)
-
-    def send_task(self, task: int, call: bytes) -> bool:
-        """Send a task; returns False if it has certainly not arrived, because the process has ended."""
-        if self.task_line is not None and not self.task_line.is_broken:
-            self.task_line.send(worker.TASK.pack(task), call)
-            return not self.task_line.is_broken
-        return False
-
-    def tell_safe_until(self, at: float) -> None:
-        """Tell the guard when to end the worker, unless it is told a later time."""
-        self._tell({"do": "safe", "until": at})
-
-    def tell_limit(self, at: float | None) -> None:
-        """Tell the guard when the lease ends: the worker is told to end one grace before, and killed then."""
-        self._tell({"do": "limit", "at": at, "grace_s": self._grace_s})
+    async def run(
+        self,
+        assignment: Assignment,
+        grace_s: float,
+        on_warning: Callable[[LeaseEnding | None], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """Run its process until nothing of it is left."""
+        self.gpu_ids, self.grace_s = tuple(assignment.gpu_ids), grace_s
+        with open(os.devnull, "wb") as nothing:  # noqa: ASYNC230, PTH123 - quick
+            output, errors = (number if _is_open(number) else nothing.fileno() for number in (1, 2))
+            command = Command(
+                argv=worker_command(),
+                env=os.environ,
+                streams=(self._theirs.fileno(), output, errors),
+                grace_s=grace_s,
+                finishes_work=True,
+            )
+            try:
+                outcome = await supervise(
+                    self.guarded,
+                    assignment,
+                    command,
+                    on_started=self._theirs.close,
+                    on_warning=on_warning,
+                    on_lost=on_lost,
+                )
+            except GuardDied:
+                # The server may have told before that the holder of the lease is dead.
+                self.cause, self._ending = None, "was killed with its guard"
+                return
+            except Failure as failure:
+                self._ending = f"could not be started: {failure}"
+                return
+            finally:
+                self._theirs.close()  # what has it open is the process, or nothing
+        self.exit_code = os.waitstatus_to_exitcode(outcome.status)
+        why = "" if outcome.end_reason is None else f" {after_warning(outcome.end_reason)}"
+        self._ending = f"{ending_of(self.exit_code)}{why}"
 
     def end(self, way: EndingWay) -> None:
-        """End it. `receive_from_guard` says when it is gone."""
-        self._is_told_to_end = True
-        if self.task_line is None:
-            self.guard_line.finish()  # a guard without a command ends with its line
-            return
-        self.task_line.finish()
-        if way in {EndingWay.TERMINATE, EndingWay.AT_ONCE}:
-            grace_s = self._grace_s if way is EndingWay.TERMINATE else min(self._grace_s, _LEAST_GRACE_S)
-            self._tell({"do": "end", "grace_s": grace_s})
-            return
+        """End its process. `run` returns when it is gone."""
+        self.close_pool()
         if way is EndingWay.INTERRUPT:
-            self._tell({"do": "signal", "number": signal.SIGINT})
-        self._tell({"do": "limit", "at": boot_time() + 2 * self._grace_s, "grace_s": self._grace_s})
+            self.guarded.send_signal(signal.SIGINT)
+        if way in {EndingWay.QUIETLY, EndingWay.INTERRUPT}:
+            asyncio.get_running_loop().call_later(self.grace_s, self.guarded.end, self.grace_s)
+        else:
+            self.guarded.end(self.grace_s if way is EndingWay.TERMINATE else min(self.grace_s, _LEAST_GRACE_S))
 
-    def receive_from_guard(self) -> None:
-        """Take in what the guard says: whether the worker is gone, and how it ended."""
-        for message in self.guard_line.receive():
-            said = json.loads(message)
-            if said["event"] == "ended":
-                self.exit_code = os.waitstatus_to_exitcode(said["status"])
-                if said["was_late"]:
-                    self.why_ended = _LATE
-                elif said["was_limited"] and not self._is_told_to_end:
-                    self.why_ended = _LIMITED
-            elif said["event"] == "failed":
-                self._failure = f"could not be started: {said['why']}"
-        if self.guard_line.is_over and not self.is_gone:
-            self._failure = "has ended" if self.task_line is None else "was killed with its guard"
-            # The kernel kills the worker with its guard, and this what the worker had started.
-            if self.pid is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            kill_orphans(self._lease_id)
+    def close_pool(self) -> asyncio.Future[None]:
+        """Let the process end once it has no task; done when it has ended, and all that it answered was taken in."""
+        if self.closing is None:
+            self.closing = asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
+        return self.closing
 
-    def receive_from_worker(self) -> Iterator[WorkerAnswer]:
-        """Its answers that have arrived."""
-        for message in self.task_line.receive() if self.task_line is not None else ():
-            kind, task = worker.ANSWER.unpack_from(message)
-            body = memoryview(message)[worker.ANSWER.size :]
-            if kind == worker.READY:
-                self.pid = int(bytes(body))
-            yield WorkerAnswer(kind, task, body)
+    def send_nothing(self) -> None:
+        """Have the process end that waits for what it needs to start."""
+        self._line.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        """Close both lines; the guard ends with its own. Called when the lease is released."""
-        self.forget()
-        self._guard.wait()
-
-    def forget(self) -> None:
-        """Close both lines in a forked process, in which the worker is that of the parent."""
-        for line in self.lines:
-            line.close()
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        self.guard_line.send(_encoded(message))
-
-
-def _encoded(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode()
+    async def close(self) -> None:
+        """End the guard, and what may be left of the process."""
+        await self.guarded.close()
+        self._line.close()
+        self._theirs.close()
 
 
 def _is_open(descriptor: int) -> bool:

@@ -26,10 +26,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .guard import Guard, boot_time
+    from .old_guard import Guard, boot_time
 else:
     sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120 - quick, and no package is loaded here
-    from guard import Guard, boot_time
+    from old_guard import Guard, boot_time
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _READ_BYTES: Final = 65536

@@ -64,7 +64,7 @@ class Terminal:
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
             self._status = os.waitpid(self.pid, 0)[1]
-        os.close(self._descriptor)
+        self.hang_up()
 
     @property
     def text(self) -> str:
@@ -73,6 +73,12 @@ class Terminal:
     def type(self, text: str) -> None:
         """As from the keyboard: "\\x03" is Ctrl-C."""
         os.write(self._descriptor, text.encode())
+
+    def hang_up(self) -> None:
+        """As if the window was closed, or the connection of ssh lost."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
     def wait_for(self, text: str) -> str:
         """Read until the screen shows this; the screen then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -31,6 +32,21 @@ def shell(line: str, server: ServerProcess, **env: str) -> subprocess.CompletedP
 def test_a_pipe_that_is_closed_ends_it_as_sigpipe_would(server: ServerProcess, arguments: str) -> None:
     done = shell(f"$G {arguments} | true; echo ${{PIPESTATUS[0]}}", server)
     assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_only_an_output_whose_reader_is_gone_is_broken(has_reader: bool) -> None:
+    """An error of a disk or of a connection may have the same number, and is said."""
+    script = "import os; from gpu_worker_pool.cli.output import is_output_broken; os.write(2, repr(is_output_broken()).encode())"
+    reading, writing = os.pipe()
+    if not has_reader:
+        os.close(reading)
+    command = [GPU_POOL[0], "-c", script]
+    done = subprocess.run(command, env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    if has_reader:
+        os.close(reading)
+    assert done.stderr == repr(not has_reader)
 
 
 @pytest.mark.parametrize("arguments", ["status", "--version"])

@@ -191,6 +191,78 @@ def test_a_killed_program_takes_its_workers_and_all_they_started_with_it(
         eventually(lambda: active(server) == [], "the GPU is free")
 
 
+def test_a_killed_program_takes_its_workers_with_it_while_a_fork_of_it_lives(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        if __name__ == "__main__":
+            with GPUExecutor(1, grace_s=0.2) as ex:
+                future = ex.submit(work.report, path)
+                work.report(path, "not forked")
+                if os.fork() == 0:
+                    work.report(path, "a fork")
+                    os._exit(0)
+                future.result()
+    """
+    with running(tmp_path, env, gate, program) as process:
+        visitors = {visitor.says: visitor for visitor in (gate.wait(), gate.wait())}
+        visitors["not forked"].let_go()
+        fork = gate.wait()
+        process.kill()
+        assert has_ended(visitors[None].pid)
+        eventually(lambda: active(server) == [], "the GPU is free")
+        fork.let_go()
+
+
+def test_an_executor_that_cannot_open_files_says_so_and_hangs_nothing(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    """Whichever of the files that it opens is the first that is too many."""
+    program = """
+        import logging, resource
+        if __name__ == "__main__":
+            logging.disable()
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            with GPUExecutor(1) as ex:
+                ex.submit(abs, 1).result()  # what is loaded late is loaded
+            for number in range(40):
+                ex = GPUExecutor(1, grace_s=0.2)
+                opened = [int(name) for name in os.listdir("/proc/self/fd")]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (len(opened) - 1 + number, most))
+                try:
+                    outcome = ex.submit(abs, -1).exception(60)
+                except OSError as error:
+                    outcome = error
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                ex.shutdown()
+                say(f"{number} {type(outcome).__name__}")
+    """
+    with running(tmp_path, env, gate, program) as process:
+        out, _ = process.communicate(timeout=MOST_S)
+
+    assert process.returncode == 0
+    outcomes = [line.split()[1] for line in out.splitlines()]
+    assert (len(outcomes), outcomes[0], outcomes[-1]) == (40, "OSError", "NoneType")
+    assert active(server) == []
+
+
+def test_a_program_with_very_many_open_files_has_workers(
+    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
+) -> None:
+    program = """
+        import resource
+        if __name__ == "__main__":
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            files = [open(os.devnull) for _ in range(1100)]
+            with GPUExecutor(1) as ex:
+                say(ex.submit(abs, -3).result())
+    """
+    with running(tmp_path, env, gate, program) as process:
+        out, _ = process.communicate(timeout=MOST_S)
+    assert out == "3\n"
+
+
 def test_a_program_without_a_guard_for_its_main_module_is_told_so(
     server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from concurrent.futures import CancelledError
@@ -162,6 +163,17 @@ def test_a_worker_that_does_not_end_by_itself_is_ended(server: ServerProcess, ex
     pid = ex.submit(work.leave_thread).result()
     ex.shutdown()
     assert has_ended(pid)
+
+
+def test_a_worker_that_is_stopped_is_ended(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
+    ex = executor(grace_s=0.2)
+    future = ex.submit(work.report, gate.path)
+    visitor = gate.wait()
+    os.kill(visitor.pid, signal.SIGSTOP)
+    ex.terminate_workers()
+    assert isinstance(future.exception(), KeyboardInterrupt | WorkerLostError)
+    assert has_ended(visitor.pid)
+    assert active(server) == []
 
 
 def test_a_task_that_closes_the_line_of_its_worker_fails_and_its_worker_ends(

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from concurrent.futures import BrokenExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -106,7 +107,9 @@ def test_with_retries_a_task_is_repeated_and_that_is_said(
     second.let_go("done")
 
     assert future.result() == "done"
-    assert f"worker {first.pid} on GPU {first.gpu} was killed by SIGKILL; task 1 is repeated" in caplog.text
+    assert (
+        f"worker {first.pid} on GPU {first.gpu} was killed by SIGKILL; retrying task 1 (attempt 2 of 2)" in caplog.text
+    )
 
 
 def test_a_task_whose_retries_are_used_up_says_how_often_it_was_begun(executor: MakeExecutor) -> None:
@@ -218,6 +221,20 @@ def test_a_worker_is_replaced_after_max_tasks_per_child(executor: MakeExecutor) 
     pids = [ex.submit(os.getpid).result() for _ in range(4)]
 
     assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def test_a_task_costs_no_more_where_many_wait(executor: MakeExecutor) -> None:
+    ex = executor(idle_release_s=1000.0)
+
+    def cost_s(tasks: int) -> float:
+        """Processor time of this process for each task."""
+        since = time.process_time()
+        for future in [ex.submit(abs, -1) for _ in range(tasks)]:
+            future.result()
+        return (time.process_time() - since) / tasks
+
+    cost_s(200)
+    assert cost_s(10_000) < 3 * cost_s(500)
 
 
 def test_waiting_for_a_result_has_a_timeout(executor: MakeExecutor, gate: Gate) -> None:

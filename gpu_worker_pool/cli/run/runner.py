@@ -5,31 +5,39 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
-from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, safe_until
+from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
-from gpu_worker_pool.errors import PoolError
+from gpu_worker_pool.errors import PoolError, WorkerTimeoutError
+from gpu_worker_pool.host.guarded import Guarded, check_can_run
+from gpu_worker_pool.jobs.leases import UNLIMITED_S, GpuRequest, acquire, release
+from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
+from gpu_worker_pool.jobs.supervise import Command, Outcome, supervise
 
-from .gang import FailedBox, Gang, OtherBoxes, gang_sources, join_line
-from .gpu_request import GpuRequest, acquire, core_request, release
-from .guarded_command import GuardDied, GuardedCommand, check_can_run
-from .lease_end import EXIT_CODES, end_if_announced, end_text, ended_because, warn_command
-from .lease_loss import wait_for_end
+from .gang import Gang, OtherBoxes, join_line
 from .reporter import RunReporter
-from .signals import ENDING, Received, Signals, has_controlling_terminal
 from .sources import ELSEWHERE, Sources, check_inside, choose_sources, find_lease_around, leave_out_if_elsewhere
 from .waiting_line import WaitingLine
+
+_WaitedT = TypeVar("_WaitedT")
+
+
+class _Interrupted(Exception):  # noqa: N818 - what happened
+    """A signal ended the wait; `code` is the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.code = SIGNAL_BASE + number
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class Runner:
     is_remote: bool
     endpoints: Sequence[str] | None
     reporter: RunReporter
+    # Inside a lease: whether the command has all its GPUs, and not as many as the request says.
+    takes_all: bool = False
     # On several boxes of a fleet: whether ssh starts the command on the others, and with which variables.
     uses_ssh: bool = False
     env_names: Sequence[str] = ()
@@ -52,6 +62,8 @@ class Runner:
         signals = Signals()
         try:
             code = await self._find_and_run(signals)
+        except _Interrupted as interrupted:
+            code = interrupted.code
         except (Failure, PoolError) as error:
             code = error.code if isinstance(error, Failure) and error.code != USAGE else FAILED
             self.reporter.failed(str(error))
@@ -78,8 +90,8 @@ class Runner:
                 note=self.reporter.note,
             )
         if self.request.nodes > 1:
-            sources = gang_sources(sources)
-        with closing(GuardedCommand()) as guarded:
+            sources = replace(sources, scope="fleet", among=None)
+        async with Guarded.start() as guarded:
             while True:
                 done = await self._acquire_and_run(guarded, sources, signals)
                 if isinstance(done, int):
@@ -88,12 +100,27 @@ class Runner:
 
     async def _run_inside(self, lease: InheritedLease, signals: Signals) -> int:
         """Run the command on the GPUs of the lease around this process. `run` outside ends it when that lease is lost."""
-        request = core_request(self.request)
+        request = self.request.as_request()
         check_inside(lease, request.wishes, os.environ)
-        assignment = lease.assignment(request, lease.gpus, is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""))
-        self.reporter.inside(assignment)
-        with closing(GuardedCommand()) as guarded:
-            return await self._run_on(assignment, guarded, DEFAULT_TTL_S, signals)
+        taking = take_inside(
+            lease,
+            request,
+            UNLIMITED_S if self.request.timeout_s is None else self.request.timeout_s,
+            is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""),
+            takes_all=self.takes_all,
+            on_waiting=lambda: self.reporter.note(f"waiting: {lease.busy_text}"),
+        )
+        try:
+            assignment = await _unless_interrupted(taking, signals)
+        except WorkerTimeoutError as error:
+            raise Failure(f"no GPU within --timeout: {error.reason}", TIMED_OUT) from None
+        try:
+            self.reporter.inside(assignment)
+            # While the guard lives, others inside the lease wait, also if this process is killed.
+            async with Guarded.start(keeps_open=lease.locks(assignment)) as guarded:
+                return (await self._run_on(assignment, guarded, signals)).code_of_run
+        finally:
+            lease.release(assignment)
 
     @property
     def _left_s(self) -> float | None:
@@ -115,7 +142,7 @@ class Runner:
                 raise
             raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
-    async def _acquire_and_run(self, guarded: GuardedCommand, sources: Sources, signals: Signals) -> int | Sources:
+    async def _acquire_and_run(self, guarded: Guarded, sources: Sources, signals: Signals) -> int | Sources:
         """Return the exit code; or the sources that are left, if the GPUs turn out to be in another machine."""
         async with sources.servers() as servers:
             line = WaitingLine(
@@ -128,164 +155,112 @@ class Runner:
                 async with self._in_time():
                     client = await started.enter_async_context(sources.client(line.note))
                 try:
-                    acquired = await self._acquire(client, sources, guarded.pid, signals)
+                    request = replace(self.request, timeout_s=self._left_s, among=sources.among)
+                    acquired = await _unless_interrupted(acquire(client, request, guarded.pid), signals)
                 finally:
                     await line.close()
-                if isinstance(acquired, int):
-                    return acquired
                 left = await leave_out_if_elsewhere(servers, sources, acquired.endpoint_id)
                 if left is not None:
                     self.reporter.note(f"{acquired.endpoint_id} is left out: {ELSEWHERE}")
                     await release(client, acquired)
                     return left
-                self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
                 if self.request.nodes > 1:
-                    return await self._run_gang(client, servers, acquired, guarded, sources.ttl_s, signals)
-                code = await self._run_on(acquired, guarded, sources.ttl_s, signals)
+                    return await self._run_gang(client, servers, acquired, guarded, signals, line)
+                self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
+                outcome = await self._run_on(acquired, guarded, signals)
                 await release(client, acquired)
-                return code
+                return outcome.code_of_run
+
+    async def _run_on(self, assignment: Assignment, guarded: Guarded, signals: Signals) -> Outcome:
+        outcome = await supervise(
+            guarded,
+            assignment,
+            Command(
+                argv=self.command,
+                env=os.environ,
+                group=os.getpgrp() if has_controlling_terminal() else 0,
+                grace_s=self.grace_s,
+            ),
+            on_warning=self.reporter.ending,
+            on_lost=self.reporter.lost,
+            signals=signals,
+        )
+        if outcome.end_reason is not None and outcome.why is not None:
+            self.reporter.stopped(outcome.end_reason, outcome.why)
+        return outcome
 
     async def _run_gang(
         self,
         client: GPUWorkerPoolClient,
         servers: Servers,
         assignment: Assignment,
-        guarded: GuardedCommand,
-        ttl_s: float,
+        guarded: Guarded,
         signals: Signals,
+        line: WaitingLine,
     ) -> int:
-        """Run this box's part, and have the others run theirs."""
-        gang, others = await Gang.find(servers, assignment), OtherBoxes(self.env_names)
+        """Run this box's part, have the others run theirs, and wait for all of them."""
         lease_id = assignment.lease_id or ""
-        try:
-            if self.uses_ssh:
-                await others.start(gang, lease_id, self.command)
-            else:
-                # Also of a quiet run: nobody else knows the lease's name.
-                self.reporter.warn(
-                    f"on {', '.join(gang.others)}, as the same user and in the same directory: "
-                    f"{join_line(lease_id, self.command)}"
-                )
-            if gang.has_part_here and gang.own is not None:
-                assignment.env = {**assignment.node_envs[gang.own], **gang.env(gang.own, os.environ)}
-                return await self._run_on(assignment, guarded, ttl_s, signals, others)
-            here = gang.own or "this machine"
-            self.reporter.warn(
-                f"{here} has no part in the lease {lease_id} (it is on {', '.join(gang.nodes)}), so nothing is started here; "
-                + ("it lasts until the others have ended" if self.uses_ssh else "Ctrl-C ends the lease")
-            )
-            return await self._hold(assignment, others.failure() if self.uses_ssh else asyncio.Event().wait(), signals)
-        finally:
-            await release(client, assignment)
-            await others.end()
+        async with OtherBoxes() as others:
+            try:
+                gang = await Gang.of(servers, tuple(assignment.node_envs))
+                assignment.gpu_ids = gang.gpu_names(assignment)
+                self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
+                if not (gang.has_part_here or self.uses_ssh):
+                    where = ", ".join(gang.nodes)
+                    raise Failure(
+                        f"this machine has no part in the lease, which was on {where}, so it was released; run the command on "
+                        "one of these, or add --ssh"
+                    )
+                if self.uses_ssh:
+                    await others.start(gang, lease_id, self.command, self.env_names)
+                else:
+                    # Also of a quiet run: nobody else knows the lease's name.
+                    self.reporter.warn(
+                        f"on {', '.join(gang.others)}, as the same user and in the same directory: "
+                        f"{join_line(lease_id, self.command)}"
+                    )
+                failing = asyncio.create_task(self._end_on_failure(others, guarded))
+                try:
+                    if gang.has_part_here:
+                        outcome = await self._run_on(gang.part(assignment, os.environ), guarded, signals)
+                        is_told = outcome.signal is not None or outcome.why is not None
+                        has_other_failed = failing.done() and failing.result() != 0
+                        if is_told or (outcome.exit_code and not has_other_failed):
+                            return outcome.code_of_run
+                    # When the lease is lost they end by themselves.
+                    await _unless_interrupted(asyncio.wait({failing}), signals)
+                    return failing.result()
+                finally:
+                    await cancel_and_wait(failing)
+            finally:
+                await release(client, assignment)
 
-    async def _hold(self, assignment: Assignment, until: Coroutine[Any, Any, Any], signals: Signals) -> int:
-        """Hold the lease for the other boxes, until they have ended, it is lost, or a signal comes."""
-        done = asyncio.ensure_future(until)
-        lost = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost is not None else done
-        ended_by: list[int] = []
-
-        def end(received: Received) -> None:
-            if received.number in ENDING:
-                ended_by.append(received.number)
-                done.cancel()
-
-        try:
-            async with signals.passed_to(end):
-                await asyncio.wait({done, lost}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel_and_wait(done, lost)
-        if ended_by:
-            return SIGNAL_BASE + ended_by[0]
-        if not done.cancelled():
-            return self._tell_failure(done.result())
-        self.reporter.lost(str(lost.result()))
-        return FAILED
-
-    def _tell_failure(self, failed: FailedBox | None) -> int:
+    async def _end_on_failure(self, others: OtherBoxes, guarded: Guarded) -> int:
+        """End the command here when that of another box has failed; its exit code, or 0 when all have ended well."""
+        failed = await others.wait()
         if failed is None:
             return 0
-        self.reporter.warn(str(failed))
-        return failed.code
+        code, text = failed
+        self.reporter.warn(text)
+        guarded.end(self.grace_s)
+        return code
 
-    async def _acquire(
-        self, client: GPUWorkerPoolClient, sources: Sources, holder_pid: int, signals: Signals
-    ) -> Assignment | int:
-        """The assignment; or the exit code where a signal came, with the request cancelled or the lease released."""
-        request = replace(self.request, timeout_s=self._left_s)
-        acquiring = asyncio.create_task(acquire(client, sources, request, holder_pid))
-        ended_by: list[int] = []
 
-        def end(received: Received) -> None:
-            if received.number in ENDING:
-                ended_by.append(received.number)
-                acquiring.cancel()
+async def _unless_interrupted(waiting: Coroutine[Any, Any, _WaitedT], signals: Signals) -> _WaitedT:
+    """What it returns; _Interrupted where a signal comes before, with the request cancelled or the lease released."""
+    task = asyncio.create_task(waiting)
+    ended_by: list[int] = []
 
-        try:
-            async with signals.passed_to(end):
-                await asyncio.wait({acquiring})
-        finally:
-            await cancel_and_wait(acquiring)
-        return SIGNAL_BASE + ended_by[0] if ended_by else acquiring.result()
+    def end(received: Received) -> None:
+        if received.number in ENDING:
+            ended_by.append(received.number)
+            task.cancel()
 
-    async def _run_on(
-        self,
-        assignment: Assignment,
-        guarded: GuardedCommand,
-        ttl_s: float,
-        signals: Signals,
-        others: OtherBoxes | None = None,
-    ) -> int:
-        failed_code, is_told_to_end = 0, False
-        grace_s = grace_after_loss(self.grace_s, ttl_s)
-        shares_terminal, is_stopped = has_controlling_terminal(), False
-
-        def pass_on(received: Received) -> None:
-            nonlocal is_told_to_end
-            is_told_to_end = is_told_to_end or received.number in ENDING
-            # What was typed at the terminal has reached the command already.
-            if not (shares_terminal and received.is_from_terminal):
-                guarded.send_signal(received.number)
-
-        def lose(reason: str) -> None:
-            nonlocal is_stopped
-            if end_if_announced(guarded, assignment, grace_s):
-                return
-            is_stopped = True
-            guarded.end(grace_s)
-            self.reporter.lost(reason)
-
-        async def warn_and_watch() -> None:
-            nonlocal failed_code
-            warning = asyncio.ensure_future(warn_command(guarded, assignment, grace_s, self.reporter.ending))
-            try:
-                failed = None if others is None else await others.failure()
-                # Ctrl-C reaches ssh too, and when the lease is lost the others end.
-                if failed is not None and not is_told_to_end and not assignment.is_lost:
-                    failed_code = self._tell_failure(failed)
-                    guarded.end(grace_s)
-                await warning
-            finally:
-                await cancel_and_wait(warning)
-
-        try:
-            await guarded.start(
-                self.command,
-                command_env(os.environ, assignment),
-                (0, 1, 2),
-                group=os.getpgrp() if shares_terminal else 0,
-                grace_s=grace_s,
-                safe_until=safe_until(assignment),
-                limit=limit_of(assignment),
-            )
-            async with signals.passed_to(pass_on):
-                code = await wait_for_end(guarded, assignment, ttl_s, lose, warn_and_watch())
-        except GuardDied:
-            raise Failure("the guard of the command was killed, and the command with it") from None
-        except BaseException:
-            guarded.close()  # whatever it was, the lease is released only when the command is gone
-            raise
-        if reason := ended_because(guarded, assignment, code):
-            self.reporter.stopped(reason, end_text(reason, assignment))
-            return EXIT_CODES[reason]
-        return FAILED if is_stopped else failed_code or code
+    try:
+        async with signals.passed_to(end):
+            await asyncio.wait({task})
+    finally:
+        await cancel_and_wait(task)
+    if ended_by:
+        raise _Interrupted(ended_by[0])
+    return task.result()

@@ -87,7 +87,7 @@ def test_a_fleet_keeps_its_leases_when_the_leader_and_the_database_are_killed() 
 def descendants_of_working(demo: subprocess.Popen[str]) -> list[int]:
     assert demo.stdout is not None
     assert any("holds GPU" in line for line in demo.stdout), demo.communicate()[1]
-    return descendants(demo.pid)
+    return list(descendants(demo.pid))
 
 
 def wait_for_end(pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
-from tests.cli.run.test_run import end, is_alive, read_line
+from tests.cli.run.test_run import end, is_alive, read_line, the_lease
 from tests.preloaded import stand_in
 from tests.server.leasing import eventually, take, wait_until_free
 from tests.server.running import free_port
@@ -143,6 +144,69 @@ def test_killed_with_9_the_outer_run_takes_the_inner_one_with_it(server: ServerP
     end(process)
     eventually(lambda: not is_alive(command), "the end of the inner one")
     wait_until_free(server)
+
+
+def test_with_the_outer_guard_killed_nothing_of_the_inner_command_lives_on(server: ServerProcess) -> None:
+    run = shlex.join([*GPU_POOL, "run", "-q"])  # the processes are those that a user has
+    inner = "setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 600' & wait"
+    process = start_gpu_pool("run", "-q", "--", "sh", "-c", f'{run} -- sh -c "$0"; true', inner, server=server)
+    orphan = int(read_line(process))
+    guard = the_lease(server)["pid"]
+    assert isinstance(guard, int)
+    os.kill(guard, signal.SIGKILL)
+    assert end(process) == 125
+    assert not is_alive(orphan)
+
+
+# Says when it begins and when it ends; another one at the same time would be seen in between.
+BUSY = "sh -c 'echo begins >>log; sleep 0.3; echo ends >>log'"
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="ascii").split()
+
+
+def test_two_at_once_inside_one_gpu_wait_for_each_other(server: ServerProcess, run: str, tmp_path: Path) -> None:
+    python_too = shlex.join(
+        [*stand_in(), "-c", "import os; from gpu_worker_pool import gpu\nwith gpu(20): os.system(os.environ['BUSY'])"]
+    )
+    script = f"{run} -- {BUSY} & {run} -- {BUSY} & {python_too} & wait"
+    done = gpu_pool("run", "--", "sh", "-c", script, server=server, cwd=tmp_path, env={"BUSY": BUSY})
+    assert done.code == 0, done.err
+    assert lines_of(tmp_path / "log") == ["begins", "ends"] * 3
+
+
+def test_inside_two_gpus_two_that_ask_for_one_each_run_at_once(server: ServerProcess, run: str, tmp_path: Path) -> None:
+    """Each waits until the other one has begun."""
+    meet = "sh -c 'touch $CUDA_VISIBLE_DEVICES; until [ -e 0 ] && [ -e 1 ]; do sleep 0.02; done'"
+    script = f"{run} --gpus 1 -- {meet} & {run} --gpus 1 -- {meet} & wait"
+    done = gpu_pool("run", "--gpus", "2", "--", "sh", "-c", script, server=server, cwd=tmp_path)
+    assert done.code == 0, done.err
+
+
+def test_with_an_amount_of_memory_they_share_the_gpu(server: ServerProcess, run: str, tmp_path: Path) -> None:
+    meet = "sh -c 'touch $0; until [ -e a ] && [ -e b ]; do sleep 0.02; done'"
+    script = f"{run} --memory 1GB -- {meet} a & {run} --memory 1GB -- {meet} b & wait"
+    assert gpu_pool("run", "--", "sh", "-c", script, server=server, cwd=tmp_path).code == 0
+
+
+def test_a_wait_inside_a_lease_ends_with_its_timeout_and_with_the_death_of_the_other(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    run = shlex.join([*GPU_POOL, "run"])  # the processes are those that a user has
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    holds = f"{run} -q --grace 0s -- sh -c 'echo holds; exec sleep 600' & echo $!"
+    waits = f"{run} --timeout 1 -- true; echo $?; {run} -q -- echo free"
+    process = start_gpu_pool("run", "-q", "--", "sh", "-c", f"{holds}; read x <{go}; {waits}", server=server)
+    said = {read_line(process), read_line(process)}
+    go.write_text("\n", encoding="ascii")
+    assert read_line(process) == "124"
+    os.kill(int(next(iter(said - {"holds"}))), signal.SIGKILL)
+    assert read_line(process) == "free"
+    assert process.stderr is not None
+    assert "other programs inside the lease" in process.stderr.read()
+    assert end(process) == 0
 
 
 def test_the_jobs_of_a_batch_inside_a_run_take_turns_on_its_gpu(server: ServerProcess, tmp_path: Path) -> None:

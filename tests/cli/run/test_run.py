@@ -15,6 +15,7 @@ import pytest
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, ON_ANOTHER_MACHINE, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
+from tests.processes import has_ended
 from tests.server import elsewhere
 from tests.server.leasing import eventually, get, put, queue, take, wait_until_free
 
@@ -312,6 +313,18 @@ def test_in_a_terminal_ctrl_c_reaches_the_command_once_and_its_code_is_ours(serv
         terminal.type("\x03")
         assert terminal.wait() == 3
         assert terminal.all_output.count(b"caught") == 1
+
+
+def test_a_terminal_that_is_closed_ends_the_command_also_where_run_leads_the_session(server: ServerProcess) -> None:
+    """As with `ssh -t box gpu-pool run ...` and `tmux new 'gpu-pool run ...'`: the kernel tells the leader only."""
+    script = "echo pid $$ runs; exec sleep 300"
+    with Terminal([*GPU_POOL, "run", "--", "sh", "-c", script], environment(server)) as terminal:
+        found = re.search(r"pid (\d+) runs", terminal.wait_for(" runs"))
+        assert found is not None
+        terminal.hang_up()
+        assert has_ended(int(found[1]))
+        assert has_ended(terminal.pid)
+    wait_until_free(server)
 
 
 def test_in_a_terminal_the_command_can_ask_its_user(server: ServerProcess) -> None:

@@ -1,0 +1,194 @@
+"""`gpu-pool run --nodes`, `--ssh` and `join` at real boxes of a real fleet, with a real ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.cli.run.gang import Gang, OtherBoxes
+from gpu_worker_pool.client import GPUWorkerPoolClient
+from tests.cli.in_process import called
+from tests.cli.own_process import Done, environment, gpu_pool
+from tests.client.fault_tools import QUICK, soon
+from tests.ledger.postgres.server import PostgresServer
+
+from .fleet import GPUS, Fleet, fleet_of, until
+from .sshd import sshd
+
+NODES = ("candidate0", "candidate1")
+
+
+@pytest.fixture(scope="module")
+def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three boxes; commands run at the second one, and the third one is drained."""
+    postgres.create_database("gang")
+    key = "a-key-that-is-long-enough"
+    with fleet_of(postgres, "gang", tmp_path_factory.mktemp("fleet"), 3, GPU_POOL_FLEET_KEY=key) as found:
+        until(lambda: free_gpus(found) == 3 * GPUS, "all boxes are up")
+        drained = called("drain", "candidate2", "--fleet", env={"GPU_SERVICE_ENDPOINT": found.candidates[0].url})
+        assert drained.code == 0, drained
+        yield found
+
+
+def free_gpus(fleet: Fleet) -> int:
+    status, pool = fleet.candidates[0].call("GET", "/fleet/pool")
+    return sum(gpu["state"] == "free" for gpu in pool["gpus"]) if status == 200 else 0
+
+
+@pytest.fixture(scope="module")
+def ssh(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """ssh leads to the first box."""
+    with sshd(tmp_path_factory.mktemp("ssh"), {"GPU_SERVICE_ENDPOINT": fleet.candidates[0].url}) as found:
+        yield {**found, "GPU_SERVICE_ENDPOINT": fleet.candidates[1].url}
+
+
+@pytest.fixture(autouse=True)
+def all_are_free(fleet: Fleet) -> Iterator[None]:
+    yield
+    until(lambda: free_gpus(fleet) == 2 * GPUS, "all GPUs are free again")
+
+
+def run_script(script: str, env: dict[str, str], *options: str) -> Done:
+    command = ("run", "-q", "--gpus", "1", "--nodes", "2", *options, "--", "sh", "-c", script)
+    return gpu_pool(*command, env=env)
+
+
+def variables(path: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+
+
+def test_without_ssh_it_says_how_the_others_join(fleet: Fleet, tmp_path: Path) -> None:
+    env = {"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url}
+    done = run_script(f"env > {tmp_path}/env; exit 3", env)
+    assert done.code == 3, done
+    seen = variables(tmp_path / "env")
+    assert (seen["GPU_POOL_NODES"], seen["GPU_POOL_NODE_RANK"]) == (",".join(NODES), "1")
+    assert seen["MASTER_ADDR"]
+    assert "on candidate0, as the same user" in done.err
+    assert f"gpu-pool join {seen['GPU_POOL_LEASE_ID']}" in done.err
+    refused = gpu_pool("join", seen["GPU_POOL_LEASE_ID"], "--", "true", env=env)
+    assert (refused.code, "not active" in refused.err) == (1, True), refused
+
+
+def test_gpus_have_the_names_of_their_nodes(fleet: Fleet) -> None:
+    command = ("run", "--gpus", str(GPUS), "--nodes", "2", "--", "sh", "-c", "echo $GPU_POOL_LEASE_GPUS")
+    done = gpu_pool(*command, env={"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url})
+    names = ", ".join(f"{node}:{index}" for node in NODES for index in range(GPUS))
+    assert f"GPU {names} granted" in done.err
+    assert done.out.strip() == ",".join(map(str, range(GPUS))), "a command knows those of its own box"
+
+
+async def test_another_box_joins_until_the_lease_ends(fleet: Fleet, tmp_path: Path) -> None:
+    told = tmp_path / "env"
+    async with GPUWorkerPoolClient(fleet.candidates[0].url, scope="fleet", **QUICK) as client:
+        held = await client.request_gpu(timeout=30, gpus=GPUS, nodes=2)
+        joining = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpu_worker_pool", "join", held.lease_id or ""),
+            *("--", "sh", "-c", f"env > {told}.new; mv {told}.new {told}; sleep 1000"),
+            env={**environment(None, {"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url})},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        await soon(told.exists, "the command has started")
+        seen = variables(told)
+        visible = held.node_envs["candidate1"]["CUDA_VISIBLE_DEVICES"]
+        assert (seen["CUDA_VISIBLE_DEVICES"], seen["GPU_POOL_LEASE_GPUS"]) == (visible, visible)
+        assert (seen["GPU_POOL_NODE_RANK"], seen["GPU_POOL_LEASE_ID"]) == ("1", held.lease_id)
+        assert not held.is_lost
+        await client.release_gpu(held)
+        _, err = await joining.communicate()
+    assert joining.returncode == 125, err
+    assert b"the command is stopped" in err
+
+
+def test_what_cannot_be_run_on_several_boxes_is_refused_before_a_request(fleet: Fleet) -> None:
+    env = {"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url}
+    for name, words in (
+        ("NOPE", "no such variable"),
+        ("PATH=2", "the name of a variable only"),
+        ("", "no such variable"),
+    ):
+        done = called("run", "--nodes", "2", "--gpus", "99", "--ssh", "--env", name, "--", "true", env=env)
+        assert (done.code, words in done.err) == (2, True), done
+    alone = gpu_pool("run", "--nodes", "2", "--gpus", "1", "--env", "X", "--", "true", env=env)
+    assert "--env needs --ssh" in alone.err
+    inside = {**env, "GPU_POOL_LEASE_ID": "outer", "GPU_POOL_LEASE_URL": fleet.candidates[1].url}
+    done = gpu_pool("run", "--nodes", "2", "--", "true", env=inside)
+    assert (done.code, "inside the lease outer" in done.err, "--new" in done.err) == (125, True, True), done
+
+
+def test_a_box_without_a_part_holds_nothing(fleet: Fleet) -> None:
+    done = run_script("true", {"GPU_SERVICE_ENDPOINT": fleet.candidates[2].url})
+    assert done.code == 125, done
+    assert "this machine has no part in the lease, which was on candidate0, candidate1" in done.err
+
+
+# --- with ssh --------------------------------------------------------------------------------------------------------------
+
+
+def test_ssh_starts_the_command_on_the_other_boxes(ssh: dict[str, str], tmp_path: Path) -> None:
+    env = {**ssh, "SECRET": "it's a\nsecret-word", "TOLD": str(tmp_path)}
+    both = (
+        'env > "$TOLD/$GPU_POOL_NODE_RANK.new"; mv "$TOLD/$GPU_POOL_NODE_RANK.new" "$TOLD/$GPU_POOL_NODE_RANK"; '
+        f'cat /proc/[0-9]*/cmdline > "{tmp_path}/lines"; until [ -e "$TOLD/0" ] && [ -e "$TOLD/1" ]; do sleep 0.05; done'
+    )
+    done = run_script(both, env, "--ssh", "--env", "TOLD", "--env", "SECRET")
+    assert done.code == 0, done
+    assert b"secret-word" not in (tmp_path / "lines").read_bytes(), "every user can read command lines"
+    assert "SECRET=it's a\nsecret-word\n" in (tmp_path / "0").read_text()
+    seen = [variables(tmp_path / rank) for rank in "01"]
+    assert len({told["GPU_POOL_LEASE_ID"] for told in seen}) == 1
+    assert len({told["MASTER_ADDR"] for told in seen}) == 1
+    assert [told["GPU_POOL_LEASE_GPUS"] for told in seen] == [told["CUDA_VISIBLE_DEVICES"] for told in seen]
+
+
+def test_all_are_waited_for_and_the_first_that_fails_counts(ssh: dict[str, str]) -> None:
+    """The command here has ended well long before."""
+    assert run_script('[ "$GPU_POOL_NODE_RANK" = 1 ] || { sleep 1; exit 7; }', ssh, "--ssh").code == 7
+
+
+def test_a_command_that_fails_on_another_box_ends_all(ssh: dict[str, str]) -> None:
+    done = run_script('[ "$GPU_POOL_NODE_RANK" = 1 ] || exit 5; exec sleep 1000', ssh, "--ssh")
+    assert (done.code, "the command on candidate0 ended with exit code 5" in done.err) == (5, True), done
+
+
+def test_a_command_that_fails_here_ends_the_others(ssh: dict[str, str]) -> None:
+    done = run_script('[ "$GPU_POOL_NODE_RANK" = 0 ] || exit 6; exec sleep 1000', ssh, "--ssh")
+    assert (done.code, "ended with exit code" in done.err) == (6, False), done
+
+
+def test_an_ssh_that_cannot_connect_ends_all(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\nexec /usr/bin/ssh -o Port=1 "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    env = {"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run_script("exec sleep 1000", env, "--ssh")
+    assert (done.code, "or ssh could not connect" in done.err) == (255, True), done
+
+
+def test_a_command_that_is_told_to_end_has_its_own_exit_code(ssh: dict[str, str], tmp_path: Path) -> None:
+    gpu_pool_pid = "$(ps -o ppid= -p $PPID)"
+    here = f"trap 'exit 7' TERM; until [ -e {tmp_path}/there ]; do sleep 0.05; done; kill -TERM {gpu_pool_pid}; sleep 1000 & wait"
+    script = f'[ "$GPU_POOL_NODE_RANK" = 1 ] || {{ touch {tmp_path}/there; exec sleep 1000; }}; {here}'
+    done = run_script(script, ssh, "--ssh")
+    assert (done.code, "ended with exit code" in done.err) == (7, False), done
+
+
+def test_a_box_without_a_part_has_the_others_run_it(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """ssh leads to the first box, whichever is named."""
+    with sshd(tmp_path_factory.mktemp("ssh"), {"GPU_SERVICE_ENDPOINT": fleet.candidates[0].url}) as found:
+        env = {**found, "GPU_SERVICE_ENDPOINT": fleet.candidates[2].url}
+        assert run_script("exit 9", env, "--ssh").code == 9
+
+
+async def test_the_name_of_a_host_is_not_an_option_of_ssh(tmp_path: Path) -> None:
+    gang = Gang(("a", "b"), "a", {"a": "a", "b": f"-oProxyCommand=touch {tmp_path}/seen"})
+    async with OtherBoxes() as others:
+        await others.start(gang, "id", ["true"], ())
+        failed = await others.wait()
+    assert failed is not None
+    assert failed[0] == 255
+    assert not (tmp_path / "seen").exists()

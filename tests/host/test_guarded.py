@@ -1,0 +1,247 @@
+"""A guard and its supervisor: several commands, lost and stopped guards, and a guard that starts its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_worker_pool.failure import CANNOT_RUN, Failure
+from gpu_worker_pool.host.guard import boot_time
+from gpu_worker_pool.host.guarded import Ended, GuardDied, Guarded, guard_program, run_program
+from tests.processes import has_ended
+from tests.server.running import ROOT
+
+# Writes its number, and stays whatever it is told.
+STUBBORN = "trap '' TERM; echo $$; while :; do sleep 0.05; done"
+IN_BACKGROUND = f'setsid sh -c "{STUBBORN.replace("$", chr(92) + "$")}" & wait'
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Guarded]:
+    async with Guarded.start() as one:
+        yield one
+
+
+@contextmanager
+def output() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    try:
+        yield reading, writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+async def start(guarded: Guarded, script: str, out: int = 1) -> None:
+    await guarded.run(["sh", "-c", script], dict(os.environ), (0, out, 2), grace_s=0.2)
+
+
+async def read_line(descriptor: int) -> str:
+    return (await asyncio.to_thread(os.read, descriptor, 4096)).decode().strip()
+
+
+async def test_commands_run_one_after_the_other_and_nothing_of_one_is_left_when_the_next_starts(
+    guarded: Guarded,
+) -> None:
+    with output() as (reading, writing):
+        for code in range(3):
+            await start(guarded, f"setsid sh -c 'trap \"\" TERM; exec sleep 300' & echo $!; exit {code}", writing)
+            left = int(await read_line(reading))
+            assert (await guarded.wait()).exit_code == code
+            assert has_ended(left, within_s=0)
+
+
+async def test_a_command_that_cannot_be_run_leaves_the_guard_to_the_next_one(guarded: Guarded) -> None:
+    with pytest.raises(Failure, match="cannot be run") as refused:
+        await guarded.run(["/etc/passwd"], {}, grace_s=1.0)
+    assert refused.value.code == CANNOT_RUN
+    await start(guarded, "exit 3")
+    assert await guarded.wait() == Ended(3, was_late=False, was_limited=False, warned_of=None, status=3 << 8)
+
+
+async def test_a_program_with_many_open_files_can_run_commands() -> None:
+    """The number of the line is more than the 1,024 that select() can take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        async with Guarded.start() as guarded:
+            await start(guarded, "exit 4")
+            assert (await guarded.wait()).exit_code == 4
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_guard_that_was_killed_before_its_command_says_so(guarded: Guarded) -> None:
+    os.kill(guarded.pid, signal.SIGKILL)
+    assert has_ended(guarded.pid)
+    with pytest.raises(GuardDied, match="the guard of the command was killed"):
+        await start(guarded, "true")
+
+
+async def test_a_guard_that_is_killed_takes_all_of_its_command_along_and_nothing_else(guarded: Guarded) -> None:
+    other = await asyncio.create_subprocess_exec("sleep", "300")
+    async with Guarded.start() as another:
+        with output() as (reading, writing):
+            await start(guarded, IN_BACKGROUND, writing)
+            orphan = int(await read_line(reading))
+            await start(another, "sleep 300")
+            os.kill(guarded.pid, signal.SIGKILL)
+            with pytest.raises(GuardDied):
+                await guarded.wait()
+            assert has_ended(orphan, within_s=0)
+            assert not has_ended(other.pid, within_s=0)
+            another.end(0.0)
+            assert (await another.wait()).exit_code == 128 + signal.SIGTERM  # and not killed before
+    other.kill()
+    await other.wait()
+
+
+async def test_a_stopped_guard_acts_on_all_that_it_was_told_when_it_goes_on(guarded: Guarded) -> None:
+    await start(guarded, "sleep 300")
+    os.kill(guarded.pid, signal.SIGSTOP)
+    for second in range(2000):  # more than the line takes
+        guarded.tell_limit(boot_time() + 3600 + second, 1.0)
+        guarded.tell_safe_until(boot_time() + 3600 + second)
+    guarded.end(0.0)
+    os.kill(guarded.pid, signal.SIGCONT)
+    assert (await guarded.wait()).exit_code == 128 + signal.SIGTERM
+
+
+async def test_times_that_a_stopped_guard_has_not_taken_replace_each_other(guarded: Guarded) -> None:
+    await start(guarded, "sleep 300")
+    os.kill(guarded.pid, signal.SIGSTOP)
+    for second in range(100_000):
+        guarded.tell_safe_until(boot_time() + 3600 + second)
+    assert len(guarded._unsent) <= 2
+    guarded.tell_safe_until(boot_time())
+    os.kill(guarded.pid, signal.SIGCONT)
+    assert (await guarded.wait()).was_late
+
+
+async def test_the_loop_goes_on_while_a_guard_takes_its_time_to_end(guarded: Guarded) -> None:
+    await start(guarded, "sleep 300")
+    os.kill(guarded.pid, signal.SIGSTOP)
+    closing = asyncio.create_task(guarded.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    os.kill(guarded.pid, signal.SIGCONT)  # from the loop
+    await closing
+
+
+async def test_signals_that_its_starter_had_blocked_end_neither_the_guard_nor_are_they_blocked_in_its_command() -> None:
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        async with Guarded.start() as guarded:
+            for number in blocked:
+                os.kill(guarded.pid, number)  # it comes before the guard has begun
+            with output() as (reading, writing):
+                await start(guarded, "grep -E 'Sig(Blk|Ign)' /proc/self/status", writing)
+                assert (await guarded.wait()).exit_code == 0
+                found = (await read_line(reading)).split()
+                assert [int(found[1], 16), int(found[3], 16)] == [0, 0]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def test_what_was_ignored_before_the_guard_is_ignored_by_its_command() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        async with Guarded.start() as guarded:
+            await start(guarded, "kill -HUP $$; exit 5")
+            assert (await guarded.wait()).exit_code == 5
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- a guard that starts its supervisor --------------------------------------------------------------------------------
+
+# Runs one command, which it gets as its argument, and writes what became of it.
+SUPERVISOR = """
+import asyncio, os, sys
+from gpu_worker_pool.host.guarded import GuardDied, Guarded
+async def main():
+    async with Guarded.inherited() as guarded:
+        assert guarded.pid == os.getppid()
+        print("supervisor", os.getpid(), flush=True)
+        await guarded.run(["sh", "-c", sys.argv[1]], os.environ, grace_s=0.2)
+        try:
+            print("ended", (await guarded.wait()).exit_code, flush=True)
+        except GuardDied as died:
+            print("died", flush=True)
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def supervising(script: str) -> Iterator[subprocess.Popen[str]]:
+    program = [*guard_program(), "--supervise", sys.executable, "-c", SUPERVISOR, script]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(program, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().strip() for _ in range(count)]
+
+
+def test_a_guard_can_start_its_supervisor_which_is_not_part_of_the_command() -> None:
+    with supervising("setsid sleep 300 & echo $!; exit 7") as guard:
+        _, left, ended = lines(guard, 3)
+        assert ended == "ended 7"
+        assert has_ended(int(left), within_s=0)
+        assert guard.wait() == 0
+
+
+def test_a_supervisor_that_is_killed_takes_the_command_along_and_the_guard_stays_until_it_is_gone() -> None:
+    with supervising(STUBBORN) as guard:
+        supervisor, command = lines(guard, 2)
+        os.kill(int(supervisor.split()[1]), signal.SIGKILL)
+        guard.wait()
+        assert has_ended(int(command), within_s=0)
+
+
+def test_of_a_guard_that_is_killed_the_supervisor_ends_what_is_left_and_knows_it() -> None:
+    with supervising(IN_BACKGROUND) as guard:
+        _, orphan = lines(guard, 2)
+        guard.kill()
+        assert lines(guard, 1) == ["died"]
+        assert has_ended(int(orphan), within_s=0)
+
+
+def test_a_signal_to_the_guard_reaches_its_supervisor() -> None:
+    with supervising("sleep 300") as guard:
+        (supervisor,) = lines(guard, 1)
+        pid = int(supervisor.split()[1])
+        guard.terminate()
+        guard.wait()
+        assert has_ended(pid)
+
+
+# --- programs without a lease -------------------------------------------------------------------------------------------
+
+
+async def test_a_program_gets_its_input_and_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    env = dict(os.environ)
+    assert await run_program(["sh", "-c", "cat >given"], b"x" * 100_000, 10.0, env=env, cwd=str(tmp_path)) is None
+    assert (tmp_path / "given").stat().st_size == 100_000
+    script = "setsid sleep 300 & echo $! >pid; exit 3"
+    assert await run_program(["sh", "-c", script], b"", 10.0, env=env, cwd=str(tmp_path)) == "sh ended with 3"
+    assert has_ended(int((tmp_path / "pid").read_text()), within_s=0)
+    too_long = await run_program(["sleep", "300"], b"", 0.1, env=env)
+    assert too_long == "sleep has not ended within 0.1 s"
+    assert "cannot be run" in (await run_program(["/no/such/program"], b"", 1.0, env=env) or "")
