@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
-from gpu_worker_pool.cli.jobs import keeper_link
 from gpu_worker_pool.host import failpoints
+from gpu_worker_pool.jobs import keeper_link
 from gpu_worker_pool.testing import ServerProcess
 
 ROOT: Final = Path(__file__).parent.parent

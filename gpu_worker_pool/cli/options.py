@@ -125,7 +125,8 @@ Notify = Annotated[
         "--notify",
         metavar="URL",
         group=MORE,
-        help="Tell this http(s) URL, or mailto:ADDRESS, when it is granted, warned, lost and ended; may be given again.",
+        help="Tell this when it is granted, warned, lost and ended: ntfy://TOPIC, slack://..., mailto://... or any other URL of "
+        "Apprise, or the name of a variable that has one; may be given again.",
     ),
 ]
 Retries = Annotated[

@@ -29,10 +29,13 @@ class OutputClosed(Exception):  # noqa: N818 - what happened
 
 
 class Text:
-    """A text, parts of which have a style: `bold`, `dim`, a colour, or several of these."""
+    """A text, parts of which have a style: `bold`, `dim`, a colour, or several of these. One that `is_line` is cut where
+    there is no room for it, and not wrapped.
+    """
 
-    def __init__(self, text: str = "", style: str = "") -> None:
+    def __init__(self, text: str = "", style: str = "", *, is_line: bool = False) -> None:
         self.parts = [(text, style)] if text else []
+        self.is_line = is_line
 
     @classmethod
     def assemble(cls, *parts: str | tuple[str, str]) -> Self:
@@ -89,6 +92,11 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
+def cut_to(text: str, width: int) -> str:
+    """The beginning of a text that is too long for one line."""
+    return text if cell_len(text) <= width else f"{text[: _beginning(text, max(width - 3, 1))]}..."
+
+
 def _beginning(text: str, width: int) -> int:
     """How many characters of the text fit."""
     taken = 1
@@ -138,7 +146,8 @@ class Console:
         """Print a line; on a terminal a long one is broken between words."""
         shown = Text(text, style) if isinstance(text, str) else text
         if self.is_terminal and cell_len(shown.plain) > self.width:
-            lines = wrap(shown.plain, self.width)
+            lines = [cut_to(shown.plain, self.width)] if shown.is_line else wrap(shown.plain, self.width)
+            style = style or (shown.parts[0][1] if shown.is_line else "")
             self.write("".join(f"{styled(line, style) if self.has_colours else line}\n" for line in lines))
         else:
             self.write(f"{shown.rendered(has_colours=self.has_colours)}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from .output import Console, Text, cell_len, wrap
+from .output import Console, Text, cell_len, cut_to, wrap
 
 _GAP: Final = "  "
 _MAX_ON_TERMINAL: Final = 60
@@ -76,6 +76,8 @@ def _lines(cell: Text, width: int) -> list[Text]:
     if cell_len(cell.plain) <= width:
         return [cell]
     style = cell.parts[0][1] if cell.parts else ""
+    if cell.is_line:
+        return [Text(cut_to(cell.plain, width), style)]
     return [Text(line, style) for line in wrap(cell.plain, width)]
 
 

@@ -113,6 +113,10 @@ class StartedClient:
         """Release a GPU."""
         await self._held.release(assignment)
 
+    def let_go(self, assignment: Assignment) -> None:
+        """Leave a lease to another process, which keeps it alive and releases it."""
+        self._held.let_go(assignment)
+
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
         """See `GPUWorkerPoolClient.queue_request_for_retry`."""
         limit = asyncio.timeout(self._config.worker_timeout)

@@ -28,6 +28,9 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.failure import TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.models import Assignment
+from gpu_worker_pool.wire.reader import read
+
+from .life import Usage
 
 UNLIMITED_S: Final = 1e9
 _ASK_AGAIN_S: Final = 1.0
@@ -93,10 +96,37 @@ async def release(client: GPUWorkerPoolClient, assignment: Assignment) -> None:
         await client.release_gpu(assignment)
 
 
+@dataclass(frozen=True)
+class Adopted:
+    """A lease that another process requested, and whether a waiter would be served before a new request like it."""
+
+    assignment: Assignment
+    _backend: ServerLeases | None = None
+
+    async def is_wanted(self) -> bool:
+        if self._backend is None or self.assignment.lease_id is None:
+            return False
+        try:
+            return await self._backend.is_wanted(self.assignment.lease_id)
+        except EndpointError:
+            return False  # it is away, and can serve nobody
+
+    async def usage(self) -> Usage | None:
+        """What its processes were seen to use of its GPUs; None where the server does not say."""
+        if self._backend is None or self.assignment.lease_id is None:
+            return None
+        try:
+            reply = await self._backend.home.call("GET", f"/leases/{self.assignment.lease_id}")
+        except EndpointError:
+            return None
+        found = read(Usage, reply.data) or Usage()
+        return None if found == Usage() else found
+
+
 @asynccontextmanager
 async def adopted(
     lease_id: str, url: str, request: GpuRequest, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[Assignment]:
+) -> AsyncIterator[Adopted]:
     """The lease that another process requested for this one's guard, with what the server at `url` says of it: kept alive,
     and released at the end. `request` is as it was requested; `environ` has the settings (the token, say).
 
@@ -108,7 +138,7 @@ async def adopted(
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     ((endpoint_id, where),) = config.endpoints.items()
-    async with Transport(ca_file=config.ca_file, is_named=config.is_named) as transport:
+    async with Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
         lease = await _adopt(backend, lease_id, request.as_request(config.ttl_s))
         lease.names = (endpoint_id,) * len(lease.gpus)
@@ -118,7 +148,7 @@ async def adopted(
             assignment.assigned_at = assignment.ends_at - timedelta(seconds=request.time_limit_s)
         heartbeat.add(lease)
         try:
-            yield assignment
+            yield Adopted(assignment, backend)
         finally:
             heartbeat.drop(lease_id)
             await heartbeat.close()

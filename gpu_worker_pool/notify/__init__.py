@@ -1,1 +1,1 @@
-"""Tells others of what happened: by a webhook, a program, or a mail."""
+"""Tells people and programs what happens to leases and nodes: by Apprise, or by a program."""

@@ -1,23 +1,51 @@
-"""Sends notices to where rules say. Nothing waits for it: a notice is taken in at once, or dropped."""
+"""Sends notices to where rules say. Nothing waits for it: a notice is taken in at once, or dropped.
+
+Notices to one target go one after another, those to several targets side by side. What is still to be sent is bounded in
+number and in time, so that no target can hold up or fill the process that tells.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable
-from math import inf
-from uuid import uuid4
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
-from .courier import Courier, Failed
+from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.host.backoff import Backoff
+from gpu_worker_pool.host.guarded import run_program
+
 from .notice import Notice
-from .pending import Delivery, Dropped, PendingNotices
-from .rule import Mail, Rule, Target, Webhook
+from .rules import APPRISE, Program, Rule, Service, Target
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+
+MOST_FOR_ONE: Final = 250
+MOST_AT_ONCE: Final = 8
+ATTEMPTS: Final = 5
+ATTEMPTS_AT_THE_END: Final = 2
+BACKOFF: Final = Backoff(first_s=1.0, factor=4.0, max_s=60.0)
+# A notice that has waited for longer is dropped: its target is down.
+MAX_AGE_S: Final = 300.0
+# What a program of the operator needs to run at all. Nothing else of the server's environment is passed on.
+_PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    notice: Notice
+    rule: Rule
+    since: float
+    attempts: int = 0
 
 
 class Sender:
@@ -25,103 +53,138 @@ class Sender:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pending = PendingNotices()
-        self._courier = Courier(os.environ)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
-        # Targets whose last attempt failed, and whose last delivery was dropped: each is logged once, until one arrives again.
+        self._waiting: dict[Target, deque[_Waiting]] = {}
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._closing = asyncio.Event()
+        # Targets that failed: each is logged once, until a notice arrives there again.
         self._failing: set[Target] = set()
-        self._complained: set[Target] = set()
 
     def __repr__(self) -> str:
-        return f"<Sender {len(self._pending)} waiting, {self._pending.sent} sent, {self._pending.dropped} dropped>"
+        return f"<Sender {len(self)} waiting for {len(self._waiting)} targets>"
 
     def __len__(self) -> int:
         """How many notices are still to be sent."""
-        return len(self._pending)
+        return sum(map(len, self._waiting.values()))
 
     def tell(self, notice: Notice, rules: Iterable[Rule]) -> None:
         """Send this to the targets of those rules that it fits."""
-        if self._is_closed:
-            return
         for rule in rules:
-            if rule.applies_to(notice):
-                self._note(self._pending.add(Delivery(uuid4().hex, notice, rule, self._clock())))
-        self._start()
+            if not rule.applies_to(notice) or self._closing.is_set():
+                continue
+            queue = self._waiting.setdefault(rule.target, deque())
+            if len(queue) >= MOST_FOR_ONE:
+                self._give_up(_Waiting(notice, rule, 0.0), f"{MOST_FOR_ONE} notices wait for it already")
+                continue
+            queue.append(_Waiting(notice, rule, self._clock()))
+            if rule.target not in self._tasks:
+                self._tasks[rule.target] = asyncio.ensure_future(self._deliver(rule.target, queue))
 
     async def finish(self, within_s: float) -> None:
-        """Send what can be sent in this time, and close."""
-        until = self._clock() + within_s
-        while (left_s := until - self._clock()) > 0 and len(self._pending):
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            elif (next_at := self._pending.next_at()) < until:
-                await asyncio.sleep(max(next_at - self._clock(), 0.0))
-            else:
-                break
-        self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        """Send what can be sent in this time, and close. Notices that wait for their next attempt have it now."""
+        self._closing.set()
         if self._tasks:
-            await asyncio.wait(self._tasks)
-        if len(self._pending):
-            logger.warning("%d notices were not sent, because this program ends", len(self._pending))
+            await asyncio.wait(self._tasks.values(), timeout=within_s)
+        left = list(self._tasks.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if len(self):
+            logger.warning("notices that were not sent, because this program ends: %d", len(self))
 
-    def _start(self) -> None:
-        if self._is_closed:
-            return
-        for delivery in self._pending.start(self._clock()):
-            task = asyncio.ensure_future(self._attempt(delivery))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if (at := self._pending.next_at()) < inf:
-            self._timer = asyncio.get_running_loop().call_later(max(at - self._clock(), 0.0), self._start)
+    async def _deliver(self, target: Target, queue: deque[_Waiting]) -> None:
+        """Send what waits for a target, until nothing does."""
+        while queue:
+            is_closing = self._closing.is_set()
+            why = await self._send_all(target, queue)
+            if why is None:
+                continue
+            queue[0].attempts += 1
+            while queue and self._is_over(queue[0], ATTEMPTS_AT_THE_END if is_closing else ATTEMPTS):
+                self._give_up(queue.popleft(), why)
+            if queue and (failed := queue[0].attempts):
+                pause_s = BACKOFF.delay_s(failed - 1, random.random())  # noqa: S311 - no secret
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.sleep(pause_s) if is_closing else self._closing.wait(), pause_s)
+        del self._waiting[target], self._tasks[target]
 
-    async def _attempt(self, delivery: Delivery) -> None:
+    async def _send_all(self, target: Target, queue: deque[_Waiting]) -> str | None:
+        """Send until one fails; why it did. What was sent has left the queue."""
         try:
-            failed = await self._courier.tell(delivery)
-        except Exception as error:
-            logger.exception("a notice could not be sent to %s", shown(delivery.rule))
-            failed = Failed(type(error).__name__, is_final=True)
-        if failed is None:
-            self._pending.succeed(delivery)
-            self._failing.discard(delivery.rule.target)
-            self._complained.discard(delivery.rule.target)
-        else:
-            dropped = self._pending.fail(
-                delivery,
-                self._clock(),
-                failed.why,
-                is_final=failed.is_final,
-                jitter=random.random(),  # noqa: S311 - no secret
-                after_s=failed.after_s,
-            )
-            self._note(dropped)
-            if dropped is None and delivery.rule.target not in self._failing:
-                self._failing.add(delivery.rule.target)
-                logger.warning("%s: %s; it is tried again for up to an hour", shown(delivery.rule), failed.why)
-        self._start()
+            async with self._at_once, _opened(target) as attempt:
+                while queue:
+                    if (why := await attempt(queue[0])) is not None:
+                        return why
+                    queue.popleft()
+                    self._failing.discard(target)
+        except (OSError, Failure) as error:
+            return str(error)
+        return None
 
-    def _note(self, dropped: Dropped | None) -> None:
-        if dropped is None:
-            return
-        notice, rule = dropped.delivery.notice, dropped.delivery.rule
-        if rule.target not in self._complained:
-            self._complained.add(rule.target)
-            logger.error("the notice %s was not sent to %s: %s", notice.occasion, shown(rule), dropped.why)
+    def _is_over(self, waiting: _Waiting, attempts: int) -> bool:
+        # A program may have done something by the time it fails: a pager must not page twice.
+        most = 1 if isinstance(waiting.rule.target, Program) else attempts
+        return waiting.attempts >= most or self._clock() > waiting.since + MAX_AGE_S
+
+    def _give_up(self, waiting: _Waiting, why: str) -> None:
+        if waiting.rule.target not in self._failing:
+            self._failing.add(waiting.rule.target)
+            logger.error("the notice %s was not sent to %s: %s", waiting.notice.occasion, waiting.rule, why)
 
 
-def shown(rule: Rule) -> str:
-    """The target of a rule in a log, and its number in the operator's file. What comes after a URL's host may be secret."""
-    target = rule.target
-    if isinstance(target, Webhook):
-        where = "/".join(target.url.split("/", 3)[:3])
-    else:
-        where = target.address if isinstance(target, Mail) else target.arguments[0]
-    return where if rule.number is None else f"hook {rule.number} ({where})"
+Attempt = Callable[[_Waiting], Awaitable[str | None]]
+"""Sends one notice; why it failed, or None."""
+
+
+@asynccontextmanager
+async def _opened(target: Target) -> AsyncIterator[Attempt]:
+    """The way to a target, for several notices one after the other. Starting Apprise takes a quarter of a second."""
+    if isinstance(target, Program):
+        yield partial(_run, target)
+        return
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *APPRISE, stdin=pipe, stdout=pipe, stderr=null, cwd="/", start_new_session=True
+    )
+    try:
+        yield partial(_send, target, process)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _send(target: Service, process: asyncio.subprocess.Process, waiting: _Waiting) -> str | None:
+    notice, limit_s = waiting.notice, waiting.rule.timeout_s
+    said = {"url": target.url, "title": notice.title(), "body": notice.text(), "is_bad": notice.is_bad}
+    assert process.stdin is not None  # noqa: S101 - they are pipes
+    assert process.stdout is not None  # noqa: S101
+    try:
+        async with asyncio.timeout(limit_s):
+            process.stdin.write(json.dumps(said).encode() + b"\n")
+            answer = await process.stdout.readline()
+    except TimeoutError:
+        return f"it has not taken the notice within {limit_s:g} s"
+    return json.loads(answer) if answer else "the process that runs Apprise ended"
+
+
+async def _run(program: Program, waiting: _Waiting) -> str | None:
+    notice = waiting.notice
+    needed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    said = {
+        "GPU_POOL_EVENT": notice.occasion.value,
+        "GPU_POOL_LEASE_ID": notice.lease_id,
+        "GPU_POOL_OWNER": notice.owner,
+        "GPU_POOL_EVENT_NODE": ",".join(notice.nodes),
+        "GPU_POOL_REASON": notice.reason,
+        "GPU_POOL_JOB_ID": notice.job,
+    }
+    # A NUL cannot be passed on.
+    env = {name: text.replace("\0", "") for name, text in said.items() if text}
+    return await run_program(
+        program.arguments,
+        notice.as_json(),
+        waiting.rule.timeout_s,
+        env={**(needed if program.env is None else dict(program.env)), **env},
+        cwd=program.cwd,
+    )

@@ -50,7 +50,8 @@ from .fleet import (
     own_address,
     spread_s,
 )
-from .hooks import Hooks, load_rules
+from .hook_rules import load_rules
+from .hooks import Hooks
 from .http.access import AccessRules
 from .http.connection import Connection
 from .http.forwarding import Forwarding

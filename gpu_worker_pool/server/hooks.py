@@ -6,29 +6,27 @@ It follows events once they are written, and only puts notices into a bounded qu
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import stale_at
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.notify.notice import Notice, Occasion, ends, warns
-from gpu_worker_pool.notify.rule import Rule
-from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
+from gpu_worker_pool.notify.notice import WARNINGS, Notice, NoticeGpu, Occasion
+from gpu_worker_pool.notify.rules import Rule
 from gpu_worker_pool.notify.sender import Sender
 
 from .authority.pool import Pool
-
-logger = logging.getLogger(__name__)
 
 # How often it is looked for GPUs that compute nothing, and for nodes that are not heard of.
 LOOK_EVERY_S = 5.0
 # What is under way when the server stops may take so long.
 FINISH_S = 1.0
+# Ends that the holder knows of: it released the lease, or cancelled its request.
+_OWN_ENDS = frozenset({EndReason.RELEASED, EndReason.CANCELLED})
 
 
 class Hooks:
@@ -74,8 +72,7 @@ class Hooks:
             case ev.LeaseGranted():
                 yield self._of_lease(event.lease_id, Occasion.GRANTED, event.at)
             case ev.LeaseWarned():
-                occasion = warns(event.reason)
-                if occasion is not None:
+                if event.reason is not None and (occasion := WARNINGS.get(event.reason)) is not None:
                     if occasion is Occasion.IDLE:
                         self._idle.add(event.lease_id)
                     yield self._of_lease(event.lease_id, occasion, event.at, ends_at=event.ends + wall_offset_s)
@@ -83,7 +80,8 @@ class Hooks:
                 self._idle.discard(event.lease_id)
                 ended = state.ended.get(event.lease_id)
                 was_granted = bool(event.draining) or (ended is not None and ended.granted_at is not None)
-                for occasion in ends(event.reason, event.by, was_granted=was_granted):
+                is_own = event.reason in _OWN_ENDS and event.by is None
+                for occasion in (() if is_own else (Occasion.LOST,)) + (Occasion.ENDED,) if was_granted else ():
                     yield self._of_lease(
                         event.lease_id, occasion, event.at, reason=event.reason, by=event.by, why=event.why
                     )
@@ -97,10 +95,15 @@ class Hooks:
             at + state.wall_offset_s,
             lease_id,
             None if request is None else request.holder.owner,
-            tuple(getattr(lease, "gpus", ()) or ()),
+            tuple(map(self._gpu, getattr(lease, "gpus", ()) or ())),
             labels=() if request is None else request.labels,
             **parts,  # type: ignore[arg-type]
         )
+
+    def _gpu(self, key: GpuKey) -> NoticeGpu:
+        slot = self._pool.state.slots.get(key)
+        gpu = None if slot is None else slot.gpu
+        return NoticeGpu(key.node, key.uuid, None if gpu is None else gpu.index)
 
     async def _look_often(self) -> None:
         while True:
@@ -118,17 +121,6 @@ class Hooks:
             why = "its GPUs have not been read lately"
             sender.tell(Notice(Occasion.NODE_UNKNOWN, self._pool.wall_now(), node=node, why=why), self._rules)
         self._idle, self._unknown = idle, unknown
-
-
-def load_rules(path: str | None) -> tuple[Rule, ...]:
-    """The rules of the operator's file. One that cannot be used is said as an error, and the server goes on without."""
-    if not path:
-        return ()
-    try:
-        return read_rules(Path(path))
-    except RulesUnusable as why:
-        logger.error("no hook is told of anything: %s", why)  # noqa: TRY400
-        return ()
 
 
 def idle_leases(state: PoolState, now: float) -> set[str]:

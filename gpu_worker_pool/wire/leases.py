@@ -278,3 +278,14 @@ class RenewAnswer:
     lost: tuple[NotRenewed, ...] = ()
     held_s: float | None = None
     pool_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedView:
+    """Whether a waiter would be served before a new request like that of the lease if the lease were released now. `by` is the
+    owner of that waiter, if it has a name.
+    """
+
+    id: str
+    is_wanted: bool
+    by: str | None = None

@@ -348,8 +348,8 @@ GANG_MUTANTS = (
         release_beside_a_preemptible_lease,
         "a preemptible lease makes room as soon as that is enough",
         "evolve",
-        "if state.quotas or state.preemptible:",
-        "if state.quotas:",
+        "if state.quotas or state.preemptible or state.bookings:",
+        "if state.quotas or state.bookings:",
     ),
     _mutant(
         return_a_gpu_on_which_a_lease_makes_room,

@@ -28,6 +28,7 @@ class Core:
         "queue.explain",
         "model.gpu",
         "decider.step",
+        "decider.wanted",
         "model.request",
         "queue.owners",
         "model.settings",
@@ -108,6 +109,7 @@ class CheckedPool(QueueChecks):
     # After every step
 
     def _check_state(self) -> None:
+        self._check_wanted()
         assert self.state == self.shadow, "replaying the events gives another state"
         model, state = self.model, self.state
         self._check_queue()
@@ -122,6 +124,15 @@ class CheckedPool(QueueChecks):
             assert explanation is not None
             assert str(explanation)
             assert explanation.position == [lease.id for lease in model.queue()].index(lease_id) + 1
+
+    def _check_wanted(self) -> None:
+        """Of one active lease: which waiter would be served if it were released."""
+        active = [lease for lease in self.model.leases.values() if lease.state == "active"]
+        if not active:
+            return
+        lease = active[len(self.log) % len(active)]
+        found, expected = self.core.wanted.wanted_by(self.state, lease.id, self.model.now), self.model.wanted_by(lease)
+        assert (found and found.id) == (expected and expected.id), "the wrong waiter is said to want a lease"
 
     def _check_facts(self) -> None:
         """The facts that are kept are those that the slots give when all is derived again."""

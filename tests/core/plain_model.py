@@ -40,11 +40,13 @@ def warning_s(lease: Lease) -> float:
 @dataclass
 class Outcome:
     """What a look at the whole queue finds. `served` is the first waiter that can be, with the sets of GPUs that it may
-    be given some of (one set a node). `victims` make room for the first waiter that needs it.
+    be given some of (one set a node). `victims` make room for the first waiter that needs it, `wanting`, with the GPUs
+    that it then has.
     """
 
     served: tuple[Lease, list[set[Key]]] | None = None
     victims: tuple[str, ...] = ()
+    wanting: tuple[Lease, tuple[Key, ...]] | None = None
     claims: dict[Key, str] = field(default_factory=dict)
     reserved: Reserved | None = None
     no_date_until: dict[Any, float] = field(default_factory=dict)
@@ -414,7 +416,7 @@ class Model(PlainGpus):
             if room is not None:
                 keys, victims = room
                 if victims:
-                    found.victims = victims
+                    found.victims, found.wanting = victims, (lease, keys)
                     return found
                 found.claims |= dict.fromkeys(keys, lease.id)
                 gone |= set(keys)
@@ -442,6 +444,63 @@ class Model(PlainGpus):
     def next_served(self, *, as_settled: bool = False) -> tuple[Lease, list[set[Key]]] | None:
         """The first waiter that can be served, with the sets of GPUs that it may be given some of."""
         return self.look(as_settled=as_settled).served
+
+    # What would be if a lease were released
+
+    def wanted_by(self, lease: Lease) -> Lease | None:
+        """Release it, ask for the same again, look: which other waiter is served before, or keeps these GPUs from it?"""
+        model = self.released(lease)
+        again, found, gpus = model.leases[lease.id], model.look(), set(lease.gpus)
+        others = [] if found.served is None else [found.served[0]]
+        others += [model.leases[claimer] for key, claimer in found.claims.items() if key in gpus]
+        if found.wanting is not None and gpus & set(found.wanting[1]):
+            others.append(found.wanting[0])
+        reserved = found.reserved
+        if (
+            reserved is not None
+            and not model.ends_by(again, reserved.date)
+            and gpus & model.kept_by(reserved, lease.owner)
+        ):
+            others.append(model.leases[reserved.lease_id])
+        return next((other for other in others if other is not again), None)
+
+    def released(self, lease: Lease) -> Model:
+        """The pool without a lease, whose request is the last of those that count: not later ones, nor any like it."""
+        leases = {x.id: x for x in self.leases.values() if x is not lease}
+        lasted_s = max(self.now + self.wall - lease.granted_at, 0.0)
+        model = replace(
+            self,
+            leases=leases,
+            readings={key: self.read_without(key, lease) for key in self.readings},
+            members={(key, other): own for (key, other), own in self.members.items() if other != lease.id},
+            lasted={**self.lasted, lease.owner: [*self.lasted.get(lease.owner, ()), lasted_s]},
+            all_lasted=[*self.all_lasted, lasted_s],
+        )
+        latest = 1 + max(x.seq for x in self.leases.values())
+        again = leases[lease.id] = Lease(lease.id, lease.request, latest, FOREVER, self.now + self.wall)
+        for waiter in model.waiting():
+            if waiter is not again and (model.is_alike(waiter, again) or model.place(again) < model.place(waiter)):
+                leases[waiter.id] = replace(waiter, is_passed_over=True)
+        return model
+
+    @staticmethod
+    def is_alike(one: Lease, other: Lease) -> bool:
+        terms = ("wishes", "priority", "labels", "time_limit_s", "preemptible")
+        is_same = [getattr(one.request, name) == getattr(other.request, name) for name in terms]
+        return one.owner == other.owner and all(is_same)
+
+    def read_without(self, key: Key, lease: Lease) -> Any:
+        """What a GPU is read as when a lease has gone, with its processes, its memory and the load."""
+        reading = self.readings[key]
+        if key not in lease.gpus or reading.memory_used_mb is None:
+            return reading
+        others = {member for x in self.on(key) if x is not lease for member in self.members.get((key, x.id), set())}
+        own = self.members.get((key, lease.id), set()) - others
+        left = tuple(p for p in reading.processes if tuple(p.id) not in own)
+        explained = sum(p.memory_mb for p in left if tuple(p.id) in others or p.name in self.ignored)
+        load = None if reading.utilization_percent is None else 0.0
+        used = explained + self.memory(key)[1]
+        return replace(reading, processes=left, memory_used_mb=used, utilization_percent=load)
 
     def is_left_to(self, key: Key, waiter: Lease, ahead: list[Lease]) -> bool:
         """Whether nothing but what the waiter's own process left there keeps a GPU from it, and no waiter ahead needs it."""

@@ -181,17 +181,16 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
         claimed = None if lease.request.preemptible else preemption.claim(wishes, kept)
         if claimed is not None and state.preemptible:
             found.victims = claimed.victims
-            if claimed.victims:
-                return found
             found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
             gone.update(claimed.gpus)
+            if claimed.victims:
+                return found
             continue
         ahead.append(lease)
         if withheld.reservation is None and reserving.is_due(lease):
             if found.grants and reserving.will_look(request_class):
                 return found
-            withheld.reservation = reserving.reserve(lease, request_class)
-    found.reservation = withheld.reservation
+            found.reservation = withheld.reservation = reserving.reserve(lease, request_class)
     awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
     found.spared = spared(state, awaited, now)
     found.settled_until = None if found.spared else now

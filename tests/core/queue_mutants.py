@@ -6,6 +6,12 @@ from tests.core.mutant import Mutant
 
 QUEUE_MUTANTS = (
     Mutant(
+        "the queue is served again when leases are predicted to last less long",
+        "evolve",
+        "if state.quotas or state.preemptible or state.bookings:",
+        "if state.quotas or state.preemptible:",
+    ),
+    Mutant(
         "a released GPU is read at once if a waiter may have it",
         "eligibility",
         "if not slot.occupants or slot.is_draining or slot.is_shared)",
@@ -32,7 +38,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "withheld",
-        "return kept.union(key for key in reservation.gpus if not self._is_booked_by(request_class.owner, key))",
+        "return kept if self.reservation is None else kept | self.reserved_from(request_class)",
         "return kept",
     ),
     Mutant(

@@ -370,10 +370,20 @@ def compute_again_in_the_way_of_a_booking(core: Core) -> None:
     assert scene.pool.state.active("lease1").ending.reason == "preempted"
 
 
+def release_before_a_booking(core: Core) -> None:
+    """A lease that lasted for a second tells that another like it has ended when the booking begins."""
+    scene = QueueScene(core, gpus=2, awaits_reading_after_release=True)
+    scene.book(100.0, None, owner="ada")
+    scene.want(1, 3.0)
+    scene.want(2, 3.0)
+    scene.release(1, 4.0)
+
+
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "the queue is served again when a waiter with a reservation leaves": leave_the_queue_with_a_reservation,
+    "the queue is served again when leases are predicted to last less long": release_before_a_booking,
     "nothing is reserved before a waiter has waited long": have_not_waited_long,
     "a prediction admits no request to what is reserved": wait_behind_a_reservation,
     "what ends after the date is not admitted": wait_behind_a_reservation,

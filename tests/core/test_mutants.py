@@ -345,6 +345,24 @@ PLAIN_MUTANTS = (
         "state.away.clear()",
     ),
     Mutant(
+        "waiters for the same work do not want a lease",
+        "wanted",
+        "pool.passed_over |= {",
+        "_ = {",
+    ),
+    Mutant(
+        "a waiter for which its GPUs would be reserved wants a lease",
+        "wanted",
+        "return [] if reservation is None or reserved.isdisjoint(lease.gpus) else",
+        "return [] if True else",
+    ),
+    Mutant(
+        "what a lease uses of its GPUs goes with it",
+        "wanted",
+        "replay(pool, [ended, ev.GpusObserved(now, tuple(readings)), queued])",
+        "replay(pool, [ended, queued])",
+    ),
+    Mutant(
         "a reading from before the take-over is void",
         "decide",
         " or reading.at < state.taken_over:",

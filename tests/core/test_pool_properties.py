@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.core.mutant import Mutant, loaded
 from tests.core.pool_machine import PoolMachine
-from tests.core.queue_machine import QueueMachine
+from tests.core.queue_machine import PLAIN, QueueMachine
 
 POOL = settings(
     stateful_step_count=40,
@@ -71,4 +71,17 @@ def test_a_process_that_uses_two_gpus_gets_one_of_them() -> None:
     )
     state.request_in_a_program(program=901)
     assert state.pool.state.active("lease1")
+    state.teardown()
+
+
+def test_a_lease_that_ends_tells_how_long_the_next_will_last_before_a_booking() -> None:
+    state = QueueMachine()
+    terms = {"reserve_after_s": 0.0, "preempt_grace_s": 10.0, "awaits_reading_after_release": True}
+    state.start(settings=terms, size=2)
+    state.book(begins=20.0, gpu=None, gpus=1, lasts_s=None, number=1, owner="ada")
+    plain = {"is_local": False, "priority": 0, "program": None, "time_limit_s": None, "ttl_s": 10.0, "wishes": PLAIN}
+    first, _ = state.request(**plain), state.request(**plain)
+    state.end(how="leave", lease=first)
+    # It lasted for less than a second: another like it has ended when the booking begins.
+    assert state.pool.state.active("lease2")
     state.teardown()

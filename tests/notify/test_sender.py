@@ -1,41 +1,85 @@
-"""What is said of targets that fail."""
+"""Order, attempts and bounds."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.notify.notice import Notice, Occasion
-from gpu_worker_pool.notify.rule import Mail, Program, Rule, Target, Webhook
-from gpu_worker_pool.notify.sender import Sender, shown
+from gpu_worker_pool.notify import sender as sender_module
+from gpu_worker_pool.notify.notice import Notice
+from gpu_worker_pool.notify.rules import Program, Service
+from gpu_worker_pool.notify.sender import MAX_AGE_S, MOST_FOR_ONE, Sender
+from tests.notify.notices import NOTICE, rule
 from tests.notify.receiver import receiver
 
-TOLD = frozenset({Occasion.GRANTED})
+
+def of(owner: str) -> Notice:
+    return replace(NOTICE, owner=owner)
 
 
-@pytest.mark.parametrize(
-    ("target", "number", "text"),
-    [
-        (Webhook("http://hooks.lab:9000/gpu/secret"), 3, "hook 3 (http://hooks.lab:9000)"),
-        (Webhook("http://hooks.lab:9000/gpu/secret"), None, "http://hooks.lab:9000"),
-        (Program(("/bin/page", "a-secret")), 1, "hook 1 (/bin/page)"),
-        (Mail("ada@example.org"), 2, "hook 2 (ada@example.org)"),
-    ],
-)
-def test_a_hook_is_named_by_its_number_and_without_secrets(target: Target, number: int | None, text: str) -> None:
-    assert shown(Rule(TOLD, target, number=number)) == text
-
-
-async def test_a_target_that_fails_is_named_at_once_and_when_it_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    with receiver(500, 404) as at, caplog.at_level(logging.WARNING):
+async def test_a_notice_that_was_not_taken_is_sent_again_before_later_ones() -> None:
+    with receiver(503) as at:
         sender = Sender(boot_time)
-        sender.tell(Notice(Occasion.GRANTED, 0.0), [Rule(TOLD, Webhook(at.url), number=2)])
-        await sender.finish(30.0)
+        told = [rule(Service(at.url))]
+        sender.tell(of("ada"), told)
+        await asyncio.to_thread(at.next)
+        sender.tell(of("bob"), told)
+        await sender.finish(60.0)
+        assert [at.next().details["Owner"] for _ in range(2)] == ["ada", "bob"]
 
-    host = at.url.removesuffix("/hook")
+
+async def test_a_target_that_fails_is_logged_once_until_a_notice_arrives(caplog: pytest.LogCaptureFixture) -> None:
+    fails = Program(("/bin/sh", "-c", 'test "$GPU_POOL_OWNER" = bob'))
+    sender = Sender(boot_time)
+    with caplog.at_level(logging.WARNING):
+        for owner in ("ada", "eve", "bob", "ada"):
+            sender.tell(of(owner), [rule(fails)])
+        # Not `finish`, which gives up at the first failure.
+        while len(sender):
+            await next(iter(sender._tasks.values()))
+    assert caplog.messages == ["the notice lost was not sent to /bin/sh: /bin/sh ended with 1"] * 2
+
+
+async def test_no_more_than_a_bound_wait_for_a_target(caplog: pytest.LogCaptureFixture) -> None:
+    with receiver(None) as at, caplog.at_level(logging.WARNING):
+        sender = Sender(boot_time)
+        for _ in range(MOST_FOR_ONE + 5):
+            sender.tell(NOTICE, [rule(Service(at.url))])
+        assert len(sender) == MOST_FOR_ONE
+        await asyncio.to_thread(at.next)
+        await sender.finish(0.0)
     assert caplog.messages == [
-        f"hook 2 ({host}): it answered 500; it is tried again for up to an hour",
-        f"the notice granted was not sent to hook 2 ({host}): it answered 404",
+        f"the notice lost was not sent to json://…: {MOST_FOR_ONE} notices wait for it already",
+        f"notices that were not sent, because this program ends: {MOST_FOR_ONE}",
     ]
+
+
+async def test_notices_that_grow_old_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    with receiver(500, 500, 500) as at, caplog.at_level(logging.WARNING):
+        sender = Sender(lambda: now)
+        for _ in range(3):
+            sender.tell(NOTICE, [rule(Service(at.url))])
+        now = MAX_AGE_S + 1.0
+        while len(sender):
+            await next(iter(sender._tasks.values()))
+        assert at.received.qsize() == 1
+    assert len(caplog.messages) == 1
+
+
+async def test_one_target_does_not_wait_for_another() -> None:
+    with receiver(None) as hung, receiver() as at:
+        sender = Sender(boot_time)
+        sender.tell(NOTICE, [rule(Service(hung.url)), rule(Service(at.url))])
+        await asyncio.to_thread(hung.next)
+        await asyncio.to_thread(at.next)
+        await sender.finish(0.0)
+
+
+def test_attempts_end_within_minutes() -> None:
+    pauses = [sender_module.BACKOFF.delay_s(attempt, 0.999) for attempt in range(sender_module.ATTEMPTS - 1)]
+    assert sum(pauses) < 120.0

@@ -93,6 +93,7 @@ def test_no_key_of_any_answer_is_undescribed(server: ServerProcess, document: di
         ask("GET", "/leases/waits", lease)
         ask("GET", "/leases/whole", lease)
         ask("GET", "/leases/none", lease)
+        ask("GET", "/leases/whole/wanted", f"{lease}/wanted")
         ask("POST", "/leases/renew", body={"ids": ["whole", "waits", "none"]})
         ask("PUT", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")
         ask("DELETE", "/admin/ignored-processes/Xorg", "/admin/ignored-processes/{name}")

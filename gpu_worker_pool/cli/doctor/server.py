@@ -13,8 +13,8 @@ from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
 from gpu_worker_pool.host.state_dir import StateDirError, check_is_private
-from gpu_worker_pool.notify.rules_file import RulesUnusable, read_rules
 from gpu_worker_pool.server.app import journal_path
+from gpu_worker_pool.server.hook_rules import RulesUnusable, read_rules
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings

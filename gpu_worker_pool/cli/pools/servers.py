@@ -70,17 +70,24 @@ class Servers:
     """
 
     def __init__(
-        self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None, is_fleet: bool = False
+        self,
+        endpoints: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        is_fleet: bool = False,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         try:
-            self.config = ClientConfig.build(**client_options(endpoints))
+            self.config = ClientConfig.build(**client_options(endpoints), environ=environ)
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self.is_fleet = is_fleet
         # What goes before the path of a call that means a pool, by endpoint.
         self._scopes: dict[str, str] = {}
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
-        self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named)
+        self._transport = Transport(
+            ca_file=self.config.ca_file, is_named=self.config.is_named, environ=self.config.environ
+        )
 
     async def __aenter__(self) -> Self:
         try:

@@ -63,9 +63,9 @@ def run(
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415 - as all: not for the help
     from gpu_worker_pool.jobs.leases import GpuRequest  # noqa: PLC0415
+    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
 
     from .gang import check_gang  # noqa: PLC0415
-    from .notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 

@@ -11,11 +11,10 @@ from gpu_worker_pool.cli.output import complain
 from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.jobs.notices import CommandNotices
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import coming_end
 from gpu_worker_pool.wire.leases import LeaseView
-
-from .notices import CommandNotices
 
 _EXPECTED: Final = ("expected_start_at", "expected_start_basis", "expected_after")
 
@@ -72,7 +71,9 @@ class RunReporter:
     def _note_grant(self, assignment: Assignment) -> None:
         self._is_granted = True
         if self._notices is not None:
-            self._notices.know(assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes)
+            self._notices.set_lease(
+                assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes, assignment.gpu_ids
+            )
             self._notices.granted()
 
     def ending(self, ending: LeaseEnding | None) -> None:

@@ -66,6 +66,12 @@ class HeldLeases:
             raise StaleAssignmentError(assignment, lease.lost.reason)
         await asyncio.wait([self._release(lease)], timeout=RELEASE_S)
 
+    def let_go(self, assignment: Assignment) -> None:
+        """Keep a lease alive no longer, and do not release it: another process does both from now on."""
+        lease = self._find(assignment)
+        self._drop(lease)
+        lease.lost.settle()
+
     def release_all(self, reason: str) -> None:
         for lease in list(self._held.values()):
             # A worker that still uses the GPU must hear that the lease has ended.

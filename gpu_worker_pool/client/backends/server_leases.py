@@ -27,7 +27,7 @@ from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer
+from gpu_worker_pool.wire.leases import EndWarning, HeldLeaseView, RenewAnswer, WantedView
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
@@ -194,6 +194,18 @@ class ServerLeases:
             self._granters.pop(lease_id, None)
 
         await self._at_first(release, PATIENCE_S)
+
+    async def is_wanted(self, lease_id: str) -> bool:
+        """Whether a waiter would be served before a new request like this if the lease were released now."""
+
+        async def ask(entry: Endpoint) -> bool:
+            reply = await entry.call("GET", f"{self._path}/{lease_id}/wanted")
+            answer = read(WantedView, reply.data, clean=plain) if reply.status == 200 else None
+            if answer is None:
+                raise entry.error(reply.detail, status=reply.status)
+            return answer.is_wanted
+
+        return await self._at_first(ask, PATIENCE_S)
 
     def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> ServerLeases:
         """The same leases, by endpoints of another loop."""

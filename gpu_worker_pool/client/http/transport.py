@@ -84,13 +84,14 @@ class Transport:
         max_bytes: int = MAX_BYTES,
         uses_sockets: bool = True,
         is_named: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
         self._max_bytes = max_bytes
         self._uses_sockets, self._is_named = uses_sockets, is_named
         # As it was when the client was made: a program may have clients of several environments.
-        self._environ = dict(os.environ)
+        self._environ = dict(os.environ if environ is None else environ)
         # The socket of each server that has answered; None: its port. The first answer settles it for this client, so that
         # a server's port is not taken for its socket when the server is away.
         self._settled: dict[str, Path | None] = {}

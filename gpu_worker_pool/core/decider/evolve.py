@@ -265,8 +265,9 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         lasted_s = max(ended.ended_at - lease.granted_at, 0.0)
         use.remember(lasted_s)
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
-    if state.quotas or state.preemptible:
-        # Though no GPU is free yet, the owner may have more again, or preemption have become enough for a waiter.
+    if state.quotas or state.preemptible or state.bookings:
+        # Though no GPU is free yet, the owner may have more again, preemption have become enough for a waiter, or leases like
+        # this one be predicted to end before a booking.
         state.unsettle()
 
 

@@ -6,7 +6,7 @@ The facts propose a GPU; it is judged before it is granted (see queue/eligibilit
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
@@ -127,6 +127,11 @@ class PoolFacts:
     # The GPUs that a process uses alone, though no lease of it is active there.
     left_to: dict[ProcessId, set[GpuKey]] = field(default_factory=dict)
     _named: dict[tuple[str, ...], frozenset[GpuKey]] = field(default_factory=dict, compare=False)
+
+    def copied(self, nodes: Iterable[str]) -> PoolFacts:
+        """A copy in which the facts of these nodes may change."""
+        own = {name: replace(self.nodes[name], gpus=self.nodes[name].gpus.copy()) for name in nodes}
+        return PoolFacts({**self.nodes, **own}, {process: keys.copy() for process, keys in self.left_to.items()})
 
     def refresh(
         self,

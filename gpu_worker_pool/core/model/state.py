@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from math import inf, log, nextafter
 
 from .configured import ALL, AccessToken, Booking, Quota
@@ -116,6 +116,21 @@ class PoolState:
     no_date_until: dict[Wishes, float] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     facts: PoolFacts = field(default_factory=PoolFacts, compare=False)
+
+    def copied(self, lease: ActiveLease) -> PoolState:
+        """A copy in which this lease may end. It has no deadlines, and no leases that have ended before."""
+        facts = self.facts.copied({key.node for key in lease.gpus})
+        copied = replace(self, ended=OrderedDict(), ttl_due=Deadlines(), limit_due=Deadlines(), facts=facts)
+        for each in fields(copied):
+            value = getattr(copied, each.name)
+            if hasattr(value, "copy"):
+                setattr(copied, each.name, value.copy())
+        for key in lease.gpus:
+            slot = self.slots[key]
+            copied.slots[key] = replace(slot, occupants=slot.occupants.copy(), members=slot.members.copy())
+        owner = lease.request.holder.owner
+        copied.usage[owner] = replace(self.usage[owner])
+        return copied
 
     def find(self, lease_id: str) -> Lease | None:
         return self.leases.get(lease_id) or self.ended.get(lease_id)

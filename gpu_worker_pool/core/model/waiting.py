@@ -68,6 +68,10 @@ class LeaseQueue:
         self._classes[terms, owner] = (known, number + 1)
         return known
 
+    def copy(self) -> LeaseQueue:
+        classes = self._class_of.copy(), self._classes.copy()
+        return LeaseQueue(self._keys.copy(), self._arrivals.copy(), *classes, self._of_owner.copy())
+
     def class_of(self, lease_id: str) -> RequestClass:
         return self._class_of[lease_id]
 

@@ -80,9 +80,14 @@ class InVain(Generic[T]):
         return found
 
 
-def serve_queue(state: PoolState, now: float, placer: Placer | None = None) -> QueuePass:
-    """Find the waiters that can be served. Another placer chooses other GPUs (see benchmarks/replay)."""
-    return _Pass(state, now, placer or Placer(state, now)).run()
+def serve_queue(state: PoolState, now: float, placer: Placer | None = None, *, last: str | None = None) -> QueuePass:
+    """Find the waiters that can be served; with `last`, of those up to this one. Another placer chooses other GPUs (see
+    benchmarks/replay).
+    """
+    waiters = Order(state, now).lease_ids()
+    return _Pass(state, now, placer or Placer(state, now)).run(
+        waiters[: None if last is None else waiters.index(last) + 1]
+    )
 
 
 class _Pass:
@@ -99,9 +104,9 @@ class _Pass:
         # The classes of the waiters so far that cannot be served, with whether their owners may have more.
         self._unserved: dict[RequestClass, bool] = {}
 
-    def run(self) -> QueuePass:
+    def run(self, waiters: Iterable[str]) -> QueuePass:
         state, found, withheld, unserved = self._state, self._found, self._withheld, self._unserved
-        for lease_id in Order(state, self._now).lease_ids():
+        for lease_id in waiters:
             if lease_id in state.passed_over:
                 continue
             own_class = state.queue.class_of(lease_id)
@@ -111,7 +116,6 @@ class _Pass:
                 continue  # as a waiter of its class before
             if self._is_over_after(lease_id, request_class) or len(found.grants) >= MOST_GRANTS:
                 return found
-        found.reservation = withheld.reservation
         awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
         found.spared = spared(state, awaited, self._now)
         until = min(self._placer.holds_until, self._reserving.changes_at, withheld.change_at())
@@ -154,9 +158,8 @@ class _Pass:
 
     def _claim(self, lease_id: str, claim: Claim) -> bool:
         self._found.victims = claim.victims
-        if not claim.victims:
-            self._found.claims.update(dict.fromkeys(claim.gpus, lease_id))
-            self._gone.update(claim.gpus)
+        self._found.claims.update(dict.fromkeys(claim.gpus, lease_id))
+        self._gone.update(claim.gpus)
         return bool(claim.victims)  # who else needs one is told with these on their way out
 
     def _reserve(self, lease: QueuedLease, request_class: RequestClass) -> bool:
@@ -164,7 +167,7 @@ class _Pass:
         if may_reserve and self._reserving.is_due(lease):
             if self._found.grants and self._reserving.will_look(request_class):
                 return True  # what is free, and when, is told with these granted
-            self._withheld.reservation = self._reserving.reserve(lease, request_class)
+            self._found.reservation = self._withheld.reservation = self._reserving.reserve(lease, request_class)
         return False
 
 

@@ -49,10 +49,14 @@ class Withheld:
 
     def kept_from(self, request_class: RequestClass) -> frozenset[GpuKey]:
         kept = self._booked_from(request_class) if self._bookings or self._state.quotas else frozenset()
+        return kept if self.reservation is None else kept | self.reserved_from(request_class)
+
+    def reserved_from(self, request_class: RequestClass) -> frozenset[GpuKey]:
+        """The GPUs that the reservation keeps from these waiters."""
         reservation = self.reservation
         if reservation is None or self._ends_by(request_class, self._now, reservation.date):
-            return kept
-        return kept.union(key for key in reservation.gpus if not self._is_booked_by(request_class.owner, key))
+            return frozenset()
+        return frozenset(key for key in reservation.gpus if not self._is_booked_by(request_class.owner, key))
 
     def _booked_from(self, request_class: RequestClass) -> frozenset[GpuKey]:
         if request_class not in self._from:

@@ -7,6 +7,7 @@ from functools import partial
 from math import floor
 from typing import Final
 
+from gpu_worker_pool.core.decider.wanted import wanted_by
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
@@ -31,7 +32,7 @@ from gpu_worker_pool.server.views.lease_view import (
 )
 from gpu_worker_pool.server.views.pool_view import pool_view
 from gpu_worker_pool.server.views.target import Target
-from gpu_worker_pool.wire.leases import AnyLease, LeaseList, LeaseView, NotRenewed, RenewAnswer, Renewed
+from gpu_worker_pool.wire.leases import AnyLease, LeaseList, LeaseView, NotRenewed, RenewAnswer, Renewed, WantedView
 from gpu_worker_pool.wire.pool import PoolView
 
 from .renewals import FleetRenewals
@@ -84,6 +85,21 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
     if is_new and not isinstance(lease, EndedLease):
         call.status = 202 if isinstance(lease, QueuedLease) else 201
     return _shown(call, lease, devices)
+
+
+@router.get("/leases/{lease_id:path}/wanted", caller=WRITER, problems=(401, 403, 404, 422, 429, 503))
+async def show_wanted(call: Call, lease_id: LeaseId) -> WantedView:
+    """Whether a waiter would be served before a new request like this if the lease were released now.
+
+    A holder with many short tasks asks between two of them. A lease that has no GPUs is not wanted.
+    """
+    pool, caller = call.pool, call.caller()
+    lease = await _known(pool, lease_id)
+    _check_may_manage(call, caller, lease, "ask who waits for it")
+    waiter = wanted_by(pool.state, lease_id, pool.now())
+    return WantedView(
+        id=lease_id, is_wanted=waiter is not None, by=None if waiter is None else waiter.request.holder.owner
+    )
 
 
 @router.get("/leases/{lease_id:path}", problems=(404, 422, 429, 503))
@@ -210,13 +226,13 @@ def _outcome(pool: Pool, events: list[ev.Event], held_s: float = 0.0) -> RenewAn
     return RenewAnswer(renewed=tuple(renewed), lost=tuple(lost), held_s=held_s, pool_id=pool.pool_id)
 
 
-def _check_may_manage(call: Call, caller: Caller, lease: Lease) -> None:
+def _check_may_manage(call: Call, caller: Caller, lease: Lease, what: str = "change it") -> None:
     owner = lease.request.holder.owner
     if not may_manage(caller, owner, call.rules.tokens):
         raise Denied(
             403,
-            f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner, an operator or an administrator may change "
-            f"it{_you_are(caller)}.",
+            f"The lease {lease.id} belongs to {owner or 'another caller'}; only its owner, an operator or an administrator may "
+            f"{what}{_you_are(caller)}.",
         )
 
 

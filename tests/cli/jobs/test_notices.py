@@ -1,4 +1,4 @@
-"""`gpu-pool submit --on-granted` and `--notify`: told by the keeper."""
+"""`gpu-pool submit --on-granted` and `--notify`: told by its supervisor, or by the keeper of what does not run."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ from tests.server.leasing import eventually
 def test_a_job_that_ends_is_told_with_its_exit_code(user: UserJobs) -> None:
     with receiver() as at:
         id_ = user.script("exit 4", "--name", "mine", "--notify", at.url)
-        granted, ended = at.next().json, at.next().json
+        granted, ended = at.next(), at.next()
 
-    assert (granted["on"], granted["job"], granted["labels"]) == ("granted", id_, {"command": "mine"})
-    assert (ended["on"], ended["job"], ended["exit_code"]) == ("ended", id_, 4)
-    assert ended["lease_id"] == granted["lease_id"] != ""
     assert user.server is not None
-    assert [gpu["node"] for gpu in granted["gpus"]] == [user.server.json("/pool")["node"]]
+    assert f"'s job {id_} (mine) has GPU " in granted.title
+    assert granted.title.endswith(f" of {user.server.json('/pool')['node']}")
+    assert ended.title.endswith(f"'s job {id_} (mine) ended with exit code 4")
+    assert ended.details["Lease"] == granted.details["Lease"] != ""
 
 
 def test_a_repeated_job_is_told_of_each_time(user: UserJobs) -> None:
     with receiver() as at:
         user.script("exit 4", "--retries", "1", "--notify", at.url)
-        assert [at.next().json["on"] for _ in range(4)] == ["granted", "ended", "granted", "ended"]
+        assert [" has GPU " in at.next().title for _ in range(4)] == [True, False, True, False]
 
 
 def test_a_job_that_cannot_run_is_told(user: UserJobs) -> None:
     with receiver() as at:
-        user.script("true", "--gpus", "64", "--notify", at.url)
-        ended = at.next().json
-    assert (ended["on"], ended["reason"], ended["lease_id"]) == ("ended", "failed", None)
-    assert ended["why"]
+        user.script("true", "--timeout", "0s", "--endpoint", "http://127.0.0.1:9", "--notify", at.url)
+        ended = at.next()
+    assert ended.title.endswith(" ended with exit code 124: failed")
+    assert "Lease" not in ended.details
+    assert ended.details["Details"]
 
 
-def test_the_next_keeper_tells_of_the_end_and_not_again_of_the_grant(user: UserJobs) -> None:
+def test_the_end_is_told_also_where_the_keeper_was_killed(user: UserJobs) -> None:
     with receiver() as at:
         id_ = user.script("until [ -e go-on ]; do sleep 0.05; done", "--notify", at.url)
-        assert at.next().json["on"] == "granted"
+        assert " has GPU " in at.next().title
         user.until(id_, JobState.RUNNING)
         user.kill_keeper()
         user.call("jobs")
         (user.folder / "go-on").touch()
-        ended = at.next().json
-    assert (ended["on"], ended["exit_code"], ended["job"]) == ("ended", 0, id_)
+        ended = at.next()
+    assert (ended.details["Exit code"], ended.details["Job"]) == ("0", id_)
 
 
-def test_the_keeper_stays_until_the_receiver_answers(user: UserJobs) -> None:
+def test_the_supervisor_stays_until_the_receiver_answers(user: UserJobs) -> None:
     with receiver(503, 503) as at:
         id_ = user.script("true", "--notify", at.url)
         told = [at.next() for _ in range(4)]
     assert told[0].body == told[1].body == told[2].body
-    assert told[3].json["on"] == "ended"
+    assert " ended with exit code 0" in told[3].title
     assert user.until(id_).life.state is JobState.ENDED
 
 

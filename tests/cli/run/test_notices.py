@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.cli.run.notices import CommandNotices
-from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.notify.notice import Notice
+from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.jobs.notices import CommandNotices
+from gpu_worker_pool.notify.notice import Notice, NoticeGpu
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end, the_lease
@@ -19,26 +19,30 @@ from tests.notify.receiver import receiver
 from tests.server.leasing import eventually
 
 
-def test_a_url_is_told_of_the_grant_and_of_the_end_and_each_is_signed(server: ServerProcess) -> None:
+def test_a_url_is_told_of_the_grant_and_of_the_end(server: ServerProcess) -> None:
     with receiver(503) as at:
-        env = {"GPU_POOL_NOTIFY_SECRET": "a secret of sixteen"}
-        done = gpu_pool("run", "--name", "mine", "--notify", at.url, "--", "sh", "-c", "exit 3", server=server, env=env)
+        done = gpu_pool("run", "--name", "mine", "--notify", at.url, "--", "sh", "-c", "exit 3", server=server)
         refused, granted, ended = at.next(), at.next(), at.next()
 
     assert done.code == 3
     assert granted.body == refused.body, "a notice that was not taken is sent again"
-    assert "GPU-Pool-Signature" in granted.headers
-    assert (granted.json["on"], granted.json["labels"]) == ("granted", {"command": "mine"})
-    assert [gpu["node"] for gpu in granted.json["gpus"]] == [server.json("/pool")["node"]]
-    assert (ended.json["on"], ended.json["exit_code"]) == ("ended", 3)
-    assert ended.json["lease_id"] == granted.json["lease_id"]
+    assert granted.title.startswith(f"{user_name()}'s mine has GPU ")
+    assert granted.title.endswith(f" of {server.json('/pool')['node']}")
+    assert ended.title == f"{user_name()}'s mine ended with exit code 3"
+    assert ended.details["Lease"] == granted.details["Lease"]
+
+
+def test_a_variable_may_have_the_url(server: ServerProcess) -> None:
+    with receiver() as at:
+        gpu_pool("run", "--notify", "MY_HOOK", "--", "true", server=server, env={"MY_HOOK": at.url})
+        assert at.next().details["Command"] == "true"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
 def test_a_user_without_a_name_is_told_as_the_server_names_it() -> None:
     told: list[Notice] = []
     notices = CommandNotices(told.append, "mine")
-    notices.know("run-1", "http://box:8000", ["GPU-0", "GPU-1"], ["gpu-1"])
+    notices.set_lease("run-1", "http://box:8000", ["GPU-a", "GPU-b"], ["gpu-1"], ["box:2", 3])
     os.seteuid(424242)
     try:
         notices.granted()
@@ -46,29 +50,33 @@ def test_a_user_without_a_name_is_told_as_the_server_names_it() -> None:
         os.seteuid(0)
     (notice,) = told
     assert notice.owner == "uid-424242"
-    assert notice.gpus == (GpuKey("gpu-1", "GPU-0"), GpuKey("box", "GPU-1"))
+    assert notice.gpus == (NoticeGpu("gpu-1", "GPU-a", 2), NoticeGpu("box", "GPU-b", 3))
 
 
 def test_a_url_is_told_of_a_loss(server: ServerProcess) -> None:
     with receiver() as at:
         process = start_gpu_pool("run", "--notify", at.url, "--", "sleep", "1000", server=server)
-        assert at.next().json["on"] == "granted"
+        assert " has GPU " in at.next().title
         server.ask(f"/leases/{the_lease(server)['id']}", "DELETE")
-        lost, ended = at.next().json, at.next().json
+        lost, ended = at.next(), at.next()
         assert end(process) == 125
 
-    assert (lost["on"], ended["on"], ended["exit_code"]) == ("lost", "ended", 125)
-    assert lost["why"]
+    assert " lost GPU " in lost.title
+    assert lost.details["Details"]
+    assert ended.title.endswith("ended with exit code 125")
 
 
 def test_a_url_is_told_of_the_warning(server: ServerProcess) -> None:
     with receiver() as at:
         done = gpu_pool("run", "--time", "2", "--notify", at.url, "--", "sleep", "1000", server=server)
-        told = [at.next().json for _ in range(4)]
+        granted, warned, lost, ended = (at.next() for _ in range(4))
 
     assert done.code == 123
-    assert [one["on"] for one in told] == ["granted", "time_limit", "lost", "ended"]
-    assert told[1]["ends_at"]
+    assert " has GPU " in granted.title
+    assert " must end at " in warned.title
+    assert warned.title.endswith(": its time limit")
+    assert lost.details["Reason"] == "time limit"
+    assert "ended with exit code 123" in ended.title
 
 
 def test_a_receiver_that_hangs_ends_no_command(server: ServerProcess) -> None:
@@ -111,6 +119,7 @@ def test_a_program_that_fails_is_said_and_the_command_goes_on(server: ServerProc
 
 @pytest.mark.parametrize(("command", "code"), [("run", 125), ("submit", 2)])
 def test_what_cannot_be_told_is_refused_before_anything_happens(command: str, code: int) -> None:
-    done = gpu_pool(command, "--notify", "ftp://example.org", "--", "true", server="http://127.0.0.1:9")
+    done = gpu_pool(command, "--notify", "https://example.org/s3cr3t", "--", "true", server="http://127.0.0.1:9")
     assert done.code == code
-    assert "must be a URL that begins with http:// or https://" in done.err
+    assert "https://… cannot be used: for a webhook, write jsons:// instead of https://" in done.err
+    assert "s3cr3t" not in done.err

@@ -60,7 +60,7 @@ def test_the_lease_calls_keep_to_their_description(server: ServerProcess) -> Non
 
         call()
         calls.append((operation.method, operation.path))
-    assert len(calls) == 22, calls
+    assert len(calls) == 23, calls
     assert server.json("/health")["status"] == "healthy"
 
 

@@ -14,6 +14,7 @@ from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
@@ -202,6 +203,18 @@ async def test_the_ttl_of_a_holder_begins_when_the_server_answers_a_heartbeat_th
         renewal = await book.renew([lease_id], wait_s=0.2)
         assert renewal.renewed == {lease_id}
         assert sent_at + 0.19 <= renewal.renewed_at <= boot_time()
+
+
+async def test_a_holder_learns_whether_its_lease_is_wanted(server: ServerProcess) -> None:
+    lease_id, config = take(server, gpus=GPUS)["id"], ClientConfig.build(service_endpoint=server.url)
+    async with Transport() as transport:
+        (url,) = config.endpoints.values()
+        backend = ServerLeases(Endpoint("box", url, transport, config))
+        assert not await backend.is_wanted(lease_id)
+        queue(server)
+        assert await backend.is_wanted(lease_id)
+        with pytest.raises(EndpointError, match="There is no lease never-heard-of"):
+            await backend.is_wanted("never-heard-of")
 
 
 def test_renewing(server: ServerProcess) -> None:

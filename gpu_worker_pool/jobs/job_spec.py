@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
-from gpu_worker_pool.jobs.job_key import JobKey, parse_key
-from gpu_worker_pool.jobs.life import AfterFailure, JobTerms
 from gpu_worker_pool.wire.reader import read
 
-SCHEMA: Final = "gpu-pool/job/1"
+from .job_key import JobKey, parse_key
+from .life import AfterFailure, JobTerms
+
+SCHEMA: Final = "gpu-pool/job/2"
 # Stands for the index of a task in the words of its command.
 INDEX_WORD: Final = "{index}"
+JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
 ARRAY_ID_VARIABLE: Final = "GPU_POOL_ARRAY_ID"
 ARRAY_INDEX_VARIABLE: Final = "GPU_POOL_ARRAY_INDEX"
+BATCH_LINE_VARIABLE: Final = "GPU_POOL_BATCH_LINE"
+# How often a job was run before: 0 the first time.
+RESTART_VARIABLE: Final = "GPU_POOL_RESTART"
+_SHELL: Final = "/bin/sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """A batch: the lines of its file, by their numbers as the indices of the array; where their logs go, and the process that
+    follows it. When that process is gone, what is left of the batch is cancelled.
+    """
+
+    lines: tuple[str, ...]
+    logs: tuple[str, ...]
+    pid: int
+    pid_started: float | None = None
+    boot_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """A submission, as it is written to its folder. Its environment is in a file of its own.
 
-    `label` is what others see of it. `array` has the indices of an array's tasks; None: it is one job.
+    `label` is what others see of it. `array` has the indices of an array's tasks; None: it is one job. `endpoints` are the
+    servers whose GPUs it can use (None: the default one), several names for them where it `is_multi`; `among` are the UUIDs
+    of the GPUs that may be granted (None: all).
     """
 
     submitted_at: float
@@ -44,14 +65,18 @@ class JobSpec:
     uses_ssh: bool = False
     env_names: tuple[str, ...] = ()
     endpoints: tuple[str, ...] | None = None
+    is_multi: bool = False
+    among: tuple[str, ...] | None = None
     after: tuple[str, ...] = ()
     after_failure: AfterFailure = AfterFailure.SKIP
     array: tuple[int, ...] | None = None
     at_once: int | None = None
     retries: int = 0
+    stops_on_failure: bool = False
     log_limit_bytes: int | None = None
     on_granted: str | None = None
     notify: tuple[str, ...] = ()
+    batch: BatchFacts | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -65,17 +90,36 @@ class JobSpec:
         return found
 
     def keys(self, number: int) -> list[JobKey]:
-        return [JobKey(number, index) for index in (self.array if self.array is not None else (None,))]
+        return [JobKey(number, index) for index in self.indices]
 
-    def terms(self, key: JobKey) -> JobTerms:
+    @property
+    def indices(self) -> tuple[int | None, ...]:
+        return (None,) if self.array is None else self.array
+
+    def place_of(self, index: int) -> int:
+        """Where the line with this number is in a batch."""
+        return bisect_left(self.array or (), index)
+
+    def terms(self, number: int) -> JobTerms:
         after = tuple(parse_key(text) for text in self.after)
-        return JobTerms(key, self.priority, self.retries, after, self.after_failure, self.at_once)
+        return JobTerms(
+            number,
+            self.indices,
+            self.priority,
+            self.retries,
+            after,
+            self.after_failure,
+            self.at_once,
+            self.stops_on_failure,
+        )
 
-    def command_of(self, key: JobKey) -> list[str]:
-        """The words of one job's command."""
-        if key.index is None:
+    def command_of(self, index: int | None) -> list[str]:
+        """The words of one task's command."""
+        if index is None:
             return list(self.command)
-        return [word.replace(INDEX_WORD, str(key.index)) for word in self.command]
+        if self.batch is not None:
+            return [_SHELL, "-c", self.batch.lines[self.place_of(index)]]
+        return [word.replace(INDEX_WORD, str(index)) for word in self.command]
 
     def asks_like(self, other: JobSpec) -> bool:
         """Whether a server sees the same request in both. One with a limit to its wait is like no other."""
@@ -85,7 +129,7 @@ class JobSpec:
         )
         return one == two and self.timeout_s is None is other.timeout_s and self.nodes == other.nodes == 1
 
-    def gang_command(self, key: JobKey, program: Sequence[str]) -> list[str]:
+    def gang_command(self, index: int | None, program: Sequence[str]) -> list[str]:
         """The words of `gpu-pool run` for a job on several boxes; `program` is gpu-pool."""
         given: dict[str, object | None] = {
             "--nodes": self.nodes,
@@ -105,9 +149,13 @@ class JobSpec:
         words += [f"--env={name}" for name in self.env_names]
         words += [f"--notify={where}" for where in self.notify]
         words += [f"--endpoint={url}" for url in self.endpoints or ()]
-        return [*program, "run", *words, "--", *self.command_of(key)]
+        return [*program, "run", *words, "--", *self.command_of(index)]
 
-    def variables(self, key: JobKey) -> Mapping[str, str]:
+    def variables(self, key: JobKey, restarts: int) -> Mapping[str, str]:
         """What the command finds in its environment, beside what `run` gives it."""
-        array = {ARRAY_ID_VARIABLE: str(key.number), ARRAY_INDEX_VARIABLE: str(key.index)}
-        return {JOB_ID_VARIABLE: str(key), **(array if key.index is not None else {})}
+        found = {JOB_ID_VARIABLE: str(key), RESTART_VARIABLE: str(restarts)}
+        if key.index is not None:
+            found |= {ARRAY_ID_VARIABLE: str(key.number), ARRAY_INDEX_VARIABLE: str(key.index)}
+        if self.batch is not None:
+            found[BATCH_LINE_VARIABLE] = str(key.index)
+        return found

@@ -11,18 +11,17 @@ from itertools import zip_longest
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.notify.notice import Notice, Occasion
-from gpu_worker_pool.notify.rule import Rule
+from gpu_worker_pool.notify.notice import WARNINGS, Notice, NoticeGpu, Occasion
+from gpu_worker_pool.notify.rules import Rule
 
-JOB_ID_VARIABLE: Final = "GPU_POOL_JOB_ID"
+from .job_spec import JOB_ID_VARIABLE as JOB_ID_VARIABLE  # noqa: PLC0414 - for `run`
+
 # How long a command that has ended waits for its last notices.
 FINISH_S: Final = 10.0
-_WARNED: Final = {"preempted": Occasion.PREEMPTED, "time_limit": Occasion.TIME_LIMIT, "idle": Occasion.IDLE}
 
 
 @dataclass
@@ -33,20 +32,32 @@ class CommandNotices:
     label: str
     job: str | None = None
     _lease_id: str | None = None
-    _gpus: tuple[GpuKey, ...] = ()
+    _gpus: tuple[NoticeGpu, ...] = ()
 
-    def know(self, lease_id: str | None, url: str | None, uuids: Sequence[str], nodes: Sequence[str]) -> None:
-        """What the command has. Nothing is told by that. A node that is not known is called by the host of the URL."""
-        host = urlsplit(url or "").hostname or "localhost"
-        keys = (GpuKey(node or host, uuid) for uuid, node in zip_longest(uuids, nodes[: len(uuids)]))
-        self._lease_id, self._gpus = lease_id or None, tuple(keys)
+    def set_lease(
+        self,
+        lease_id: str | None,
+        url: str | None,
+        uuids: Sequence[str],
+        nodes: Sequence[str],
+        gpu_ids: Sequence[int | str],
+    ) -> None:
+        """What the command has. A node that is not known is called by the host of the URL."""
+        host, count = urlsplit(url or "").hostname or "localhost", len(uuids)
+        indices = [str(gpu_id).rpartition(":")[2] for gpu_id in gpu_ids]
+        gpus = zip_longest(uuids, nodes[:count], indices[:count])
+        self._lease_id = lease_id or None
+        self._gpus = tuple(
+            NoticeGpu(node or host, uuid, int(index) if index and index.isdecimal() else None)
+            for uuid, node, index in gpus
+        )
 
     def granted(self) -> None:
         self._tell(Occasion.GRANTED)
 
     def ending(self, ending: LeaseEnding | None) -> None:
         """The server will end the lease; with None, no longer."""
-        occasion = None if ending is None else _WARNED.get(ending.reason)
+        occasion = None if ending is None else WARNINGS.get(ending.reason)
         if ending is not None and occasion is not None:
             self._tell(occasion, reason=ending.reason, ends_at=ending.ends_at.timestamp())
 
@@ -92,11 +103,13 @@ def rules_of_options(
     """The rules of --on-granted and --notify, checked."""
     if on_granted is None and not notify:
         return ()
-    from gpu_worker_pool.notify.job_rules import job_rules  # noqa: PLC0415 - few commands have hooks
+    from gpu_worker_pool.notify.rules import check_services, rules_of_command  # noqa: PLC0415 - few commands have hooks
 
     try:
-        return job_rules(on_granted, notify or (), environ, os.getcwd())  # noqa: PTH109 - as it was reached
+        rules = rules_of_command(on_granted, notify or (), environ, os.getcwd())  # noqa: PTH109 - as it was reached
+        check_services(rules)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     except OSError as error:
         raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
+    return rules
