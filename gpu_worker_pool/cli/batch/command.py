@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.output import complain, pass_on_warnings, stop_printing
 from gpu_worker_pool.failure import USAGE, Failure
 
@@ -32,9 +31,7 @@ _KEEPER_S: Final = 2.0
 
 
 def batch(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")
-    ],
+    file: Annotated[str, Argument(metavar="FILE|-", help="One command a line, run by /bin/sh; # begins a comment.")],
     gpus: options.Gpus = 1,
     memory: options.MemoryPerGpu = None,
     model: options.Model = None,
@@ -42,13 +39,11 @@ def batch(
     timeout: options.Timeout = None,
     time: options.TimeLimit = None,
     preemptible: options.Preemptible = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", "-k", help="Start further jobs after one has failed.")
-    ] = False,
+    keep_going: Annotated[bool, Option("--keep-going", "-k", help="Start further jobs after one has failed.")] = False,
     retries: options.Retries = 0,
     parallel: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--parallel",
             "-j",
             metavar="NUMBER",
@@ -58,13 +53,13 @@ def batch(
         ),
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
+        Path | None, Option(metavar="FOLDER", help="The folder for each job's output; by default FILE.logs.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Which jobs are done, for the next run; by default FILE.state (none for -)."),
+        Option(metavar="FILE", help="Which jobs are done, for the next run; by default FILE.state (none for -)."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Run all jobs, also those that were done before.")] = False,
     grace: options.Grace = 10.0,
     remote: options.Remote = False,
     new: options.New = False,

@@ -13,12 +13,9 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.output import err, out, plain, print_json
-from gpu_worker_pool.cli.status_line import StatusLine
-from gpu_worker_pool.cli.table import make_table, print_table
+from gpu_worker_pool.cli.live import StatusLine
+from gpu_worker_pool.cli.output import OutputClosed, Text, err, out, plain, print_json
+from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.jobs.job_store import JobRecord
@@ -158,13 +155,13 @@ class Progress:
         took = f" in {view.took}" if view.took else ""
         what = f"[{over}/{len(self.lines)}] {view.how}{', again later' if is_again else ''}: line {line.number}{where}{took}"
         self.close()
-        with suppress(BrokenPipeError):  # a reader that is gone is no reason to stop the batch
+        with suppress(BrokenPipeError, OutputClosed):  # a reader that is gone is no reason to stop the batch
             text = f"gpu-pool: {plain(what)}: {shown(line.command)}"
             if self._line is None:  # as quick as can be
                 print(text, file=sys.stderr)  # noqa: T201 - what it is for
             else:
                 style = "" if view.how == "ok" else "red"
-                err().print(Text(text, style=style, no_wrap=True, overflow="ellipsis"))
+                err().print(Text(text, style=style, is_line=True))
 
     def show_running(self) -> None:
         """On a terminal, show how far it is, and what runs."""
@@ -238,7 +235,7 @@ def summary_table(views: Sequence[LineView], logs: Path) -> Table:
             view.gpus or "-",
             view.took or "-",
             Text(plain(view.how) if view.facts else "-"),
-            Text(shown(view.line.command), no_wrap=True, overflow="ellipsis"),
+            Text(shown(view.line.command), is_line=True),
             Text(plain(view.line.log_in(logs)) if view.facts else "-"),
         )
     return table

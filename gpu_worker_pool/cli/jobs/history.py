@@ -7,15 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import typer
-from rich.text import Text
-
-from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
@@ -73,10 +70,10 @@ class PastLease:
 
 def history(
     since: Annotated[
-        str, typer.Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
+        str, Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
     ] = DEFAULT_SINCE,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
+    mine: Annotated[bool, Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
@@ -85,12 +82,12 @@ def history(
     Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
     Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
     """
-    from gpu_worker_pool.cli.commands.report import parse_time  # noqa: PLC0415 - only where it is needed
+    from gpu_worker_pool.cli.units import parse_moment  # noqa: PLC0415 - only where it is needed
 
     from .job_view import job_json, jobs_of, past_row, past_table  # noqa: PLC0415
 
     now = time.time()
-    since_at = parse_time(since, now, "--since")
+    since_at = parse_moment(since, now, "--since", is_past=True)
     if since_at > now:
         raise Failure(f"--since {since} is in the future; give a time that has passed", USAGE)
     records = own_store().load()

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import complain, err, out, print_json
+from gpu_worker_pool.cli.output import complain, confirm, err, out, print_json
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 def cancel(
     ids: JobIds = None,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="All your jobs on this box that wait or run.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
+    mine: Annotated[bool, Option("--mine", help="All your jobs on this box that wait or run.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="With --mine: do not ask before.")] = False,
     json: Json = False,
 ) -> int:
     """Take jobs out of the queue, and end those that run.
@@ -68,13 +67,12 @@ def cancel(
 def _is_confirmed(found: Sequence[Job]) -> bool:
     if not sys.stdin.isatty():
         raise Failure(
-            f"this would cancel {count(len(found), 'job')}; nobody can be asked for confirmation here, so give --yes",
+            f"this would cancel {count(len(found), 'job')}; confirm it with --yes",
             USAGE,
         )
     for job in found:
-        err().print(f"{job.key} {job.life.state}: {job.command_text}", markup=False)
-    err().print(f"Cancel {count(len(found), 'job')}? [y/N]", markup=False, end=" ")
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+        err().print(f"{job.key} {job.life.state}: {job.command_text}")
+    return confirm(f"Cancel {count(len(found), 'job')}?")
 
 
 def cancel_tasks(record: JobRecord, indices: Sequence[int | None]) -> dict[str, list[JobKey]]:
@@ -116,7 +114,7 @@ def cancel_tasks(record: JobRecord, indices: Sequence[int | None]) -> dict[str, 
 def retry(
     ids: JobIds = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="Also the tasks that ended well.")] = False,
+    all_: Annotated[bool, Option("--all", help="Also the tasks that ended well.")] = False,
     json: Json = False,
 ) -> int:
     """Run jobs again that are over.

@@ -8,13 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.moments import show_moment
-from gpu_worker_pool.cli.output import plain
-from gpu_worker_pool.cli.table import make_table
-from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.cli.output import Text, plain
+from gpu_worker_pool.cli.table import Table, make_table
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.jobs.job_key import JobKey, parse_key
@@ -171,7 +167,7 @@ def live_table(
 
 def _line(text: str) -> Text:
     """A long text, which is cut on a terminal that has no room for it: each job has one line."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(text, is_line=True)
 
 
 def _groups(jobs: Iterable[Job]) -> list[list[Job]]:

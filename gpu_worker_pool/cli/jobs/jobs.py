@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_json
 from gpu_worker_pool.cli.table import print_table
@@ -24,14 +23,14 @@ def complete_id(incomplete: str) -> list[str]:
 
 
 JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="The job: 12, or 12_3 for a task of an array.", autocompletion=complete_id)
+    str, Argument(metavar="ID", help="The job: 12, or 12_3 for a task of an array.", complete=complete_id)
 ]
 JobIds = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[ID]...",
         help="Jobs by their ids: 12, or 12_3 for a task of an array.",
-        autocompletion=complete_id,
+        complete=complete_id,
     ),
 ]
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.output import pass_on_warnings, plain
 from gpu_worker_pool.failure import Failure
 
@@ -31,10 +30,10 @@ _TAKE_OVER_S: Final = 2.0
 
 def keeper(
     detach: Annotated[
-        bool, typer.Option("--detach", help="Go to the background, without a terminal. `submit` starts it so.")
+        bool, Option("--detach", help="Go to the background, without a terminal. `submit` starts it so.")
     ] = False,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
+        bool, Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
     ] = False,
 ) -> int:
     """Wait for GPUs for the submitted jobs, and start them.

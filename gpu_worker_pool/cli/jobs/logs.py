@@ -10,8 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.output import complain
 from gpu_worker_pool.failure import REFUSED, Failure
 
@@ -27,11 +26,11 @@ _READ_BYTES: Final = 1 << 16
 def logs(
     id_: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job is over, and wait for its start.")
+        bool, Option("--follow", "-f", help="Go on until the job is over, and wait for its start.")
     ] = False,
     attempt: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=1, max=1_000_000, help="Which attempt; by default the last one."),
+        Option(metavar="NUMBER", min=1, max=1_000_000, help="Which attempt; by default the last one."),
     ] = None,
 ) -> int:
     """Print what a job has written to its standard output and standard error.

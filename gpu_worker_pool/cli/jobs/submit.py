@@ -10,9 +10,8 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.output import complain, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
 from gpu_worker_pool.failure import USAGE, Failure
@@ -34,11 +33,11 @@ def submit(
     name: options.Name = None,
     after: Annotated[
         list[str] | None,
-        typer.Option("--after", metavar="ID", help="Run it when this job or array has ended; may be given again."),
+        Option("--after", metavar="ID", help="Run it when this job or array has ended; may be given again."),
     ] = None,
     after_failure: Annotated[
         AfterFailure,
-        typer.Option(
+        Option(
             "--after-failure",
             metavar="skip|run|wait",
             help="If a job of --after has not ended well: skip this one, run it all the same, or let it wait until that one "
@@ -47,7 +46,7 @@ def submit(
     ] = AfterFailure.SKIP,
     array: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="0-9",
             help="Run it once for each index: 0-9, 1,5,7-9, 0-100:10, or 0-99%4 for at most 4 at once. {index} in a word of "
             "the command is the index; so is GPU_POOL_ARRAY_INDEX.",
@@ -64,7 +63,7 @@ def submit(
     grace: options.Grace = 10.0,
     max_log: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--max-log", parser=parse_memory_mb, metavar="100MB", help="Keep only the end of its output: so much of it."
         ),
     ] = None,

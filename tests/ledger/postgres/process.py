@@ -54,7 +54,7 @@ def programs() -> Path | None:
 
 def _runs(program: Path) -> bool:
     try:
-        subprocess.run([program, "--version"], check=True, capture_output=True, timeout=LIMIT_S, **as_owner())  # noqa: S603
+        subprocess.run([program, "--version"], check=True, capture_output=True, timeout=LIMIT_S, **as_owner())
     except (OSError, subprocess.SubprocessError):
         return False
     return True
@@ -102,7 +102,7 @@ class PostgresProcess:
     def start(self) -> None:
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._home / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._data, "-p", str(self.port), *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -151,7 +151,7 @@ class PostgresProcess:
 
     def _run(self, program: str, *arguments: str) -> str:
         command = [str(self._programs / program), *arguments]
-        done = subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, **as_owner())  # noqa: S603
+        done = subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, **as_owner())
         return bytes(done.stdout).decode()
 
 

@@ -28,7 +28,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from .run_history import LeaseRecord, RunHistory
+from tests.e2e.run_history import LeaseRecord, RunHistory
 
 BY_THE_HOLDER = frozenset({"released", "cancelled"})
 GIVEN_UP = frozenset({"lost", "gave up"})
