@@ -48,7 +48,7 @@ demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
 	@$(DEMO_VENV)/bin/python -m gpu_worker_pool demo
 
 demo-fleet: $(READY) ## See a fleet at work: three boxes and a PostgreSQL, of which the leader and the database are killed
-	@$(BIN)/python -m gpu_worker_pool demo --fleet
+	@$(BIN)/python -m examples.fleet_demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/python $(PYTEST)

@@ -18,7 +18,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_worker_pool.cli.demo.postgres import programs
+from tests.ledger.postgres.process import programs
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".bench-venv"

@@ -14,17 +14,11 @@ _OBJECTS_UNTIL_COLLECTION = 20_000
 
 
 def main() -> int:
-    """Run the command line; if a package is missing, say what to install."""
+    """Run the command line."""
     _repair_streams()
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
-    try:
-        from .cli.app import main as run  # noqa: PLC0415 - may be missing
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("gpu_worker_pool"):
-            raise
-        print(f"gpu-pool: {error.name} is not installed; pip install 'gpu-worker-pool[cli]'", file=sys.stderr)  # noqa: T201
-        return 125
-    from .cli.output import WarningHandler, complain  # noqa: PLC0415 - loaded by now
+    from .cli.app import main as run  # noqa: PLC0415 - after the streams are in order
+    from .cli.output import WarningHandler, complain  # noqa: PLC0415
 
     # For what is logged outside `run`, `batch` and the server, which have handlers of their own.
     logging.lastResort = WarningHandler(complain)

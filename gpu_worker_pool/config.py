@@ -109,6 +109,8 @@ class ClientConfig:
     is_named: bool = True
     # Of endpoints that belong to a fleet: GPUs of the whole fleet, or of these boxes. None: by the number of endpoints.
     scope: Scope | None = None
+    # Where a socket of a server on this machine is looked for: see host/unix_socket.py.
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False, compare=False)
 
     @property
     def uses_fleets(self) -> bool:
@@ -171,6 +173,7 @@ class ClientConfig:
             tokens=_tokens(token, endpoints, environ, logins),
             scope=scope,
             is_named=is_given or bool(logins),
+            environ=dict(environ),
         )
 
 

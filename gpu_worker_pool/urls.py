@@ -11,6 +11,8 @@ from itertools import count
 MAX_URL = 2048
 MAX_SHOWN = 120
 DEFAULT_PORTS = {"http": 80, "https": 443}
+# What a server listens on, unless it is told otherwise.
+SERVER_PORT = 8000
 
 # Not at a comma in a password: each half would look like a URL of its own, and be shown.
 _COMMA = re.compile(r",(?![^/]*@)")
@@ -83,9 +85,11 @@ def parse_endpoint(text: str) -> EndpointUrl:
             raise _bad(text, fault)
     match = _URL.fullmatch(text)
     if match is None:
-        is_half = re.match(r"https?:/", text, re.IGNORECASE)
-        fault = "write http:// with two slashes" if is_half else f"it has no scheme; write http://{_shown(text)}"
-        raise _bad(text, fault)
+        if re.match(r"https?:/", text, re.IGNORECASE):
+            raise _bad(text, "write http:// with two slashes")
+        if text.startswith("/"):
+            raise _bad(text, "it has no host; write gpu-2:8000, or http://gpu-2:8000")
+        return _parse_short(text)
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise _bad(text, "it must begin with http:// or https://")
@@ -105,6 +109,13 @@ def parse_endpoint(text: str) -> EndpointUrl:
         is_https=scheme == "https",
         path=path,
     )
+
+
+def _parse_short(text: str) -> EndpointUrl:
+    """A server without a scheme, as people say it: `gpu-2:8000`, or `gpu-2` for the port that servers have by default."""
+    netloc, slash, path = text.partition("/")
+    has_port = ":" in netloc.rpartition("]")[2]
+    return parse_endpoint(f"http://{netloc}{'' if has_port else f':{SERVER_PORT}'}{slash}{path}")
 
 
 def assign_ids(endpoints: Iterable[EndpointUrl]) -> dict[str, EndpointUrl]:

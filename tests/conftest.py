@@ -71,7 +71,6 @@ LONGEST = (
     "tests/page/test_accessible.py",
     "tests/page/test_many.py",
     "tests/server/test_real_probes.py",
-    "tests/cli/demo/test_fleet_demo.py",
     "tests/cli/demo/test_demo.py",
     "tests/test_examples.py",
     "tests/test_pytest_plugin.py",

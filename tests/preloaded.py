@@ -34,15 +34,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
-from gpu_worker_pool.cli.jobs import keeper_link
 from gpu_worker_pool.host import failpoints
+from gpu_worker_pool.jobs import keeper_link
 from gpu_worker_pool.testing import ServerProcess
 
 ROOT: Final = Path(__file__).parent.parent
 # A process that speaks TLS to none needs no certificates; aiohttp reads all of the machine's at every start.
 NO_CERTIFICATES: Final = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 # What the package loads only where it is needed.
-_LOADED: Final = ("typer.rich_utils", "encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "pynvml")
+_LOADED: Final = ("encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "pynvml")
 # Those that do something when they are loaded, or need what is not installed.
 _NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin", "adapters.dask", "adapters.joblib", "adapters.jupyter")
 # Read by the loader, by Python or by aiohttp when it starts.

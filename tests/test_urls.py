@@ -84,6 +84,10 @@ def test_duplicates_are_one_place_however_written(one: str, other: str, is_same:
         ("http://10.0.0.7:1", EndpointUrl("http://10.0.0.7:1", "10.0.0.7", 1, is_https=False)),
         ("http://gpu_node-1.lab.:65535", EndpointUrl("http://gpu_node-1.lab.:65535", "gpu_node-1.lab.", 65535, False)),
         ("http://München.de", EndpointUrl("http://münchen.de", "münchen.de", 80, is_https=False)),
+        ("gpu-2:9000", EndpointUrl("http://gpu-2:9000", "gpu-2", 9000, is_https=False)),
+        ("gpu-2", EndpointUrl("http://gpu-2:8000", "gpu-2", 8000, is_https=False)),
+        ("gpu-2/pool", EndpointUrl("http://gpu-2:8000/pool", "gpu-2", 8000, is_https=False, path="/pool")),
+        ("[::1]", EndpointUrl("http://[::1]:8000", "::1", 8000, is_https=False)),
         ("http://हिन्दी.भारत:81", EndpointUrl("http://हिन्दी.भारत:81", "हिन्दी.भारत", 81, is_https=False)),
     ],
 )
@@ -95,9 +99,7 @@ def test_a_url_is_normalised(text: str, parsed: EndpointUrl) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("server1:8000", "'server1:8000' is not an endpoint URL: it has no scheme; write http://server1:8000"),
-        ("localhost", "it has no scheme; write http://localhost"),
-        ("//localhost", "it has no scheme"),
+        ("//localhost", "it has no host; write gpu-2:8000"),
         ("http:/localhost", "two slashes"),
         ("ftp://a", "'ftp://a' is not an endpoint URL: it must begin with http:// or https://"),
         ("unix:///run/pool.sock", "it must begin with http:// or https://"),

@@ -5,228 +5,208 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, Final, NamedTuple
-
-import typer
-from typer.core import TyperCommand, TyperGroup
+from typing import Any, Final, NamedTuple
 
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
 
+from .declare import HelpWanted, read
 from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
-from .options import Endpoints, Json
-from .output import complain, is_output_broken, stop_printing
-from .plain_values import spare_conversion
+from .output import OutputClosed, complain, is_output_broken, out, stop_printing
 
 
-class _Unwritable(Exception):  # noqa: N818 - what happened
-    """Something cannot be written or read; the output itself where its reader is gone."""
-
-    def __init__(self, cause: OSError, *, is_reader_gone: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.is_reader_gone = is_reader_gone
-
-
-def _in_words(params: list[Any]) -> list[Any]:
-    """The parameters, whose values the help names in words: typer would show `<bool>` or `<int range> [1<=x<=1024]`."""
-    for param in params:
-        spare_conversion(param)
-        if param.param_type_name == "argument":
-            param.display_type_rich = lambda **_: None
-        elif getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-        param._get_number_range_help_str = lambda: ""  # noqa: SLF001 - there is no other way
-    return params
-
-
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _in_words(super().get_params(ctx))
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The usage by the arguments' own words, which say what is optional and what repeats: typer would add braces."""
-        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
-        return ["[OPTIONS]", *(str(argument.metavar) for argument in arguments)]
-
-
-class _Commands(TyperGroup):
-    """The commands. typer alone would treat a closed pipe as a failure, and any other OSError as a bug."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _in_words(super().get_params(ctx))
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _as_unwritable():
-            return super().make_context(*args, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _as_unwritable():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _as_unwritable() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _Unwritable(error, is_reader_gone=is_output_broken()) from error
-    except SystemExit as ended:
-        # rich ends the program when a pipe is closed, also in what typer prints with it.
-        if isinstance(ended.__context__, BrokenPipeError):
-            raise _Unwritable(ended.__context__, is_reader_gone=True) from None
-        raise
-
-
-# What typer raises for invalid arguments. Newer versions bring their own click, so a subclass leads to the class.
-_UsageError: Any = typer.BadParameter.mro()[2]
-
-
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(f"gpu-pool {gpu_worker_pool.__version__}")  # noqa: T201 - the result
-        raise typer.Exit
-
-
-class _CommandModule(NamedTuple):
-    """Where a command is, and under which heading the help has it. A group has several commands by name."""
+class Command(NamedTuple):
+    """Where a command is, and what it does in a line. A group has several commands by name; `""` is the group alone."""
 
     module: str
-    panel: str
-    of_group: Mapping[str, str] | None = None
+    help: str
+    group: dict[str, str] | None = None
 
 
-# In the order of the help. Each is loaded only if it is asked for: a command takes longer to load than `run` to start.
-_PLACES: Final = {
-    "run": _CommandModule(".run.command", "Run"),
-    "join": _CommandModule(".run.command", "Run"),
-    "batch": _CommandModule(".batch.command", "Run"),
-    "submit": _CommandModule(".jobs.submit", "Run"),
-    "jobs": _CommandModule(".jobs.jobs", "Jobs"),
-    "logs": _CommandModule(".jobs.logs", "Jobs"),
-    "cancel": _CommandModule(".jobs.job_control", "Jobs"),
-    "retry": _CommandModule(".jobs.job_control", "Jobs"),
-    "history": _CommandModule(".jobs.history", "Jobs"),
-    "keeper": _CommandModule(".jobs.keeper_command", "Operate"),
-    "top": _CommandModule(".top.command", "Look"),
-    "serve": _CommandModule(".serve.command", "Operate"),
-    "doctor": _CommandModule(".doctor.command", "Operate"),
-    "status": _CommandModule(".commands.status", "Look"),
-    "leases": _CommandModule(".commands.leases", "Look"),
-    "explain": _CommandModule(".commands.explain", "Look"),
-    "report": _CommandModule(".commands.report", "Look"),
-    "release": _CommandModule(".commands.release", "Operate"),
-    "reservations": _CommandModule(".commands.reserve", "Look"),
-    "reserve": _CommandModule(".commands.reserve", "Operate"),
-    "drain": _CommandModule(".commands.drain", "Operate"),
-    "undrain": _CommandModule(".commands.drain", "Operate"),
-    "backup": _CommandModule(".commands.backup", "Operate"),
-    "restore": _CommandModule(".commands.backup", "Operate"),
-    "demo": _CommandModule(".demo.command", "Try"),
-    "quota": _CommandModule(
-        ".commands.quota", "Operate", {"set": "set_quota", "list": "list_quotas", "remove": "remove_quota"}
-    ),
-    "token": _CommandModule(
-        ".commands.token", "Operate", {"add": "add_token", "list": "list_tokens", "revoke": "revoke_token"}
-    ),
-    "login": _CommandModule(".commands.login", "Look"),
-    "logout": _CommandModule(".commands.login", "Look"),
-    "fleet": _CommandModule(".commands.fleet", "Operate", {"forget": "forget_node"}),
+# In the order of the help. Each is loaded only if it is typed.
+EVERYDAY: Final = {
+    "run": Command(".run.command", "Wait for GPUs, run a command on them, release them."),
+    "submit": Command(".jobs.submit", "The same in the background: prints an id and returns."),
+    "batch": Command(".batch.command", "Run many commands, each on its own GPUs."),
+    "jobs": Command(".jobs.jobs", "List your jobs: what runs, what waits and why."),
+    "logs": Command(".jobs.logs", "Print what a job wrote; -f follows it."),
+    "cancel": Command(".jobs.job_control", "Stop jobs."),
+    "status": Command(".commands.status", "Show every GPU, who holds it, and who waits; --watch follows it."),
+    "explain": Command(".commands.explain", "Say why your requests wait, or tell about one lease."),
+    "history": Command(".jobs.history", "Show jobs that are over, and how they ended."),
+    "doctor": Command(".doctor.command", "Check this machine and the servers, and say what to do."),
 }
-
-
-def commands(*names: str) -> typer.Typer:
-    """The command line with these commands; with all of them if none is named."""
-    app = typer.Typer(
-        name="gpu-pool",
-        cls=_Commands,
-        help="Lease GPUs to jobs, so that no two of them collide.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    for name in names or _PLACES:
-        module, panel, of_group = _PLACES[name]
-        loaded = import_module(module, __package__)
-        if of_group is None:
-            # Everything after the first word that is not an option belongs to the command that is to be run.
-            settings = {"allow_interspersed_args": False} if name in {"run", "submit"} else None
-            app.command(cls=_Command, rich_help_panel=panel, context_settings=settings)(getattr(loaded, name))
-            continue
-        group = _fleet(loaded.show_fleet) if name == "fleet" else _group(_GROUPS[name])
-        for part, function in of_group.items():
-            group.command(part, cls=_Command)(getattr(loaded, function))
-        app.add_typer(group, name=name, rich_help_panel=panel)
-    return app
-
-
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-_GROUPS: Final = {
-    "quota": "Show and set who may use how much.",
-    "token": "Show and set who may use the server from other machines.",
+MORE: Final = {
+    "top": Command(".commands.status", "Follow the pool, as status --watch does."),
+    "leases": Command(".commands.leases", "List all leases: those that hold GPUs and those that wait."),
+    "release": Command(".commands.release", "End leases, or take requests out of the queue."),
+    "retry": Command(".jobs.job_control", "Run jobs again that are over."),
+    "join": Command(".run.command", "Run a command on this box's part of a lease of run --nodes."),
+    "report": Command(".commands.report", "Add up GPU-hours by owner."),
+    "reservations": Command(".commands.reserve", "List bookings and planned drains."),
+    "login": Command(".commands.login", "Keep a server and your token there."),
+    "logout": Command(".commands.login", "Forget a server and your token there."),
+    "demo": Command(".demo.command", "See a pool at work: a worker and the server are killed."),
 }
+OPERATE: Final = {
+    "serve": Command(".serve.command", "Start the server on this machine."),
+    "drain": Command(".commands.drain", "Take GPUs out of service."),
+    "undrain": Command(".commands.drain", "Put GPUs back into service."),
+    "reserve": Command(".commands.reserve", "Book GPUs for an owner and a time."),
+    "quota": Command(
+        ".commands.quota",
+        "Show and set how much each owner may use.",
+        {"list": "list_quotas", "set": "set_quota", "remove": "remove_quota"},
+    ),
+    "token": Command(
+        ".commands.token",
+        "Show and set who may use the server from other machines.",
+        {"list": "list_tokens", "add": "add_token", "revoke": "revoke_token"},
+    ),
+    "fleet": Command(
+        ".commands.fleet",
+        "Show the boxes of a fleet, and forget those that are gone.",
+        {"": "show_fleet", "forget": "forget_node"},
+    ),
+    "backup": Command(".commands.backup", "Copy the pool of this box into one file."),
+    "restore": Command(".commands.backup", "Put a backup in the place of the journal."),
+    "keeper": Command(".jobs.keeper_command", "Run the submitted jobs; submit starts it by itself."),
+}
+COMMANDS: Final = EVERYDAY | MORE | OPERATE
+_USAGE: Final = "Usage: gpu-pool COMMAND [OPTIONS]\n\nLease GPUs to jobs, so that no two of them collide.\n"
+_FOOT: Final = "`gpu-pool COMMAND --help` tells about a command, `gpu-pool help operate` lists those for operators."
+_NAME: Final = "gpu-pool"
 
 
-def _group(help_text: str) -> typer.Typer:
-    return typer.Typer(cls=_Commands, no_args_is_help=True, help=help_text)
+def function_of(name: str, part: str = "") -> Callable[..., Any]:
+    """The function of a command, or of one of a group."""
+    module, _, group = COMMANDS[name]
+    found: Callable[..., Any] = getattr(import_module(module, __package__), group[part] if group else name)
+    return found
 
 
-def _fleet(show_fleet: Callable[..., None]) -> typer.Typer:
-    fleet = typer.Typer(cls=_Commands, help="Show the boxes of a fleet, and forget those that are gone.")
-
-    @fleet.callback(invoke_without_command=True)
-    def show(ctx: typer.Context, endpoint: Endpoints = None, *, json: Json = False) -> None:
-        """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of."""
-        if ctx.invoked_subcommand is None:
-            show_fleet(endpoint, json=json)
-
-    return fleet
+def paths() -> list[tuple[str, str]]:
+    """All that can be typed: (`status`, ``), (`quota`, `set`)."""
+    return [(name, part) for name, command in COMMANDS.items() for part in command.group or ("",)]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit code. A failure is one line on standard error."""
-    named = [name for name in arguments[:1] if name in _PLACES]
     try:
-        result = commands(*named)(args=list(arguments), prog_name="gpu-pool", standalone_mode=False)
-        with _as_unwritable():
-            sys.stdout.flush()
+        result = _run(list(arguments))
+        out().write("")
+        sys.stdout.flush()
     except Failure as failure:
         complain(str(failure))
         return _failure_code(arguments, failure.code)
     except PoolError as error:
         complain(str(error))
         return FAILED
-    except typer.Exit as exit_:
-        return exit_.exit_code
-    except _UsageError as error:
-        where = getattr(error, "ctx", None)
-        if message := error.format_message():  # it is empty where there were no arguments and the help was shown
-            complain(f"{message} (see `{where.command_path if where else 'gpu-pool'} --help`)")
-        return _failure_code(arguments, USAGE)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return SIGNAL_BASE + signal.SIGINT
-    except _Unwritable as unwritable:
-        stop_printing()
-        cause, is_reader_gone = unwritable.cause, unwritable.is_reader_gone
-        if is_reader_gone and isinstance(cause, BrokenPipeError):
-            return SIGNAL_BASE + signal.SIGPIPE
-        if is_reader_gone and cause.errno == errno.EIO:
-            return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
-        complain(f"cannot continue: {cause}")
+    except OutputClosed as closed:
+        return _closed(closed.cause)
+    except OSError as error:
+        if is_output_broken():
+            return _closed(error)
+        complain(f"cannot continue: {error}")
         return FAILED
+    return result
+
+
+def _closed(cause: OSError) -> int:
+    """The exit code where standard output cannot be written."""
+    stop_printing()
+    if isinstance(cause, BrokenPipeError):
+        return SIGNAL_BASE + signal.SIGPIPE
+    if cause.errno == errno.EIO:
+        return SIGNAL_BASE + signal.SIGHUP  # the terminal is gone
+    complain(f"cannot continue: {cause}")
+    return FAILED
+
+
+def _run(typed: list[str]) -> int:
+    match typed:
+        case []:
+            out().write(_overview(EVERYDAY))
+            return USAGE
+        case ["-h" | "--help" | "help"]:
+            out().write(_overview(EVERYDAY, MORE))
+            return 0
+        case ["help", "operate"]:
+            out().write(_overview(OPERATE))
+            return 0
+        case ["help", *name]:
+            return _run([*name, "--help"])
+        case ["--version"]:
+            out().print(f"{_NAME} {gpu_worker_pool.__version__}")
+            return 0
+        case ["--show-completion" | "--install-completion" | "--complete" as what, *rest]:
+            from . import completion  # noqa: PLC0415 - for shells only
+
+            return completion.run(what, rest)
+        case [name, *rest] if name in COMMANDS:
+            return _command(name, rest)
+    raise Failure(_unknown(typed[0]), USAGE)
+
+
+def _command(name: str, rest: list[str]) -> int:
+    group, part = COMMANDS[name].group, ""
+    if group is not None:
+        if rest[:1] and rest[0] in group:
+            part, *rest = rest
+        elif "" not in group or rest[:1] in (["-h"], ["--help"]):
+            if rest and rest[0] not in {"-h", "--help"}:
+                raise Failure(f"{name} has no command {rest[0]!r}; write {_listed(group)}", USAGE)
+            out().write(_group_help(name))
+            return 0 if rest else USAGE
+    path = " ".join(filter(None, (_NAME, name, part)))
+    function = function_of(name, part)
+    try:
+        values = read(path, function, rest)
+    except HelpWanted as help_text:
+        out().write(str(help_text))
+        return 0
+    result = function(**values)
     return result if isinstance(result, int) else 0
+
+
+def _overview(*sections: dict[str, Command]) -> str:
+    lines = [_USAGE]
+    for section in sections:
+        lines += [f"  {name:<14}{command.help}" for name, command in section.items()]
+        lines.append("")
+    return "\n".join([*lines, _FOOT, ""])
+
+
+def _group_help(name: str) -> str:
+    command = COMMANDS[name]
+    lines = [f"Usage: {_NAME} {name} {_listed(command.group or {}, '|')} [OPTIONS]", "", command.help, ""]
+    for part in command.group or {}:
+        first = (function_of(name, part).__doc__ or "").strip().splitlines()[0]
+        lines.append(f"  {part or '(alone)':<14}{first}")
+    return "\n".join([*lines, ""])
+
+
+def _listed(group: dict[str, str], between: str = " or ") -> str:
+    return between.join(part for part in group if part)
+
+
+def _unknown(word: str) -> str:
+    """What to type instead of a command that there is not."""
+    import difflib  # noqa: PLC0415 - only where something is wrong
+
+    from .foreign import other_command  # noqa: PLC0415
+
+    if (hint := other_command(word)) is not None:
+        return f"there is no command {word!r} here: {hint}"
+    if word.startswith("-"):
+        return f"give a command before {word} (`gpu-pool --help` lists them)"
+    near = difflib.get_close_matches(word, list(COMMANDS), 2)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"there is no command {word!r}{meant} (`gpu-pool --help` lists them)"
 
 
 def _failure_code(arguments: Sequence[str], code: int) -> int:

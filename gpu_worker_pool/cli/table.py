@@ -1,69 +1,93 @@
-"""Tables without borders, text that wraps beside a word, and rows in columns that fit into a width."""
+"""Tables without borders, and text that wraps beside a word."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Column as TableColumn
-from rich.table import Table
-from rich.text import Text
+from .output import Console, Text, cell_len, cut_to, wrap
 
+_GAP: Final = "  "
 _MAX_ON_TERMINAL: Final = 60
-# A text, which is cut to the width of its column; or a function from that width to the text, for bars.
-Cell = Text | Callable[[int], Text]
-_GAP = 1
+# In a pipe a longer cell does not widen its column: one long message must not push all other lines apart.
+_MOST_PADDED: Final = 40
+# Columns are not made narrower than this.
+_LEAST: Final = 8
 
 
-def make_table(*headings: str, whole: Collection[str] = ()) -> Table:
-    """A table without rows. Where there is not enough room, the columns named in `whole` are the last to be wrapped."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading in whole, overflow="fold")
-    return table
+class Table:
+    def __init__(self, headings: Sequence[str], whole: Collection[str], right: Collection[str]) -> None:
+        self.headings = list(headings)
+        self.is_whole = [heading in whole for heading in headings]
+        self.is_right = [heading in right for heading in headings]
+        self.rows: list[list[Text]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
+        self.rows.append([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+
+
+def make_table(*headings: str, whole: Collection[str] = (), right: Collection[str] = ()) -> Table:
+    """A table without rows. Where there is not enough room, the columns named in `whole` are the last to be wrapped; those
+    in `right` have numbers.
+    """
+    return Table(headings, whole, right)
 
 
 def print_table(console: Console, table: Table, *, is_whole: bool = False) -> None:
-    """Print the table: on a terminal it fits the width, unless it `is_whole`; in a pipe nothing is wrapped, cut or padded
-    at the end.
-    """
-    if console.is_terminal and not is_whole:
-        console.print(table)
-        return
-    # As Rich would print it, in a tenth of the time: a fleet has thousands of rows.
-    columns = [_padded(console, column) for column in table.columns]
-    for row in zip(*columns, strict=True):
-        console.file.write(f"{'  '.join(row).rstrip()}\n")
+    """Print the table: on a terminal it fits the width, unless it `is_whole`; in a pipe nothing is wrapped or cut."""
+    rows = [[Text(heading, "bold") for heading in table.headings], *table.rows]
+    natural = [[cell_len(row[index].plain) for row in rows] for index in range(len(table.headings))]
+    is_fitted = console.is_terminal and not is_whole
+    if is_fitted:
+        widths = _fitted([max(column) for column in natural], table.is_whole, console.width)
+    else:
+        most = max(_MOST_PADDED, *map(cell_len, table.headings))
+        widths = [max((width for width in column if width <= most), default=0) for column in natural]
+    for row in rows:
+        cells = [_lines(cell, width) if is_fitted else [cell] for cell, width in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            line = [lines[number] if number < len(lines) else Text() for lines in cells]
+            console.write(f"{_joined(line, widths, table.is_right, console).rstrip()}\n")
 
 
-def _padded(console: Console, column: TableColumn) -> list[str]:
-    """The heading and the cells of a column, all of the same width."""
-    cells = [_shown(console, cell) for cell in (column.header, *column.cells)]
-    width, is_right = max(map(cell_len, cells)), column.justify == "right"
-    pads = [" " * (width - cell_len(cell)) for cell in cells]
-    return [pad + cell if is_right else cell + pad for pad, cell in zip(pads, cells, strict=True)]
+def _joined(line: Sequence[Text], widths: Sequence[int], is_right: Sequence[bool], console: Console) -> str:
+    shown = []
+    for cell, width, is_number in zip(line, widths, is_right, strict=True):
+        pad = " " * (width - cell_len(cell.plain))
+        text = cell.rendered(has_colours=console.has_colours)
+        shown.append(pad + text if is_number else text + pad)
+    return _GAP.join(shown)
 
 
-def _shown(console: Console, cell: RenderableType) -> str:
-    if isinstance(cell, str):
-        return console.render_str(cell).plain if cell else ""
-    assert isinstance(cell, Text), cell  # noqa: S101 - rows have nothing else
-    return cell.plain
+def _fitted(widths: list[int], is_whole: Sequence[bool], room: int) -> list[int]:
+    """The widths for a line of this length: the widest columns that may be wrapped give most."""
+    widths = list(widths)
+    for may_shrink in ([not each for each in is_whole], [True] * len(widths)):
+        while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+            width, index = max(((width, i) for i, width in enumerate(widths) if may_shrink[i]), default=(0, 0))
+            if width <= _LEAST:
+                break
+            widths[index] -= 1
+    return widths
 
 
-def show_beside(console: Console, word: Text, text: Text) -> None:
+def _lines(cell: Text, width: int) -> list[Text]:
+    """The cell in lines of this width; one that must be wrapped has the style of its beginning."""
+    if cell_len(cell.plain) <= width:
+        return [cell]
+    style = cell.parts[0][1] if cell.parts else ""
+    if cell.is_line:
+        return [Text(cut_to(cell.plain, width), style)]
+    return [Text(line, style) for line in wrap(cell.plain, width)]
+
+
+def show_beside(console: Console, word: Text, text: str) -> None:
     """On a terminal a long text wraps beside the word; elsewhere it is one line, so that it can be searched."""
-    if not console.is_terminal:
-        console.print(word + text)
-        return
-    row = Table.grid()
-    row.add_column(min_width=word.cell_len, max_width=word.cell_len, no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(word, text)
-    console.print(row)
+    indent = cell_len(word.plain)
+    lines = wrap(text, max(console.width - indent, _LEAST)) if console.is_terminal else [text]
+    console.print(Text().append(word).append(lines[0]))
+    for line in lines[1:]:
+        console.print(" " * indent + line)
 
 
 def cut(console: Console, text: str) -> str:
@@ -71,56 +95,3 @@ def cut(console: Console, text: str) -> str:
     if not console.is_terminal or len(text) <= _MAX_ON_TERMINAL:
         return text
     return f"{text[: _MAX_ON_TERMINAL - 3]}..."
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column is as wide as its widest cell, but at most `most`. A cell that is a function takes `most`.
-
-    Where there is not enough room, columns are narrowed down to `least`; then those of the highest `rank` are left out.
-    A column that is empty in every row is left out too, unless it is the last one, which takes the rest of the line.
-    """
-
-    title: str
-    least: int
-    most: int
-    rank: int = 0
-    is_number: bool = False
-    # It has a long form (`most`) and a short form (`least`), and nothing in between.
-    is_stepped: bool = False
-
-
-def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> dict[int, int]:
-    """The width of each column that is shown, by its index, for a line of this width."""
-    widths = {}
-    for index, column in enumerate(columns):
-        cells = [row[index] for row in rows]
-        is_empty = rows and not any(callable(cell) or cell.plain for cell in cells)
-        if not is_empty or index == len(columns) - 1:
-            needed = (column.most if callable(cell) else cell.cell_len for cell in cells)
-            widths[index] = min(max([cell_len(column.title), column.least, *needed]), column.most)
-    while len(widths) > 1 and sum(columns[index].least + _GAP for index in widths) - _GAP > width:
-        del widths[max(widths, key=lambda index: (columns[index].rank, index))]
-    while (excess := sum(widths.values()) + _GAP * (len(widths) - 1) - width) > 0:
-        spare, index = max((widths[index] - columns[index].least, index) for index in widths)
-        if spare <= 0:
-            break  # one column is left, and it is still too wide: it is cut
-        widths[index] -= spare if columns[index].is_stepped else min(max(spare // 4, 1), excess)
-    return widths
-
-
-def line(columns: Sequence[Column], widths: dict[int, int], row: Sequence[Cell]) -> Text:
-    """One row. Its last cell is neither cut nor padded: the caller decides how the line continues."""
-    text = Text(no_wrap=True, overflow="ellipsis", end="")
-    last = max(widths)
-    for index, width in widths.items():
-        cell = row[index]
-        shown = cell(width) if callable(cell) else cell.copy()
-        if index != last:
-            shown.truncate(width, overflow="ellipsis")
-            missing = width - shown.cell_len
-            text.append(" " * missing if columns[index].is_number else "").append_text(shown)
-            text.append(" " * (_GAP if columns[index].is_number else missing + _GAP))
-        else:
-            text.append_text(shown)
-    return text

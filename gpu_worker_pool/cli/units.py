@@ -1,19 +1,20 @@
-"""Memory, durations and times, as people write and read them."""
+"""Memory, durations and times of day, as people write and read them. A time is in the time zone of the caller."""
 
 from __future__ import annotations
 
-import typer
+import re
+from datetime import datetime, timedelta
+from typing import Final
 
-from gpu_worker_pool import amounts
+from gpu_worker_pool.amounts import parse_memory_mb as parse_memory_mb  # noqa: PLC0414 - for all commands
 from gpu_worker_pool.amounts import parse_span
 
+from .failure import USAGE, Failure
 
-def parse_memory_mb(text: str | float) -> float:
-    """The same as in Python, as a value on the command line."""
-    try:
-        return amounts.parse_memory_mb(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+_NEAR_S: Final = 6 * 86_400.0
+# In the year 6000; later ones cannot be shown in every time zone.
+_LATEST_S: Final = 127_174_492_800.0
+_CLOCK: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
 def parse_duration_s(text: str | float) -> float:
@@ -21,10 +22,40 @@ def parse_duration_s(text: str | float) -> float:
     try:
         seconds = parse_span(str(text))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)") from None
+        raise ValueError(f"{text!r} is not a duration; write 90s, 15m, 1h30m, 2d or 90 (in seconds)") from None
     if not 0 <= seconds <= 1e9:
-        raise typer.BadParameter(f"{text!r} is too long; it must be at most a billion seconds")
+        raise ValueError(f"{text!r} is too long; it must be at most a billion seconds")
     return seconds
+
+
+def parse_moment(text: str, now: float, option: str, *, is_past: bool = False) -> float:
+    """Read `2026-12-01 09:00`, in local time unless it says otherwise; `09:00`, the next one; `2h`, from now. Where the
+    past is meant: the last 09:00, and 2h ago. Returns seconds since 1970.
+    """
+    words, step = text.strip(), -1 if is_past else 1
+    if clock := _CLOCK.fullmatch(words):
+        today = datetime.fromtimestamp(now).replace(  # noqa: DTZ006 - in local time
+            hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0
+        )
+        at = today.timestamp()
+        # Not a day of 86,400 s: clocks may be changed in the night.
+        return at if (at - now) * step > 0 else (today + timedelta(days=step)).timestamp()
+    try:
+        date = datetime.fromisoformat(words)
+    except ValueError:
+        pass
+    else:
+        try:
+            return max(date.timestamp(), 0.0)
+        except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
+            return 0.0 if date.year < 1970 else _LATEST_S
+    try:
+        if not words.isdigit():  # it might be a year, or meant in any unit
+            return min(max(now + step * parse_span(words), 0.0), _LATEST_S)
+    except ValueError:
+        pass
+    example = "7d, 12h, 2026-11-01 or '2026-11-01 12:00'" if is_past else "'2026-12-01 09:00', 09:00, or 2h from now"
+    raise Failure(f"{option}: {text!r} is not a time; write {example}", USAGE)
 
 
 def show_duration(seconds: float) -> str:
@@ -35,6 +66,19 @@ def show_duration(seconds: float) -> str:
     units = [(left // 86_400, "d"), (left // 3600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
     first = next(index for index, (number, _) in enumerate(units) if number)
     return " ".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number)
+
+
+def show_moment(at: float | None, now: float) -> str:
+    """`14:20`, on a day near `Sat 14:20`, else `2026-12-01 14:20`."""
+    if at is None:
+        return "an unknown time"
+    try:
+        then, today = (datetime.fromtimestamp(moment).astimezone() for moment in (at, now))
+    except (ValueError, OverflowError, OSError):
+        return "an unknown time"
+    if then.date() == today.date():
+        return f"{then:%H:%M}"
+    return f"{then:%a %H:%M}" if abs(at - now) < _NEAR_S else f"{then:%Y-%m-%d %H:%M}"
 
 
 def show_memory(memory_mb: float) -> str:

@@ -1,7 +1,21 @@
 """The client: ask for a GPU, use it, release it."""
 
-from .contexts import GPUContextManager, gpu_worker_pool_client
-from .events import ClientEvent
-from .pool_client import GPUWorkerPoolClient
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .contexts import GPUContextManager, gpu_worker_pool_client
+    from .events import ClientEvent
+    from .pool_client import GPUWorkerPoolClient
 
 __all__ = ["ClientEvent", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"]
+# Loaded on first use: a command that only calls a server needs none of them.
+_MODULES = {"ClientEvent": ".events", "GPUWorkerPoolClient": ".pool_client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES.get(name, ".contexts"), __name__), name)

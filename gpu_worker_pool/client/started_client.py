@@ -131,6 +131,12 @@ class StartedClient:
         with self._noted():
             await self._releases.deliver(lease)
 
+    def let_go(self, assignment: Assignment) -> None:
+        """Leave a lease to another process, which keeps it alive and releases it."""
+        lease = self._find(assignment)
+        self._drop(lease)
+        lease.lost.settle()
+
     async def retry(self, request_func: Callable[[], Awaitable[T]]) -> T:
         """Call this while an endpoint is up, until it succeeds."""
         limit, change = asyncio.timeout(self._config.worker_timeout), asyncio.Event()

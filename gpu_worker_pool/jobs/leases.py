@@ -28,6 +28,9 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.failure import TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.models import Assignment
+from gpu_worker_pool.wire.reader import read
+
+from .life import Usage
 
 UNLIMITED_S: Final = 1e9
 _ASK_AGAIN_S: Final = 1.0
@@ -93,10 +96,30 @@ async def release(client: GPUWorkerPoolClient, assignment: Assignment) -> None:
         await client.release_gpu(assignment)
 
 
+@dataclass
+class Adopted:
+    """A lease that another process requested. `usage` is what was seen to be used of its GPUs, once it is released; None where
+    that is not known.
+    """
+
+    assignment: Assignment
+    usage: Usage | None = None
+    _backend: ServerLeases | None = None
+
+    async def is_wanted(self) -> bool:
+        """Whether a waiter would be served before a new request like this one."""
+        if self._backend is None or self.assignment.lease_id is None:
+            return False
+        try:
+            return await self._backend.is_wanted(self.assignment.lease_id)
+        except EndpointError:
+            return False  # it is away, and can serve nobody
+
+
 @asynccontextmanager
 async def adopted(
     lease_id: str, url: str, request: GpuRequest, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[Assignment]:
+) -> AsyncIterator[Adopted]:
     """The lease that another process requested for this one's guard, with what the server at `url` says of it: kept alive,
     and released at the end. `request` is as it was requested; `environ` has the settings (the token, say).
 
@@ -108,7 +131,7 @@ async def adopted(
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     ((endpoint_id, where),) = config.endpoints.items()
-    async with Transport(ca_file=config.ca_file, is_named=config.is_named) as transport:
+    async with Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
         lease = await _adopt(backend, lease_id, request.as_request(config.ttl_s))
         lease.names = (endpoint_id,) * len(lease.gpus)
@@ -117,8 +140,9 @@ async def adopted(
         if assignment.ends_at is not None and request.time_limit_s is not None:
             assignment.assigned_at = assignment.ends_at - timedelta(seconds=request.time_limit_s)
         heartbeat.add(lease)
+        held = Adopted(assignment, _backend=backend)
         try:
-            yield assignment
+            yield held
         finally:
             heartbeat.drop(lease_id)
             await heartbeat.close()
@@ -127,6 +151,9 @@ async def adopted(
                 # The end of the guard releases it as well.
                 with suppress(EndpointError):
                     await backend.release(lease_id)
+            with suppress(EndpointError):
+                reply = await backend.home.call("GET", f"/leases/{lease_id}")
+                held.usage = read(Usage, reply.data)
 
 
 async def _adopt(backend: ServerLeases, lease_id: str, request: Request) -> HeldLease:

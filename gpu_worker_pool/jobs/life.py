@@ -1,17 +1,20 @@
-"""The life of a job: its states, the events that change them, and what a job decides to become.
+"""The life of a submission: its tasks, the events that change them, and what becomes of each task.
 
-A function below decides and returns an event; `evolve` applies an event and decides nothing. So the events of a job,
-replayed, give the same job again: that is how a keeper goes on where another one was killed.
+A submission is one job, or an array of tasks. A function below decides and returns an event; `Submission.evolve` applies an
+event and decides nothing. So the events of a submission, replayed, give the same lives again: for the keeper, for the
+supervisors that take its tasks, and for every command that shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
+from gpu_worker_pool.core.model.lease import EndReason
 
 from .job_key import JobKey
 
@@ -49,41 +52,48 @@ class AfterFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What a job was submitted with, as far as its life depends on it. `after` may name whole arrays."""
+    """What was submitted, as far as its life depends on it. `indices` are those of an array, in the order in which its tasks
+    are run; None alone: it is one job. `after` may name whole arrays. Where it `stops_on_failure`, no task is started once
+    one has failed.
+    """
 
-    key: JobKey
+    number: int
+    indices: tuple[int | None, ...] = (None,)
     priority: int = 0
     retries: int = 0
     after: tuple[JobKey, ...] = ()
     after_failure: AfterFailure = AfterFailure.SKIP
     at_once: int | None = None
+    stops_on_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardFacts:
-    """The process that guards a job's command and holds its lease, and how to find it again."""
+class Usage:
+    """The most memory and the highest utilization of the GPUs of a lease, and the mean utilization; None: unknown."""
 
-    pid: int
-    started: float | None
-    boot_id: str
-    pid_namespace: str | None
-    address: str
+    peak_memory_mb: float | None = None
+    peak_utilization_percent: float | None = None
+    mean_utilization_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLease:
-    """The lease of an attempt. `limit_at` is the end of its time limit, on the clock of leases. `nodes` are those of its
-    `uuids`; empty where they are not known.
+class RunFacts:
+    """A supervisor, its guard, and the lease that they have: how to find the processes again, and what the tasks run on.
+
+    `nodes` are those of the `uuids`; empty where they are not known.
     """
 
     id: str
-    url: str | None
-    gpus: tuple[int | str, ...]
-    uuids: tuple[str, ...]
-    is_local: bool
-    ttl_s: float
-    limit_at: float | None = None
-    is_shared: bool = False
+    pid: int
+    started: float | None = None
+    guard_pid: int
+    guard_started: float | None = None
+    boot_id: str
+    pid_namespace: str | None = None
+    lease_id: str | None = None
+    url: str | None = None
+    gpus: tuple[int | str, ...] = ()
+    uuids: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
@@ -91,43 +101,38 @@ class RunLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequested:
-    """GPUs are being requested for it."""
+class Requested:
+    """GPUs are being requested for its next task, by a worker of this name."""
 
     at: float
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted:
-    """It has its GPUs, and its command is about to start. This is written before the command starts."""
+class RunOpened:
+    """A supervisor has GPUs, and is about to take tasks."""
 
     at: float
-    guard: GuardFacts
-    lease: RunLease
+    run: RunFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunNotStarted:
-    """The guard says that the command was never started: the job may be run."""
+class TaskStarted:
+    """A supervisor has taken a task. This is on the disk before the command starts."""
 
     at: float
+    index: int | None = None
+    run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageMeasured:
-    """The most memory and the highest utilization of its GPUs so far, and the mean utilization; None: unknown."""
+class TaskEnded:
+    """No process of its command is left, and the task `becomes` something else. `behind`: it waits again, behind the
+    submissions up to that number.
+    """
 
     at: float
-    peak_memory_mb: float | None
-    peak_utilization_percent: float | None
-    mean_utilization_percent: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded:
-    """No process of its command is left, and the job `becomes` something else."""
-
-    at: float
+    index: int | None = None
     becomes: JobState
     exit_code: int | None = None
     why: str | None = None
@@ -136,45 +141,60 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelAsked:
-    """Its user wants it cancelled; its command is being ended."""
+class RunClosed:
+    """A supervisor takes no more tasks. `is_yielded`: another request comes first, though tasks are left. It is written again
+    with the `usage`, which is known once the lease has ended.
+    """
 
     at: float
+    run: str
+    usage: Usage | None = None
+    is_yielded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobClosed:
-    """It is over without a run: cancelled, skipped, or failed because it can have no GPU."""
+class CancelAsked:
+    """The user wants these tasks cancelled (None: all). What waits is cancelled by this; what runs is being ended."""
+
+    at: float
+    indices: tuple[int | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksClosed:
+    """The tasks that wait are over without a run: skipped, or failed because they can have no GPU. `indices`: only these."""
 
     at: float
     becomes: JobState
     why: str | None = None
     exit_code: int | None = None
+    indices: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRetried:
-    """Its user wants it run again, behind the submissions up to `behind`."""
+class TasksRetried:
+    """The user wants these tasks run again, behind the submissions up to `behind`."""
 
     at: float
     behind: int
+    indices: tuple[int | None, ...]
 
 
-JobEvent = JobRequested | RunStarted | RunNotStarted | UsageMeasured | RunEnded | CancelAsked | JobClosed | JobRetried
+JobEvent = Requested | RunOpened | TaskStarted | TaskEnded | RunClosed | CancelAsked | TasksClosed | TasksRetried
 
 
 class ImpossibleEvent(ValueError):  # noqa: N818 - it is about the event
-    """An event that a job in this state cannot have: its journal is damaged."""
+    """An event that a submission in this state cannot have: its journal is damaged."""
 
 
 # --- state -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobLife:
-    """A job as its events have made it. Times are seconds since 1970; those of a run are of the last one."""
+    """A task as its events have made it. Times are seconds since 1970; those of a run are of the last one."""
 
-    terms: JobTerms
+    key: JobKey
     state: JobState = JobState.SUBMITTED
     attempts: int = 0
     # Attempts that count for the retries: not those that were preempted, nor those before its user had it run again.
@@ -182,172 +202,234 @@ class JobLife:
     preemptions: int = 0
     behind: int | None = None
     is_cancel_asked: bool = False
-    requested_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    guard: GuardFacts | None = None
-    lease: RunLease | None = None
-    usage: UsageMeasured | None = None
+    run: str | None = None
     exit_code: int | None = None
     why: str | None = None
     end_reason: str | None = None
 
-    @property
-    def key(self) -> JobKey:
-        return self.terms.key
+
+@dataclass(slots=True)
+class Submission:
+    """One job, or all tasks of an array, with the supervisors that take them. `evolve` changes it, and nothing else does."""
+
+    terms: JobTerms
+    runs: dict[str, RunFacts] = field(default_factory=dict)
+    usage: dict[str, Usage] = field(default_factory=dict)
+    # The supervisors that may still take tasks.
+    open_runs: dict[str, RunFacts] = field(default_factory=dict)
+    # Since when GPUs are requested for its next task; None while none are.
+    requested_at: float | None = None
+    requested_by: str = ""
+    # When a supervisor last released its GPUs for another request.
+    yielded_at: float = 0.0
+    counts: Counter[JobState] = field(init=False)
+    # Tasks to which nothing has happened are not in it.
+    _lives: dict[int | None, JobLife] = field(default_factory=dict)
+    _places: dict[int | None, int] = field(init=False)
+    # A heap of what may be taken, by place; what is run again after a failure is behind all others.
+    _ready: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        indices = self.terms.indices
+        self._places = {index: place for place, index in enumerate(indices)}
+        self._ready = [(0, place) for place in range(len(indices))]
+        self.counts = Counter({JobState.SUBMITTED: len(indices)})
 
     @property
-    def order(self) -> tuple[int, int, bool, JobKey]:
+    def is_over(self) -> bool:
+        return not (self.counts[JobState.SUBMITTED] or self.counts[JobState.RUNNING])
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no further task is started, because one has failed."""
+        return self.terms.stops_on_failure and bool(self.counts[JobState.FAILED] or self.counts[JobState.INTERRUPTED])
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks may be taken."""
+        return 0 if self.is_stopped else self.counts[JobState.SUBMITTED]
+
+    @property
+    def order(self) -> tuple[int, int, bool, int]:
         """Lower is earlier: by priority, then as submitted; what is run again is behind what was submitted before that."""
-        key = self.key
-        index = JobKey(key.number, key.index or 0)
-        return (-self.terms.priority, self.behind or key.number, self.behind is not None, index)
+        behind = (life.behind if (life := self.next_task()) is not None else None) or 0
+        return (-self.terms.priority, behind or self.terms.number, behind > 0, self.terms.number)
+
+    def life(self, index: int | None) -> JobLife:
+        """A task as it is now. One that can be taken is `waiting` while GPUs are requested."""
+        life = self._lives.get(index) or JobLife(JobKey(self.terms.number, index))
+        is_waiting = life.state is JobState.SUBMITTED and self.requested_at is not None and not self.is_stopped
+        return replace(life, state=JobState.WAITING) if is_waiting else life
+
+    def lives(self) -> Iterator[JobLife]:
+        return map(self.life, self.terms.indices)
+
+    def has(self, index: int | None) -> bool:
+        return index in self._places
+
+    def next_task(self) -> JobLife | None:
+        """The task to take next; None where none may be taken."""
+        while self._ready and not self.is_stopped:
+            behind, place = self._ready[0]
+            index = self.terms.indices[place]
+            life = self._lives.get(index) or JobLife(JobKey(self.terms.number, index))
+            if life.state is JobState.SUBMITTED and (life.behind or 0) == behind:
+                return life
+            heapq.heappop(self._ready)  # it was taken, or is over
+        return None
+
+    def running(self, run: str | None = None) -> list[JobLife]:
+        """The tasks that run, or the one that this supervisor runs."""
+        if not self.counts[JobState.RUNNING]:
+            return []
+        return [life for life in self._lives.values() if life.state is JobState.RUNNING and run in (None, life.run)]
+
+    # --- events --------------------------------------------------------------------------------------------------------
+
+    def evolve(self, event: JobEvent) -> None:
+        """Apply an event; ImpossibleEvent where it cannot have happened."""
+        match event:
+            case TaskStarted():
+                self._start(self._touch(event, event.index, JobState.SUBMITTED), event)
+            case TaskEnded():
+                self._end(self._touch(event, event.index, JobState.RUNNING), event)
+            case Requested():
+                self.requested_at = event.at if self.requested_at is None else self.requested_at
+                self.requested_by = event.worker
+            case RunOpened():
+                self.runs[event.run.id] = self.open_runs[event.run.id] = event.run
+                self.requested_at = None
+            case RunClosed():
+                self.open_runs.pop(event.run, None)
+                self.yielded_at = event.at if event.is_yielded else self.yielded_at
+                if event.usage is not None:
+                    self.usage[event.run] = event.usage
+            case _:
+                for index in self.terms.indices if event.indices is None else event.indices:
+                    if index in self._places:
+                        life = self._lives.setdefault(index, JobLife(JobKey(self.terms.number, index)))
+                        self._apply_to_one(life, event)
+        if not self.counts[JobState.SUBMITTED]:
+            self.requested_at = None
+
+    def _apply_to_one(self, life: JobLife, event: CancelAsked | TasksClosed | TasksRetried) -> None:
+        match event:
+            case CancelAsked() if life.state is JobState.RUNNING:
+                life.is_cancel_asked = True
+            case CancelAsked() if life.state is JobState.SUBMITTED:
+                self._close(life, event.at, JobState.CANCELLED)
+            case TasksClosed() if life.state is JobState.SUBMITTED:
+                self._close(life, event.at, event.becomes, event.why, event.exit_code)
+            case TasksRetried() if life.state.is_over:
+                life.behind, life.tries, life.preemptions, life.is_cancel_asked = event.behind, 0, 0, False
+                self._become(life, JobState.SUBMITTED)
+
+    def _touch(self, event: JobEvent, index: int | None, state: JobState) -> JobLife:
+        if index not in self._places:
+            raise ImpossibleEvent(f"{type(event).__name__}: there is no task {index}")
+        life = self._lives.setdefault(index, JobLife(JobKey(self.terms.number, index)))
+        if life.state is not state:
+            raise ImpossibleEvent(f"{type(event).__name__} cannot happen to job {life.key}, which is {life.state}")
+        return life
+
+    def _start(self, life: JobLife, event: TaskStarted) -> None:
+        life.attempts, life.tries = life.attempts + 1, life.tries + 1
+        life.started_at, life.ended_at, life.run = event.at, None, event.run
+        life.exit_code = life.why = life.end_reason = None
+        self._become(life, JobState.RUNNING)
+
+    def _end(self, life: JobLife, event: TaskEnded) -> None:
+        was_preempted = event.becomes is JobState.SUBMITTED and event.end_reason == EndReason.PREEMPTED
+        life.ended_at, life.exit_code, life.why, life.end_reason = (
+            event.at,
+            event.exit_code,
+            event.why,
+            event.end_reason,
+        )
+        life.tries, life.preemptions = life.tries - was_preempted, life.preemptions + was_preempted
+        life.behind = life.behind if event.behind is None else event.behind
+        self._become(life, event.becomes)
+
+    def _close(
+        self, life: JobLife, at: float, becomes: JobState, why: str | None = None, exit_code: int | None = None
+    ) -> None:
+        life.ended_at, life.why, life.exit_code, life.end_reason = at, why, exit_code, None
+        self._become(life, becomes)
+
+    def _become(self, life: JobLife, state: JobState) -> None:
+        self.counts[life.state] -= 1
+        self.counts[state] += 1
+        life.state = state
+        if state is JobState.SUBMITTED:
+            heapq.heappush(self._ready, (life.behind or 0, self._places[life.key.index]))
 
 
-def evolve(life: JobLife, event: JobEvent) -> JobLife:
-    """The job after this event; ImpossibleEvent where it cannot have happened to it."""
-    state = life.state
-    match event:
-        case JobRequested(at=at) if state in {JobState.SUBMITTED, JobState.WAITING}:
-            # A keeper that takes over requests again; the wait goes on.
-            first_at = at if life.requested_at is None else life.requested_at
-            return replace(life, state=JobState.WAITING, requested_at=first_at)
-        case RunStarted(at=at) if state is JobState.WAITING:
-            return replace(
-                _without_run(life, 1), state=JobState.RUNNING, started_at=at, guard=event.guard, lease=event.lease
-            )
-        case RunNotStarted() if state is JobState.RUNNING:
-            return replace(_without_run(life, -1), state=JobState.SUBMITTED)
-        case UsageMeasured() if state is JobState.RUNNING:
-            return replace(life, usage=event)
-        case CancelAsked() if state is JobState.RUNNING:
-            return replace(life, is_cancel_asked=True)
-        case RunEnded() if state is JobState.RUNNING and event.becomes is not JobState.RUNNING:
-            return _after_run(life, event)
-        case JobClosed() if state in {JobState.SUBMITTED, JobState.WAITING} and event.becomes.is_over:
-            life = replace(life, state=event.becomes, why=event.why, exit_code=event.exit_code, ended_at=event.at)
-            return replace(life, end_reason=None)
-        case JobRetried() if state.is_over:
-            life = replace(life, state=JobState.SUBMITTED, behind=event.behind, tries=0, preemptions=0)
-            return replace(life, is_cancel_asked=False, requested_at=None)
-    raise ImpossibleEvent(f"{type(event).__name__} cannot happen to job {life.key}, which is {state}")
-
-
-def _without_run(life: JobLife, counted: int) -> JobLife:
-    """The job without the facts of a run, and with so many more attempts."""
-    life = replace(life, attempts=life.attempts + counted, tries=life.tries + counted)
-    life = replace(life, started_at=None, ended_at=None, guard=None, lease=None, usage=None)
-    return replace(life, exit_code=None, why=None, end_reason=None)
-
-
-def _after_run(life: JobLife, event: RunEnded) -> JobLife:
-    was_preempted = event.becomes is JobState.SUBMITTED and event.end_reason == EndReason.PREEMPTED
-    return replace(
-        life,
-        state=event.becomes,
-        ended_at=event.at,
-        exit_code=event.exit_code,
-        why=event.why,
-        end_reason=event.end_reason,
-        behind=life.behind if event.behind is None else event.behind,
-        tries=life.tries - was_preempted,
-        preemptions=life.preemptions + was_preempted,
-        guard=None,
-        requested_at=None,
-    )
-
-
-def resumed(life: JobLife) -> JobLife:
-    """The job for a keeper that takes over: what waited has to be requested again."""
-    return replace(life, state=JobState.SUBMITTED) if life.state is JobState.WAITING else life
-
-
-def replay(terms: JobTerms, events: Iterable[JobEvent]) -> JobLife:
-    life = JobLife(terms)
+def replay(terms: JobTerms, events: Iterable[JobEvent]) -> Submission:
+    submission = Submission(terms)
     for event in events:
-        life = evolve(life, event)
-    return life
+        submission.evolve(event)
+    return submission
 
 
 # --- decisions ---------------------------------------------------------------------------------------------------------
 
 
 def ended(
-    life: JobLife, at: float, exit_code: int | None, why: str | None, end_reason: str | None, *, last_number: int
-) -> RunEnded:
-    """What becomes of a job whose command has ended. One that was preempted waits at its place again; one that failed and
-    may be tried again waits behind all that were submitted until then, up to `last_number`.
+    submission: Submission,
+    life: JobLife,
+    at: float,
+    exit_code: int | None,
+    *,
+    why: str | None = None,
+    end_reason: str | None = None,
+    last_number: int,
+) -> TaskEnded:
+    """What becomes of a task whose command has ended. One that was preempted waits at its place again, whatever its exit
+    code; one at its time limit has not ended well. One that failed and may be tried again waits behind all that were
+    submitted until then, up to `last_number`.
     """
     becomes, behind = JobState.FAILED, None
-    if exit_code == 0:
-        becomes = JobState.ENDED
-    elif life.is_cancel_asked:
+    if life.is_cancel_asked and exit_code != 0:
         becomes = JobState.CANCELLED
     elif end_reason == EndReason.PREEMPTED:
         if life.preemptions < MAX_PREEMPTIONS:
             becomes = JobState.SUBMITTED
         else:
             why = f"preempted {life.preemptions + 1} times"
-    elif life.tries <= life.terms.retries:
+    elif exit_code == 0 and end_reason is None:
+        becomes = JobState.ENDED
+    elif life.tries <= submission.terms.retries and not submission.is_stopped:
         becomes, behind = JobState.SUBMITTED, last_number
-    return RunEnded(at=at, becomes=becomes, exit_code=exit_code, why=why, end_reason=end_reason, behind=behind)
+    return TaskEnded(
+        at=at,
+        index=life.key.index,
+        becomes=becomes,
+        exit_code=exit_code,
+        why=why,
+        end_reason=end_reason,
+        behind=behind,
+    )
 
 
-def interrupted(life: JobLife, at: float, why: str, exit_code: int | None = None) -> RunEnded:
-    """What becomes of a job whose command was ended by what ended its guard, or the machine. It is not run again by
+def interrupted(life: JobLife, at: float, why: str) -> TaskEnded:
+    """What becomes of a task whose command was ended by what ended its supervisor, or the machine. It is not run again by
     itself: what it had done by then is not known.
     """
     becomes = JobState.CANCELLED if life.is_cancel_asked else JobState.INTERRUPTED
-    return RunEnded(at=at, becomes=becomes, exit_code=exit_code, why=why)
+    return TaskEnded(at=at, index=life.key.index, becomes=becomes, why=why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardOutcome:
-    """What a guard wrote down: whether the command was started, and how it ended."""
-
-    is_started: bool
-    exit_code: int | None = None
-    was_late: bool = False
-    was_limited: bool = False
-    # Why the lease was to end, where the command had been warned.
-    warned_of: EndReason | None = None
-    ended_at: float | None = None
+def abandoned(submission: Submission, run: RunFacts, at: float, *, is_same_boot: bool) -> list[JobEvent]:
+    """What to write down of a supervisor that is gone and has not said so."""
+    how = "its supervisor was killed" if is_same_boot else "the machine was restarted"
+    ends = [interrupted(life, at, f"{how} while it ran") for life in submission.running(run.id)]
+    return [*ends, RunClosed(at=at, run=run.id)]
 
 
-def found_again(
-    life: JobLife, at: float, outcome: GuardOutcome | None, *, is_same_boot: bool, last_number: int
-) -> RunEnded | RunNotStarted:
-    """What became of a job whose guard is gone, by what that guard wrote down; None: it wrote nothing."""
-    if outcome is None:
-        how = "its guard was killed" if is_same_boot else "the machine was restarted"
-        return interrupted(life, at, f"{how} while it ran")
-    if not outcome.is_started:
-        return RunNotStarted(at=at)
-    ended_at, code = outcome.ended_at or at, outcome.exit_code
-    if not is_same_boot and code is not None and code > SIGNAL_BASE:
-        return interrupted(life, ended_at, "the machine was restarted while it ran", code)
-    if outcome.was_late:
-        return ended(
-            life,
-            ended_at,
-            None,
-            "its GPU was lost: the lease could not be renewed in time",
-            None,
-            last_number=last_number,
-        )
-    reason = outcome.warned_of or (EndReason.TIME_LIMIT if outcome.was_limited else None)
-    reason = None if code == 0 else reason
-    why = None if reason is None else END_TEXTS.get(reason, reason)
-    return ended(life, ended_at, None if reason else code, why, reason, last_number=last_number)
-
-
-def cancel(life: JobLife, at: float) -> JobClosed | CancelAsked | None:
-    """None where there is nothing to do: it is over, or being cancelled."""
-    if life.state is JobState.RUNNING:
-        return None if life.is_cancel_asked else CancelAsked(at=at)
-    return None if life.state.is_over else JobClosed(at=at, becomes=JobState.CANCELLED)
-
-
-def retry(life: JobLife, at: float, last_number: int) -> JobRetried | None:
-    """None where it is not over yet."""
-    return JobRetried(at=at, behind=last_number) if life.state.is_over else None
+def to_retry(submission: Submission, indices: Sequence[int | None], *, has_all: bool) -> list[int | None]:
+    """Which of these tasks are run again: those that are over and did not end well; with `has_all`, also those that did."""
+    good = () if has_all else (JobState.ENDED,)
+    states = {index: submission.life(index).state for index in indices}
+    return [index for index, state in states.items() if state.is_over and state not in good]

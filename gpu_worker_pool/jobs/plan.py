@@ -1,14 +1,13 @@
-"""Which of a user's jobs are requested now, and which are skipped: a function of all of them."""
+"""For which of a user's submissions GPUs are requested now, and which are skipped: a function of all of them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from .job_key import JobKey
-from .life import AfterFailure, JobLife, JobState
+from .life import AfterFailure, JobState, Submission
 
 # How many requests of one user wait in the queues of the servers at once; each has a process of its own. The others wait
 # in the keeper, in their order.
@@ -27,56 +26,72 @@ _UNFINISHED: Final = frozenset({JobState.SUBMITTED, JobState.WAITING, JobState.R
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedJob:
-    """A job to skip, and why."""
+class Hold:
+    """What a submission waits for: these ids of --after; or that it is to be skipped, and `why`."""
 
-    key: JobKey
-    why: str
+    after: str
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What to do now: skip some jobs, and request GPUs for others, in this order."""
+    """What to do now: skip some submissions, withdraw the requests of others, and request GPUs for the rest, in this order."""
 
-    skip: tuple[SkippedJob, ...] = ()
-    request: tuple[JobKey, ...] = ()
-
-
-def make_plan(lives: Mapping[JobKey, JobLife], most_waiting: int = MOST_WAITING) -> JobPlan:
-    """Jobs whose dependencies allow it, in their order: as many as may wait at once, and as their arrays allow."""
-    tasks: dict[int, list[JobLife]] = {}
-    for life in lives.values():
-        tasks.setdefault(life.key.number, []).append(life)
-    busy = Counter(life.key.number for life in lives.values() if life.state in {JobState.WAITING, JobState.RUNNING})
-    room = most_waiting - sum(life.state is JobState.WAITING for life in lives.values())
-    skip: list[SkippedJob] = []
-    request: list[JobKey] = []
-    submitted = (life for life in lives.values() if life.state is JobState.SUBMITTED)
-    for life in sorted(submitted, key=lambda found: found.order):
-        verdict = why_not_yet(life, tasks)
-        if isinstance(verdict, SkippedJob):
-            skip.append(verdict)
-        elif verdict is None and len(request) < room:
-            number, at_once = life.key.number, life.terms.at_once
-            if at_once is None or busy[number] < at_once:
-                busy[number] += 1
-                request.append(life.key)
-    return JobPlan(tuple(skip), tuple(request))
+    skip: Mapping[int, str]
+    withdraw: tuple[int, ...] = ()
+    request: tuple[int, ...] = ()
 
 
-def why_not_yet(life: JobLife, tasks: Mapping[int, Sequence[JobLife]]) -> SkippedJob | str | None:
-    """None where its dependencies let it run; the ids it waits for; or that it is to be skipped."""
-    terms, pending = life.terms, []
+def make_plan(
+    submissions: Mapping[int, Submission],
+    requests: Mapping[int, int],
+    starting: Mapping[int, int],
+    most_waiting: int = MOST_WAITING,
+) -> JobPlan:
+    """Submissions whose dependencies allow it, in their order, each with one request at a time: until every task has a
+    supervisor, or as many as its array allows. `requests` is how many requests of a submission wait, and `starting` how many
+    supervisors have their GPUs and have not taken a task yet.
+    """
+    skip: dict[int, str] = {}
+    wanting: list[Submission] = []
+    for number, submission in submissions.items():
+        if not submission.waiting:
+            continue
+        hold = what_holds(submission, submissions)
+        if hold is not None and hold.why is not None:
+            skip[number] = hold.why
+        elif hold is None and _wants_more(submission, starting.get(number, 0)):
+            wanting.append(submission)
+    wanted = {submission.terms.number for submission in wanting}
+    withdraw = tuple(number for number, count in requests.items() if count and number not in wanted)
+    room = most_waiting - sum(requests.values()) + len(withdraw)
+    new = [submission for submission in wanting if not requests.get(submission.terms.number)]
+    new.sort(key=lambda submission: submission.order)
+    return JobPlan(skip, withdraw, tuple(submission.terms.number for submission in new[: max(room, 0)]))
+
+
+def _wants_more(submission: Submission, starting: int) -> bool:
+    at_once, busy = submission.terms.at_once, len(submission.open_runs) + starting
+    return submission.waiting > starting and (at_once is None or busy < at_once)
+
+
+def what_holds(submission: Submission, others: Mapping[int, Submission]) -> Hold | None:
+    """Which jobs of --after hold it back; None where it may run."""
+    terms, pending = submission.terms, []
     for before in terms.after:
-        states = _states(before, tasks.get(before.number, ()))
+        states = _states(before, others.get(before.number))
         bad = next((state for state in states if state in _BAD), None)
         if bad is not None and terms.after_failure is AfterFailure.SKIP:
-            return SkippedJob(life.key, f"job {before} {_BAD[bad]}")
+            return Hold(str(before), f"job {before} {_BAD[bad]}")
         is_done = not any(state in _UNFINISHED for state in states)
         if not is_done or (bad is not None and terms.after_failure is AfterFailure.WAIT):
             pending.append(str(before))
-    return ", ".join(pending) or None
+    return Hold(", ".join(pending)) if pending else None
 
 
-def _states(before: JobKey, lives: Iterable[JobLife]) -> list[str]:
-    return [life.state for life in lives if before.includes(life.key)] or [_FORGOTTEN]
+def _states(before: JobKey, submission: Submission | None) -> list[str]:
+    if submission is None or not (before.index is None or submission.has(before.index)):
+        return [_FORGOTTEN]
+    if before.index is not None:
+        return [submission.life(before.index).state]
+    return [state for state, count in submission.counts.items() if count]

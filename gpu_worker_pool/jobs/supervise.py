@@ -1,7 +1,7 @@
 """Runs a command on a lease: its environment, warnings, the loss of the lease, signals, and what became of the command.
 
     async with Guarded.start() as guarded:
-        assignment = await acquire(client, request, guarded.pid)        # or: async with adopted(...) as assignment
+        assignment = await acquire(client, request, guarded.pid)        # or that of `async with adopted(...) as lease`
         outcome = await supervise(guarded, assignment, Command(argv, os.environ))
         await release(client, assignment)
 

@@ -83,10 +83,14 @@ def run(app: PoolApp, listener: socket.socket, on_ready: Callable[[], None] | No
         if app.pool.is_open and app.tokens.is_unset and not is_this_machine(host):
             # Also for a server on one address alone: commands on this machine find its Unix socket by that.
             url = urls("localhost", port, settings.api_prefix, names=())[0]
-            how = f"For each of them, here: gpu-pool token add NAME{'' if url == DEFAULT_URL else f' --endpoint {url}'}"
+            how = f"To allow a user: gpu-pool token add NAME{'' if url == DEFAULT_URL else f' --endpoint {url}'}"
             if unix is None and not is_every_address(host):
                 how = "Set GPU_POOL_TOKENS_FILE: without a Unix socket, no caller of this machine can make one"
-            logger.warning("callers on other machines can look, and request nothing: there is no token yet. %s", how)
+            logger.warning(
+                "other machines can view but not request GPUs: there is no token yet. %s",
+                how,
+                extra={"in_banner": True},
+            )
         if on_ready is not None:
             on_ready()
 

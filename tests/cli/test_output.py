@@ -76,7 +76,10 @@ def test_every_line_on_standard_error_says_who_speaks(server: ServerProcess) -> 
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("nonsense",), "No such command 'nonsense'"),
+        (("nonsense",), "there is no command 'nonsense'"),
+        (("squeue",), "`gpu-pool jobs` lists"),
+        (("run", "--gres", "gpu:1", "--", "true"), "write --gpus 2"),
+        (("run", "--gup", "1", "--", "true"), "did you mean --gpus"),
         (("status", "--endpoint", "ftp://box"), "--endpoint: "),
         (("status", "--endpoint", "http://127.0.0.1:9"), "cannot connect: Connection refused"),
     ],
@@ -89,11 +92,12 @@ def test_what_goes_wrong_is_one_line_that_says_what_to_do(arguments: tuple[str, 
     assert len(done.err.splitlines()) == 1
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
-    hidden = "import sys; sys.modules['typer'] = None; import gpu_worker_pool.__main__ as m; sys.exit(m.main())"
-    done = subprocess.run([GPU_POOL[0], "-c", hidden], env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 125
-    assert "pip install 'gpu-worker-pool[cli]'" in done.stderr
+def test_no_package_is_needed() -> None:
+    """The command works where only the client is installed."""
+    hidden = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.argv[1:] = ['status', '--help'];"
+    program = f"{hidden} import gpu_worker_pool.__main__ as m; sys.exit(m.main())"
+    done = subprocess.run([GPU_POOL[0], "-c", program], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain", "leases", "demo"])
@@ -116,5 +120,4 @@ def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
 )
 def test_help_shows_the_usage_as_manuals_do(command: str, usage: str) -> None:
     done = called(command, "--help", env={"COLUMNS": "120"})
-    (line,) = [line for line in done.out.splitlines() if "Usage:" in line]
-    assert line.strip() == f"Usage: gpu-pool {usage}"
+    assert done.out.splitlines()[0] == f"Usage: gpu-pool {usage}"

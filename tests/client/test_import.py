@@ -17,7 +17,6 @@ HEAVY = [
     "pynvml",
     "sqlite3",
     "starlette",
-    "typer",
     "uvicorn",
     "yaml",
     "multiprocessing",

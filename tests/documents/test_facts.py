@@ -14,10 +14,6 @@ import pytest
 
 import gpu_worker_pool
 from gpu_worker_pool import config, models
-from gpu_worker_pool.cli.jobs.history_limit import KEEP_VARIABLE
-from gpu_worker_pool.cli.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
-from gpu_worker_pool.cli.jobs.job_store import JOBS_DIR_VARIABLE
-from gpu_worker_pool.cli.run.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.client.events import EventKind
 from gpu_worker_pool.client.options import DEFAULTS
 from gpu_worker_pool.config import ClientConfig
@@ -26,6 +22,10 @@ from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import verdicts
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
+from gpu_worker_pool.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
+from gpu_worker_pool.jobs.job_store import JOBS_DIR_VARIABLE
+from gpu_worker_pool.jobs.keeper import KEEP_VARIABLE
+from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.forms import LeaseForm
 from gpu_worker_pool.server.settings import ServerSettings

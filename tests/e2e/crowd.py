@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_worker_pool.run_history import RunHistory
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import histories
 from tests.e2e.faults.workers import PYTHON, WORKER
+from tests.e2e.run_history import RunHistory
 from tests.e2e.worker import Orders
 
 LIMIT_S = 60.0

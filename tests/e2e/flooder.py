@@ -2,7 +2,7 @@
 
     python -m tests.e2e.flooder NAME PORT NUMBER MEMORY_MB
 
-Standard output gets its history (see gpu_worker_pool/run_history.py). It is more important than most, so that its shares
+Standard output gets its history (see tests/e2e/run_history.py). It is more important than most, so that its shares
 are granted. It asks no more when standard input ends. It gives half of its leases back and leaves the others, and those that wait, to the server, which notices
 that it has gone.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpu_worker_pool.run_history import Line, RunHistory
+from tests.e2e.run_history import Line, RunHistory
 
 # 80 % (the threshold) of a simulated A100 with 80 GB.
 USABLE_MB = 0.8 * 81920

@@ -1,7 +1,7 @@
 """Workers, a server, a bad network between them, strangers beside them, and a nemesis that breaks them all.
 
 `run` starts them, lets the nemesis loose for a while, heals everything, lets the pool go on in calm for longer than the longest
-TTL, ends the workers, and returns the history (see gpu_worker_pool/history_check.py). The schedule of the faults, what each
+TTL, ends the workers, and returns the history (see tests/e2e/history_check.py). The schedule of the faults, what each
 worker wants and what the network does to a request are drawn from the seed; which request meets which fault is up to the
 machine, so a seed repeats the weather and not the run. The nemesis waits as part of its schedule, never to let something finish.
 """
@@ -14,7 +14,6 @@ from collections import Counter
 from math import inf
 from pathlib import Path
 
-from gpu_worker_pool.run_history import RunHistory
 from tests.e2e import histories
 from tests.e2e.faults.network import NetworkFaults
 from tests.e2e.faults.scene import Fault, Plan, Scene
@@ -22,6 +21,7 @@ from tests.e2e.faults.second_server import SecondServer
 from tests.e2e.faults.server import ServerFaults
 from tests.e2e.faults.strangers import Strangers
 from tests.e2e.faults.workers import Crew
+from tests.e2e.run_history import RunHistory
 from tests.e2e.worker import now
 
 # These take long, so they begin first.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_worker_pool.history_check import check
-from gpu_worker_pool.run_history import Line, RunHistory
+from tests.e2e.history_check import check
+from tests.e2e.run_history import Line, RunHistory
 
 TTL_S = 3.0
 BEAT_S = 1.0

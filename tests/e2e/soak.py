@@ -13,9 +13,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from gpu_worker_pool.history_check import check
 from tests.e2e import faked_time, nemesis
 from tests.e2e.faults.scene import Plan
+from tests.e2e.history_check import check
 from tests.e2e.worker import now
 from tests.other_user import ALICE, command_as
 

@@ -9,10 +9,10 @@ import os
 import random
 from pathlib import Path
 
-from gpu_worker_pool.history_check import check
-from gpu_worker_pool.run_history import LeaseRecord, RunHistory
 from tests.e2e import nemesis
 from tests.e2e.faults.scene import Plan
+from tests.e2e.history_check import check
+from tests.e2e.run_history import LeaseRecord, RunHistory
 
 
 def test_the_promise_is_kept_whatever_fails(tmp_path: Path) -> None:

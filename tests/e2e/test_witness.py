@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.history_check import check
-from gpu_worker_pool.run_history import LeaseRecord
 from tests.e2e.crowd import serving, work
+from tests.e2e.history_check import check
+from tests.e2e.run_history import LeaseRecord
 from tests.e2e.worker import Orders
 
 

@@ -13,7 +13,7 @@ witness, and it is independent of the pool. Nobody waits for that lock; one that
 It writes to a "resource" as well: a file per GPU to which everybody appends (fence, lease). The order of its lines is the
 order of the writes, so whoever reads it can tell which of them a resource that compares fences would have refused.
 
-Everything it sees goes to its history, a line in one write. See gpu_worker_pool/history_check.py for what must not be
+Everything it sees goes to its history, a line in one write. See tests/e2e/history_check.py for what must not be
 found there.
 """
 

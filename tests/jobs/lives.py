@@ -1,43 +1,43 @@
-"""Jobs for the tests of their lives."""
+"""Submissions for the tests of their lives."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpu_worker_pool.jobs.job_key import JobKey
 from gpu_worker_pool.jobs.life import (
-    GuardFacts,
     JobEvent,
-    JobLife,
-    JobRequested,
     JobState,
     JobTerms,
-    RunEnded,
-    RunLease,
-    RunStarted,
-    evolve,
+    RunFacts,
+    RunOpened,
+    Submission,
+    TaskEnded,
+    TaskStarted,
+    replay,
 )
 
-GUARD = GuardFacts(pid=4711, started=5.0, boot_id="boot", pid_namespace="ns", address="guard-1")
-LEASE = RunLease(id="lease", url="http://box:8000", gpus=(0,), uuids=("GPU-0",), is_local=True, ttl_s=60.0)
-STARTED = RunStarted(at=2.0, guard=GUARD, lease=LEASE)
+RUN = RunFacts(id="run-1", pid=4711, started=5.0, guard_pid=4712, boot_id="boot", pid_namespace="ns", lease_id="lease")
+OPENED = RunOpened(at=2.0, run=RUN)
 
 
-def job(number: int, index: int | None = None, state: JobState = JobState.SUBMITTED, **terms: Any) -> JobLife:
-    """A job in this state."""
-    made = JobTerms(JobKey(number, index), **terms)
-    return JobLife(made, state)
+def submission(number: int = 1, *events: JobEvent, tasks: int | None = None, **terms: Any) -> Submission:
+    """One job, or an array of so many tasks, to which this happened."""
+    indices = (None,) if tasks is None else tuple(range(tasks))
+    return replay(JobTerms(number, indices, **terms), events)
 
 
-def after(life: JobLife, *events: JobEvent) -> JobLife:
-    for event in events:
-        life = evolve(life, event)
-    return life
+def started(index: int | None = None) -> TaskStarted:
+    return TaskStarted(at=2.0, index=index, run=RUN.id)
 
 
-def running(number: int = 1, **terms: Any) -> JobLife:
-    return after(job(number, **terms), JobRequested(at=1.0), STARTED)
+def became(state: JobState, index: int | None = None, **facts: Any) -> TaskEnded:
+    return TaskEnded(at=3.0, index=index, becomes=state, **facts)
 
 
-def failed(number: int = 1, **terms: Any) -> JobLife:
-    return after(running(number, **terms), RunEnded(at=3.0, becomes=JobState.FAILED, exit_code=1))
+def in_state(number: int, state: JobState, **terms: Any) -> Submission:
+    """One job in this state."""
+    if state in {JobState.SUBMITTED, JobState.WAITING}:
+        return submission(number, **terms)
+    if state is JobState.RUNNING:
+        return submission(number, OPENED, started(), **terms)
+    return submission(number, OPENED, started(), became(state), **terms)

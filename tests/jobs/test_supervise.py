@@ -157,7 +157,8 @@ async def test_a_lease_that_another_process_requested_is_adopted_renewed_and_rel
         request = GpuRequest(time_limit_s=600)
         environ = {"HOME": "/nonexistent", "GPU_POOL_SOCKET": ""}
         with output() as (reading, writing):
-            async with adopted(str(lease["id"]), server.url, request, environ) as assignment:
+            async with adopted(str(lease["id"]), server.url, request, environ) as held:
+                assignment = held.assignment
                 outcome = await supervise(guarded, assignment, shell('echo "$CUDA_VISIBLE_DEVICES"', writing))
                 assert (outcome, await ready(reading)) == (Outcome(0), "0")
                 assert assignment.ends_at is not None

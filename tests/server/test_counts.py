@@ -57,8 +57,6 @@ NEVER_LOADED = {
     "gpu_worker_pool.core.fleet.election",
     "gpu_worker_pool.server.agent.agent",
     "pynvml",
-    "rich",
-    "typer",
     "websockets",
 }
 # The server, which writes at SIGUSR1 what it has loaded.

@@ -49,7 +49,7 @@ def test_a_server_that_others_reach_says_how_to_add_a_token(host: str) -> None:
             server.stop()
             assert "token" not in server.log()
             return
-        said = r"there is no token yet. For each of them, here: gpu-pool (.*)"
+        said = r"there is no token yet. To allow a user: gpu-pool (.*)"
         advice = eventually(lambda: re.search(said, server.log()), "the server says how to add a token")
         done = gpu_pool(*shlex.split(advice[1].replace("NAME", "bob")))
         assert done.code == 0

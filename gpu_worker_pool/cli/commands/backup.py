@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.units import show_moment
 from gpu_worker_pool.host.clock import iso_time
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 JournalFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--journal",
         metavar="PATH",
         help="The journal of the server, which `gpu-pool serve` names when it starts. By default that of the settings in "
@@ -31,7 +30,7 @@ JournalFile = Annotated[
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
     journal: JournalFile = None,
     *,
     json: Json = False,
@@ -45,15 +44,16 @@ def backup(
     from gpu_worker_pool.ledger.sqlite.backup import back_up  # noqa: PLC0415
 
     settings = _settings(journal)
-    path = journal or _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
-    others = _others(path)
-    if journal is None and len(others) == 1:
-        complain(f"there is no journal {path}, so this is a backup of the only one beside it, {others[0]}")
-        path, others = others[0], []
+    path = journal
+    if path is None:
+        own = _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
+        path = _meant(own)
+        if path != own:
+            complain(f"this is a backup of {path}, the journal of the server that runs or ran here")
     try:
         facts = back_up(path, file, settings.pool_settings())
     except JournalError as error:
-        raise Failure(f"{error}{_which(others)}") from None
+        raise Failure(str(error)) from None
     if (custody := path.with_name(f"custody-{path.name}")).exists():
         complain(
             f"this box is or was in a fleet ({custody.name} is there), whose leases and accounting are in its PostgreSQL; "
@@ -63,15 +63,15 @@ def backup(
     if json:
         print_json("backup", {"file": str(file.absolute()), "bytes": size, "journal": str(path), **_as_json(facts)})
         return
-    out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked", markup=False)
+    out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked")
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `gpu-pool backup` wrote.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="What `gpu-pool backup` wrote.")],
     journal: JournalFile = None,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
+        bool, Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -86,8 +86,8 @@ def restore(
 
     settings = _settings(journal)
     path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
-    if journal is None and (others := _others(path)):
-        raise Failure(f"there is no journal {path}, but another one beside it{_which([*others, path])}")
+    if journal is None and (others := [each for each in _journals(path) if each != path]):
+        raise Failure(f"there are other journals beside {path}. {_which([*others, path])}")
     try:
         facts, aside = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
@@ -100,18 +100,16 @@ def restore(
         print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(facts), "token_names": tokens})
         return
     console = out()
-    console.print(f"{path} is as the backup has it: {_in_words(facts)}", markup=False)
+    console.print(f"{path} is as the backup has it: {_in_words(facts)}")
     if replaced is not None:
-        console.print(f"The journal that was there is {replaced}", markup=False)
+        console.print(f"The journal that was there is {replaced}")
     if facts.token_names:
         console.print(
             f"It accepts tokens of {', '.join(facts.token_names)}, also those that were revoked since: gpu-pool token list",
-            markup=False,
         )
     console.print(
         "All GPUs are out of service. Start the server, make sure that no program from before uses them (gpu-pool status), "
         "and put them into service: gpu-pool undrain --all",
-        markup=False,
     )
 
 
@@ -150,16 +148,42 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         raise Failure(str(error)) from None
 
 
-def _others(journal: Path) -> list[Path]:
-    """The journals beside one that is not there, nor set aside. Those of simulated GPUs have their own names."""
-    folder = journal.parent
-    if journal.exists() or not os.access(folder, os.R_OK) or list(folder.glob(f"{journal.name}.damaged-*")):
+def _meant(own: Path) -> Path:
+    """The journal that a server has open; where none has, the only one there is. Failure where several may be meant.
+
+    Journals of simulated GPUs have names of their own.
+    """
+    found = _journals(own)
+    used = [path for path in found if _is_in_use(path)]
+    if len(used) == 1:
+        return used[0]
+    if len(found) > 1:
+        raise Failure(
+            f"{own.parent} has {len(found)} journals, {len(used) or 'none'} of them of a running server. {_which(found)}"
+        )
+    return found[0] if found else own
+
+
+def _journals(own: Path) -> list[Path]:
+    """All journals in the folder of this one. One that is set aside as damaged is named by that, so it is not passed over."""
+    folder = own.parent
+    if not os.access(folder, os.R_OK) or (not own.exists() and list(folder.glob(f"{own.name}.damaged-*"))):
         return []
     return sorted(path for path in folder.glob("*.sqlite3") if not path.name.startswith("custody-"))
 
 
-def _which(others: list[Path]) -> str:
-    return f". Name the one you mean by --journal: {', '.join(map(str, others))}" if others else ""
+def _is_in_use(journal: Path) -> bool:
+    """Whether a process holds the lock of this journal, by the kernel's list: taking the lock could hinder a server."""
+    try:
+        inode = Path(f"{journal}.lock").stat().st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in line and f":{inode} " in line for line in locks)
+
+
+def _which(journals: list[Path]) -> str:
+    return f"Name the one you mean with --journal: {', '.join(map(str, journals))}"
 
 
 def _in_words(facts: JournalFacts) -> str:

@@ -1,69 +1,97 @@
-"""`gpu-pool explain`: the state of one lease, and why."""
+"""`gpu-pool explain`: why requests wait, and the state of one lease."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from datetime import datetime
-from typing import Any
+from typing import Annotated
 
-from rich.console import Console
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Argument
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import out, print_json
-from gpu_worker_pool.cli.pools.lease_search import LeaseId, ask_lease, ask_pools_or_fail, find_lease
-from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, show_gpus, show_holding, show_since
+from gpu_worker_pool.cli.output import Console, Text, complain, out, print_body
+from gpu_worker_pool.cli.pools.lease_search import ask_lease, ask_pools_or_fail, complete_lease_id, find_lease
+from gpu_worker_pool.cli.pools.reading import ask_names
+from gpu_worker_pool.cli.pools.report import (
+    LeaseReport,
+    PoolReport,
+    distinct_leases,
+    show_gpus,
+    show_holding,
+    show_since,
+)
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
-from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.leases import ObstacleView
 
 
-def explain(id_: LeaseId, endpoint: Endpoints = None, *, fleet: FleetScope = False, json: Json = False) -> None:
-    """Tell why a request waits, who holds what it wants and for how long; or how it stands with a lease.
+def explain(
+    id_: Annotated[
+        str | None,
+        Argument(
+            metavar="[ID]",
+            help="A job number, or a lease by its id or a beginning that no other has. Without it: your waiting requests.",
+            complete=complete_lease_id,
+        ),
+    ] = None,
+    endpoint: Endpoints = None,
+    *,
+    fleet: FleetScope = False,
+    json: Json = False,
+) -> None:
+    """Say why your requests wait, who holds what they want, and when they may start; or tell about one lease.
 
     Ends with 1 if there is no such lease.
     """
     found = Servers(endpoint, is_fleet=fleet).run(lambda servers: _ask(servers, id_))
     if json:
-        print_json("explain", {"leases": [_as_json(lease, report) for lease, report in found]})
+        print_body({"leases": [{"endpoint": lease.endpoint, **lease.body} for lease, _ in found]})
         return
+    if not found:
+        complain("you have no waiting requests; `gpu-pool leases --mine` lists what you hold")
     console, now = out(), time.time()
-    for lease, report in found:
+    for number, (lease, report) in enumerate(found):
+        if number:
+            console.print()
         _show(console, lease, report, now)
 
 
-async def _ask(servers: Servers, text: str) -> list[tuple[LeaseReport, PoolReport]]:
-    """The lease at each endpoint that has it, and the pool there."""
+async def _ask(servers: Servers, text: str | None) -> list[tuple[LeaseReport, PoolReport]]:
+    """The lease at each endpoint that has it, and the pool there; without an id, all that the caller waits for."""
     reports = await ask_pools_or_fail(servers)
     by_endpoint = {report.endpoint: report for report in reports}
-    found = await find_lease(servers, reports, text)
+    if text is None:
+        names = await ask_names(servers)
+        live = distinct_leases(reports)
+        found = [each for each in live if each.view.state == "queued" and each.view.owner == names.get(each.endpoint)]
+    else:
+        found = await find_lease(servers, reports, text)
     # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
     fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
     return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:
-    console.print(_sentence(lease, report, now), markup=False)
+    console.print(_sentence(lease, report, now))
     if lease.view.state != "queued":
         return
     start = show_start(lease.view, now)
-    console.print(f"It starts {start}." if start else "When it will start is not known.", markup=False)
-    console.print(f"Why: {lease.why or 'the server does not say'}", markup=False)
+    console.print(f"It starts {start}." if start else "When it will start is not known.")
+    console.print(f"Why: {lease.why or 'the server does not say'}")
     if not lease.obstacles:
         return
     table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))
     models = {gpu.key: gpu.view.name for gpu in report.gpus}
     for obstacle in lease.obstacles:
+        holders = [show_holding(each, now, cut(console, each.command or "")) for each in _holders(obstacle, report)]
         table.add_row(
-            Text(lease.naming.id_of(obstacle)),
-            Text(models.get(obstacle.uuid) or "unknown"),
+            lease.naming.id_of(obstacle),
+            models.get(obstacle.uuid) or "unknown",
             Text(obstacle.text or obstacle.code, "green" if obstacle.code == "eligible" else ""),
-            Text("\n".join(_holding(console, holder, now) for holder in _holders(obstacle, report))),
+            "; ".join(holders),
         )
     print_table(console, table)
 
@@ -74,8 +102,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     terms = "".join(f", {term}" for term in show_terms(view, now))
     match view.state:
         case "queued":
-            place = f"position {view.position}"
-            place += f" of {max(report.queue_length, view.position or 0)}"
+            place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
             return (
                 f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}{terms}, since "
                 f"{_moment(lease.requested_at, now)}."
@@ -90,7 +117,7 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
         case "draining":
             end = ending(view.end_reason or "unknown", view.ended_by, view.end_note)
             return (
-                f"{who} is over since {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpu_ids)} at {lease.endpoint} "
+                f"{who} ended {_moment(lease.ended_at, now)}: {end}. {show_gpus(lease.gpu_ids)} at {lease.endpoint} "
                 f"cannot be granted yet: {view.reason}."
             )
     held = "held nothing"
@@ -111,28 +138,3 @@ def _holders(obstacle: ObstacleView, report: PoolReport) -> list[LeaseReport]:
     """The leases on that GPU, whatever its verdict names."""
     on_it = {lease_id for gpu in report.gpus if gpu.key == obstacle.uuid for lease_id in gpu.view.leases}
     return [lease for lease in report.leases if lease.id in on_it.union(obstacle.lease_ids)]
-
-
-def _holding(console: Console, lease: LeaseReport, now: float) -> str:
-    return show_holding(lease, now, cut(console, lease.command or ""))
-
-
-def _as_json(lease: LeaseReport, report: PoolReport) -> dict[str, Any]:
-    names = {gpu.key: gpu.view.name for gpu in report.gpus}
-    return {
-        **lease.as_json(),
-        "queue_length": report.queue_length,
-        "obstacles": [
-            {
-                **lease.naming.as_json(obstacle),
-                "name": names.get(obstacle.uuid),
-                "code": obstacle.code,
-                "text": obstacle.text or obstacle.code,
-                "held_by": [
-                    {"lease": holder.id, "owner": holder.view.owner, "since": iso_time(holder.since_at)}
-                    for holder in _holders(obstacle, report)
-                ],
-            }
-            for obstacle in lease.obstacles
-        ],
-    }

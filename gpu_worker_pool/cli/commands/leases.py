@@ -9,19 +9,16 @@ from enum import StrEnum
 from os.path import commonprefix
 from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.declare import Option
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Mine
+from gpu_worker_pool.cli.output import Console, Text, complain, out, print_body
 from gpu_worker_pool.cli.pools.lease_search import ask_pools_or_fail
-from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_clock
+from gpu_worker_pool.cli.pools.reading import ask_names
+from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, distinct_leases
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import short_start, show_terms
-from gpu_worker_pool.cli.table import cut, make_table, print_table
-from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.cli.table import Table, cut, make_table, print_table
+from gpu_worker_pool.cli.units import show_moment
 
 
 class LiveState(StrEnum):
@@ -33,14 +30,14 @@ class LiveState(StrEnum):
 def leases(
     endpoint: Endpoints = None,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="Only those of the user who asks.")] = False,
+    mine: Mine = False,
     state: Annotated[
         list[LiveState] | None,
-        typer.Option(
-            "--state", metavar="STATE", help="Only those in this state: active, draining or queued; may be given again."
+        Option(
+            "--state", metavar="STATE", help="Only those in this state: active, draining or queued; repeat it for more."
         ),
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
+    wide: Annotated[bool, Option("--wide", help="Show worker ids, hosts and processes too.")] = False,
     fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
@@ -48,21 +45,26 @@ def leases(
 
     On a terminal ids are shortened to a beginning that `release` and `explain` take.
     """
-    reports = Servers(endpoint, is_fleet=fleet).run(ask_pools_or_fail)
+
+    async def ask(servers: Servers) -> tuple[list[PoolReport], dict[str, str]]:
+        return await ask_pools_or_fail(servers), await ask_names(servers) if mine else {}
+
+    reports, names = Servers(endpoint, is_fleet=fleet).run(ask)
     live = distinct_leases(reports)
-    owner = user_name()  # as the server names a caller on its machine
     found = [
-        lease for lease in live if (not state or lease.view.state in state) and (not mine or lease.view.owner == owner)
+        lease
+        for lease in live
+        if (not state or lease.view.state in state) and (not mine or lease.view.owner == names.get(lease.endpoint))
     ]
-    if json:
-        down = [{"endpoint": item.endpoint, "error": item.error} for item in reports if not item.is_up]
-        print_json("leases", {"leases": [lease.as_json() for lease in found], "down": down})
-        return
     for report in reports:
         if not report.is_up:
             complain(f"{report.endpoint} is down, its leases are not shown: {report.error}")
         elif not report.has_leases:
             complain(f"{report.endpoint} has statistics only, no leases")
+    if json:
+        several = len(reports) > 1
+        print_body({"leases": [{**({"endpoint": lease.endpoint} if several else {}), **lease.body} for lease in found]})
+        return
     if not found:
         complain("there are no such leases" if mine or state else "nobody holds a GPU, nobody waits")
         return
@@ -84,16 +86,16 @@ def _table(
     for lease, note in zip(found, notes, strict=True):
         view = lease.view
         table.add_row(
-            Text(ids[lease.id]),
-            Text(view.state),
-            *([Text(lease.endpoint)] if with_endpoint else []),
-            Text(view.owner or "-"),
-            Text(", ".join(lease.gpu_ids) or f"waits for {lease.wants}"),
-            show_clock(lease.since_at, now).removeprefix("since "),
+            ids[lease.id],
+            view.state,
+            *([lease.endpoint] if with_endpoint else []),
+            view.owner or "-",
+            ", ".join(lease.gpu_ids) or f"waits for {lease.wants}",
+            show_moment(lease.since_at, now),
             str(view.priority),
-            *([Text(note)] if "NOTES" in headings else []),
+            *([note] if "NOTES" in headings else []),
             Text(cut(console, lease.command or "-")),
-            *(Text(str(fact or "-")) for fact in ((view.worker_id, view.host, view.pid) if is_wide else ())),
+            *(str(fact or "-") for fact in ((view.worker_id, view.host, view.pid) if is_wide else ())),
         )
     return table
 
@@ -104,7 +106,7 @@ def _notes(lease: LeaseReport, now: float) -> str:
 
 
 def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:
-    """Each id by its shortest unique beginning, of at least so many characters."""
+    """Each id by its shortest unique beginning, of at least this many characters."""
     ordered = sorted(set(ids))
     # Ids are compared character by character, as is wanted here.
     shared = [0, *(len(commonprefix(pair)) for pair in itertools.pairwise(ordered)), 0]  # noqa: RUF071

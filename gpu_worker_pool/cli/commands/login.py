@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import complain, out, plain
 from gpu_worker_pool.cli.pools.servers import Servers
@@ -37,13 +36,13 @@ _PASTED: Final = re.compile(r"(?:^|\s)GPU_POOL_TOKEN=(.*)$", re.MULTILINE)
 
 
 def login(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The URL of a GPU server, such as http://gpu-1:8000.")],
+    url: Annotated[str, Argument(metavar="URL", help="The URL of a GPU server, such as http://gpu-1:8000.")],
     *,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Read the token from this file; `-`: from a pipe."),
+        Option("--token-file", metavar="FILE", help="Read the token from this file; `-`: from a pipe."),
     ] = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Keep the URL alone: you only look there.")] = False,
+    no_token: Annotated[bool, Option("--no-token", help="Keep the URL alone: you only look there.")] = False,
 ) -> int:
     """Keep a server and your token there, for this command and the Python client.
 
@@ -62,12 +61,12 @@ def login(
     for variable in ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT", "GPU_POOL_TOKEN"):
         if os.environ.get(variable, "").strip():
             complain(f"{variable} is set, and goes before what was kept now; unset it")
-    out().print(f"logged in at {endpoint.url}{f' as {name}' if name else ''}; kept in {path}", markup=False)
+    out().print(f"logged in at {endpoint.url}{f' as {name}' if name else ''}; kept in {path}")
     return 0
 
 
 def logout(
-    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="The server; without it, all of them.")] = None,
+    url: Annotated[str | None, Argument(metavar="[URL]", help="The server; without it, all of them.")] = None,
 ) -> int:
     """Forget a server and your token there. The token itself stays valid: `gpu-pool token revoke` ends it."""
     path, endpoint = _path(), None if url is None else _endpoint(url)
@@ -81,7 +80,7 @@ def logout(
 
     leave(_known(path))  # nothing is made for a user without logins
     _change(path, leave)
-    out().print(f"logged out at {'all servers' if url is None else url}", markup=False)
+    out().print(f"logged out at {'all servers' if url is None else url}")
     return 0
 
 

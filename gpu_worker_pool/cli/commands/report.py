@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Final
 
-import typer
-from rich.text import Text
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, out, print_json
-from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.output import complain, out
+from gpu_worker_pool.cli.pools.servers import Servers, print_answers
 from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
 from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.cli.units import parse_duration_s, show_duration
-from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.cli.units import parse_moment, show_duration
 from gpu_worker_pool.wire.accounting import UsageTotal
 from gpu_worker_pool.wire.same_server import same_pool
 
@@ -32,42 +28,37 @@ LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
 # The leases that the server ended, by why; a column is shown only if there are some.
 _ENDS: Final = (("TIME LIMIT", "time_limit_ends"), ("PREEMPTED", "preempted_ends"), ("IDLE", "idle_ends"))
-# In the year 6000; later ones cannot be shown in every time zone.
-LATEST_S: Final = 127_174_492_800.0
 
 
 def report(
     since: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="7d|2026-11-01",
-            help="From when on: so long ago, or a date or time (of your time zone, unless it says otherwise). "
-            "By default a day before --until.",
+            help="The beginning: 7d ago, or a date or time of your time zone. By default a day before --until.",
         ),
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="1d|2026-12-01", help="To before when, likewise. By default until now.")
-    ] = None,
+    until: Annotated[str | None, Option(metavar="1d|2026-12-01", help="The end, likewise. By default now.")] = None,
     *,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
     fleet: FleetScope = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
-    """Add up GPU-hours by owner, from what the servers have written down of all leases.
+    """Add up GPU-hours by owner.
 
     Two GPUs for an hour are two GPU-hours; a lease that still runs counts until now. Leases that share a GPU are counted
-    apart. With several servers their sums are added; one that does not answer is named, and the others are shown. Ends
-    with 125 if none has anything to report.
+    separately. Of several servers the sums are added; one that does not answer is named. Ends with 125 if none has
+    anything to report.
     """
     if as_csv and json:
         raise Failure("--csv and --json exclude each other; choose one", USAGE)
     now = time.time()
-    until_at = None if until is None else parse_time(until, now, "--until")
+    until_at = None if until is None else parse_moment(until, now, "--until", is_past=True)
     if until_at is not None and until_at >= now:
         until_at = None  # there is nothing to report of the future
     end_at = now if until_at is None else until_at
-    since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_time(since, now, "--since")
+    since_at = max(end_at - DEFAULT_SPAN_S, 0.0) if since is None else parse_moment(since, now, "--since", is_past=True)
     if since_at >= end_at:
         end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
         raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
@@ -76,45 +67,11 @@ def report(
     found = servers.run(lambda servers: ask_usage(servers, path))
     _warn(found)
     if json:
-        _print_json(found, since_at, until_at)
+        print_answers(servers, [(each.endpoint, each.url, each.error, each.body) for each in found.servers])
     elif as_csv:
         _print_csv(found)
     else:
         _print_table(found, since_at, until_at)
-
-
-def parse_time(text: str, now: float, option: str) -> float:
-    """`7d`, `12h`: so long before now. `2026-11-01`, `2026-11-01 12:00`, `2026-11-01T12:00Z`: that time, in local time
-    unless it says otherwise. Returns seconds since 1970; an earlier time is 1970, before which there is nothing to
-    report.
-    """
-    try:
-        date = datetime.fromisoformat(text.strip())
-    except ValueError:
-        at = _ago(text, now)
-    else:
-        try:
-            at = date.timestamp()
-        except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
-            at = 0.0 if date.year < 1970 else LATEST_S
-    if at is None:
-        raise Failure(f"{option}: {text!r} is not a time; write 7d, 12h, 2026-11-01 or '2026-11-01 12:00'", USAGE)
-    return max(at, 0.0)
-
-
-def _ago(text: str, now: float) -> float | None:
-    """The time that long ago; None where the text is not a length of time."""
-    if text.strip().isdigit():
-        return None  # it might be a year, or meant in days, in seconds ago or since 1970
-    try:
-        return now - parse_duration_s(text)
-    except typer.BadParameter:
-        pass
-    try:
-        parse_duration_s(re.sub(r"[0-9]+", "1", text))
-    except typer.BadParameter:
-        return None
-    return 0.0  # it is written correctly, so it is too long
 
 
 def limit_s(environ: Mapping[str, str]) -> float | None:
@@ -144,8 +101,8 @@ def _warn(found: UsageReport) -> None:
     total = found.total()
     if total.unknown_leases or total.unknown_waits:
         complain(
-            f"for how long is not known of {total.unknown_leases} of the leases and {total.unknown_waits} of the waits, "
-            "because a clock was set meanwhile; they are not in these sums"
+            f"{total.unknown_leases} leases and {total.unknown_waits} waits are not in these sums: a clock was set meanwhile, so "
+            "how long they took is not known"
         )
 
 
@@ -171,22 +128,6 @@ def _as_text(cell: str) -> str:
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def _print_json(found: UsageReport, since_at: float, until_at: float | None) -> None:
-    others = found.others()
-    print_json(
-        "report",
-        {
-            "since": iso_time(since_at),
-            "until": iso_time(until_at),
-            "is_complete": found.is_complete,
-            "owners": [{"owner": owner, **amounts(usage)} for owner, usage in found.by_owner()],
-            "others": None if others is None else {"owners": others[0], **amounts(others[1])},
-            "total": amounts(found.total()),
-            "endpoints": [server.as_json() for server in found.servers],
-        },
-    )
-
-
 def _print_table(found: UsageReport, since_at: float, until_at: float | None) -> None:
     console = out()
     end = "now" if until_at is None else _show_time(until_at)
@@ -200,12 +141,10 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     headings += ["UNKNOWN"] if has_unknown else []
     ends = [(word, name) for word, name in _ENDS if getattr(total, name)]
     headings += [word for word, _ in ends]
-    table = make_table("OWNER", *headings, whole=headings)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("OWNER", *headings, whole=headings, right=headings)
     for name, usage in [*rows, ("TOTAL", total)] if len(rows) > 1 else rows:
         table.add_row(
-            Text(name),
+            name,
             _show_hours(usage.gpu_hours),
             *([_show_hours(usage.shared_gpu_hours)] if is_shared else []),
             str(usage.leases),
@@ -214,7 +153,6 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
             show_duration(usage.wait_hours * 3600),
             *([str(usage.unknown_leases)] if has_unknown else []),
             *(str(getattr(usage, name)) for _, name in ends),
-            style="bold" if usage is total else None,
         )
     print_table(console, table)
 

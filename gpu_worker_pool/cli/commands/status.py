@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from datetime import datetime
+from typing import Annotated, Final
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.declare import Option
+from gpu_worker_pool.cli.live import draw_until_quit
+from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Mine
+from gpu_worker_pool.cli.output import Console, Text, out
 from gpu_worker_pool.cli.pools.plans import Plan, show_plan
-from gpu_worker_pool.cli.pools.reading import ask_pools
+from gpu_worker_pool.cli.pools.reading import ask_names, ask_pools
 from gpu_worker_pool.cli.pools.report import (
     GpuReport,
     LeaseReport,
@@ -21,20 +22,22 @@ from gpu_worker_pool.cli.pools.report import (
     by_node,
     check_any_is_up,
     fleet_line,
+    only_of,
     show_clock,
     show_holding,
     show_outsiders,
 )
-from gpu_worker_pool.cli.pools.servers import Servers
+from gpu_worker_pool.cli.pools.servers import Servers, print_answers
 from gpu_worker_pool.cli.pools.terms import show_start, show_terms
-from gpu_worker_pool.cli.table import cut, make_table, print_table
-from gpu_worker_pool.cli.units import count
+from gpu_worker_pool.cli.table import Table, cut, make_table, print_table
+from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.wire.same_server import same_pool
 
-# So many waiting requests are shown; `leases` lists all.
+# The waiting requests that are shown; `leases` lists all.
 MOST_QUEUED: Final = 20
 MOST_BOOKINGS: Final = 10
 BAR_CELLS: Final = 10
+SHORTEST_INTERVAL_S: Final = 0.1
 # On a narrower terminal the bars are left out: the holders need the room.
 _WIDE: Final = 110
 STATE_STYLES: Final = {
@@ -55,20 +58,81 @@ _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
 _TROUBLE: Final = "bold red"
 
 
-def status(endpoint: Endpoints = None, *, fleet: FleetScope = False, json: Json = False) -> None:
+def _interval_s(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds < SHORTEST_INTERVAL_S:
+        raise ValueError(f"{text!r} is too short; {SHORTEST_INTERVAL_S:g}s is the shortest")
+    return seconds
+
+
+Watch = Annotated[bool, Option("--watch", "-w", help="Follow the pool until q or Ctrl-C; top does the same.")]
+Interval = Annotated[
+    float, Option("--interval", "-i", parser=_interval_s, metavar="TIME", help="With --watch: how often. [1s]")
+]
+
+
+def status(
+    endpoint: Endpoints = None,
+    *,
+    mine: Mine = False,
+    watch: Watch = False,
+    interval: Interval = 1.0,
+    fleet: FleetScope = False,
+    json: Json = False,
+) -> None:
     """Show every GPU, who holds it since when, and who waits.
 
     A server that is down is shown as down. Ends with 0 if at least one answered, else with 125.
     """
-    query = "" if json else f"?queue={MOST_QUEUED}"
-    reports = Servers(endpoint, is_fleet=fleet).run(lambda servers: ask_pools(servers, query))
-    check_any_is_up(reports)
-    if not json:
-        show(out(), reports, time.time())
+    servers = Servers(endpoint, is_fleet=fleet)
+    if watch and not json:
+        follow(servers, interval, is_mine=mine)
         return
-    counted = [report for report in reports if report.same_as is None]
-    totals = {"gpus_total": sum(len(item.gpus) for item in counted), "gpus_free": sum(item.free for item in counted)}
-    print_json("status", {**totals, "endpoints": [report.as_json() for report in reports]})
+    while True:
+        reports = servers.run(lambda opened: _ask(opened, is_whole=json, is_mine=mine))
+        check_any_is_up(reports)
+        if json:
+            print_answers(servers, [(each.endpoint, each.url, each.error, each.body) for each in reports])
+        else:
+            show(out(), reports, time.time())
+        if not watch:
+            return
+        time.sleep(interval)
+
+
+async def _ask(servers: Servers, *, is_whole: bool, is_mine: bool) -> list[PoolReport]:
+    """The pools. Of a long queue only the beginning is asked for, unless all of it is wanted."""
+    if not is_mine:
+        return await ask_pools(servers, "" if is_whole else f"?queue={MOST_QUEUED}")
+    reports = await ask_pools(servers)
+    names = await ask_names(servers) if any(report.is_up for report in reports) else {}
+    return [only_of(report, names.get(report.endpoint)) for report in reports]
+
+
+def top(endpoint: Endpoints = None, *, interval: Interval = 1.0, fleet: FleetScope = False, json: Json = False) -> None:
+    """Follow the pool, as `status --watch` does. q or Ctrl-C ends it.
+
+    Without a terminal it is printed once. With --json, one object on a line each interval, until Ctrl-C.
+    """
+    status(endpoint, watch=json or sys.stdout.isatty(), interval=interval, fleet=fleet, json=json)
+
+
+def follow(servers: Servers, interval_s: float, *, is_mine: bool) -> None:
+    """Draw on the whole screen what `status` shows, again and again. A server that is down is shown so."""
+    console = out()
+
+    def draw() -> list[str]:
+        reports = servers.run(lambda opened: _ask(opened, is_whole=False, is_mine=is_mine))
+        now, drawn = time.time(), io.StringIO()
+        page = Console(drawn, is_terminal=True, width=console.width)
+        page.print(f"{datetime.fromtimestamp(now).astimezone():%H:%M:%S}  every {interval_s:g} s, q quits", "dim")
+        show(page, reports, now)
+        return drawn.getvalue().splitlines()
+
+    if console.is_terminal:
+        draw_until_quit(console, draw, interval_s)
+    else:
+        console.write("\n".join([*draw()[1:], ""]))
 
 
 def show(console: Console, reports: Sequence[PoolReport], now: float) -> None:
@@ -100,14 +164,14 @@ def _show_pool(console: Console, report: PoolReport, now: float) -> None:
         console.print(f"and {more} more; `gpu-pool leases --state queued` lists all")
     plans: list[Plan] = [*([report.reservation] if report.reservation else []), *report.bookings[:MOST_BOOKINGS]]
     for plan in plans:
-        console.print(show_plan(plan, now), markup=False)
+        console.print(show_plan(plan, now))
     if (more := len(report.bookings) - MOST_BOOKINGS) > 0:
         console.print(f"and {more} more; `gpu-pool reservations` lists all")
 
 
 def _show_gpus(console: Console, report: PoolReport, now: float) -> None:
     if (line := fleet_line(report)) is not None:
-        console.print(line, markup=False)
+        console.print(line)
     leases = {lease.id: lease for lease in report.leases}
     for node, gpus in by_node(report):
         if node is not None:
@@ -133,7 +197,7 @@ def _heading(report: PoolReport) -> Text:
 
 
 def _gpu_table(console: Console, leases: Mapping[str, LeaseReport], gpus: Sequence[GpuReport], now: float) -> Table:
-    is_ascii = console.options.ascii_only
+    is_ascii = console.is_ascii
     table = make_table(*_GPU_HEADINGS, "HELD BY / REASON", whole=_GPU_HEADINGS)
     has_room = not console.is_terminal or console.width >= _WIDE
     for gpu in gpus:

@@ -2,115 +2,76 @@
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
 import secrets
 import signal
-from typing import Annotated, Final
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import complain, print_json
 
-BROKEN: Final = 1
-# The limit of a demo; a long one has so much time beside its seconds, to start everything and to serve the last
-# waiters.
-_LONGEST_S: Final = 28.0
-_BESIDE_S: Final = 14.0
-# A fleet has more to start, and to end.
-_BESIDE_FLEET_S: Final = 60.0
-_SECONDS: Final = 14.0
-_FLEET_S: Final = 40.0
+BROKEN = 1
 
 
 def demo(
-    workers: Annotated[
-        int, typer.Option(metavar="NUMBER", min=2, max=64, help="How many worker processes compete.")
-    ] = 12,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            metavar="NUMBER",
-            min=1,
-            max=32,
-            help="Number of simulated GPUs. By default this machine's GPUs, or four simulated ones.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", min=3, max=600, help="How long they compete: 14 by default, 40 in a fleet."),
-    ] = None,
-    fleet: Annotated[
-        bool,
-        typer.Option(
-            "--fleet",
-            help="Three boxes of a fleet on a real PostgreSQL, with --gpus simulated GPUs each (2). The leader and the "
-            "database are killed instead of the server.",
-        ),
-    ] = False,
+    workers: Annotated[int, Option(metavar="NUMBER", min=2, max=64, help="How many worker processes compete.")] = 12,
+    gpus: Annotated[int, Option(metavar="NUMBER", min=1, max=32, help="Number of simulated GPUs.")] = 4,
+    seconds: Annotated[float, Option(metavar="NUMBER", min=3, max=600, help="How long they compete.")] = 14.0,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
+        Option(metavar="NUMBER", min=0, help="Seed of the times for which GPUs are held; random by default."),
     ] = None,
     json: Json = False,
-    cheat: Annotated[bool, typer.Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
-    limit: Annotated[float | None, typer.Option(min=1, hidden=True, help="Give up after so many seconds.")] = None,
+    cheat: Annotated[bool, Option("--cheat", hidden=True, help="One worker goes on after its release.")] = False,
 ) -> int:
     """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
 
     It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
     itself. All results are measured; the exit code is 1 if a promise was broken.
     """
-    from .demo import Demo, DemoPlan  # noqa: PLC0415 - loads the client
-    from .fleet import FleetDemo  # noqa: PLC0415
-    from .folder import demo_folder  # noqa: PLC0415
-    from .summary import Record, render, summarize  # noqa: PLC0415
+    from .course import Demo  # noqa: PLC0415 - loads the client
 
-    lasts_s = seconds or (_FLEET_S if fleet else _SECONDS)
-    plan = DemoPlan(
-        workers,
-        gpus,
-        lasts_s,
-        seed=secrets.randbelow(1_000_000) if seed is None else seed,
-        longest_s=limit or (lasts_s + _BESIDE_FLEET_S if fleet else max(_LONGEST_S, lasts_s + _BESIDE_S)),
-        has_cheat=cheat,
-    )
-    console = Console(stderr=True, highlight=False) if json else out()
+    def stop(number: int, _: Any) -> None:
+        sys.exit(SIGNAL_BASE + number)
 
-    async def run_demo() -> Record | int:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        received: list[signal.Signals] = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, for example
+            signal.signal(number, stop)
+    say = complain if json else _say
+    with tempfile.TemporaryDirectory(prefix="gpu-pool-demo-", ignore_cleanup_errors=True) as folder:
+        chosen = secrets.randbelow(1_000_000) if seed is None else seed
+        course = Demo(Path(folder), gpus, say).run(workers, seconds, chosen, has_cheat=cheat)
+    return show_results(course, json=json, about={"workers": workers, "gpus": gpus, "seed": chosen})
 
-        def stop(number: signal.Signals) -> None:
-            received.append(number)
-            if task is not None:
-                task.cancel()
 
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, for example
-                loop.add_signal_handler(number, stop, number)
-        try:
-            with demo_folder() as folder:
-                return await (FleetDemo if fleet else Demo)(plan, console, folder).run()
-        except asyncio.CancelledError:
-            if not received:
-                raise  # by Ctrl-C
-            return SIGNAL_BASE + received[0]
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - the result
 
-    # If even the event loop hangs: the kernel ends the other processes with this one.
-    faulthandler.dump_traceback_later(plan.longest_s + 1.5, exit=True)
-    try:
-        record = asyncio.run(run_demo())
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    if isinstance(record, int):
-        return record
-    summary = summarize(record)
-    if console.is_terminal or not json:
-        console.print(render(summary))
+
+def show_results(course: Any, *, json: bool, about: dict[str, Any], by_journal: Sequence[str] | None = None) -> int:
+    """Print the table of promises; the exit code says whether all were kept."""
+    from .results import figures, promises  # noqa: PLC0415 - only once the demo has run
+
+    found, measured = promises(course, by_journal), figures(course)
+    is_ok = all(is_kept is not False for is_kept, _, _ in found) and measured["grants"] > 0
     if json:
-        print_json("demo", summary)
-    return 0 if summary["is_ok"] else BROKEN
+        listed = [{"kept": is_kept, "promise": name, "text": text} for is_kept, name, text in found]
+        print_json("demo", {"is_ok": is_ok, **about, **measured, "promises": listed})
+        return 0 if is_ok else BROKEN
+    marks = {True: "ok", False: "BROKEN", None: "-"}
+    wait, handover = measured["wait_s"], measured["handover_ms"]
+    rows = [
+        *((marks[is_kept], name, text) for is_kept, name, text in found),
+        ("", "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s"),
+        ("", f"Hand-overs: {handover['count']}", f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"),
+    ]
+    width = max(len(name) for _, name, _ in rows)
+    verdict = "Every promise was kept. Now yours: gpu-pool serve, then gpu-pool run -- CMD"
+    lines = [f"{mark:<7} {name:<{width}}  {text}" for mark, name, text in rows]
+    _say("\n".join(["", *lines, "", verdict if is_ok else "A promise was broken."]))
+    return 0 if is_ok else BROKEN

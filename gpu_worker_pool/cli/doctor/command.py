@@ -6,11 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.text import Text
-
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import out, print_json
+from gpu_worker_pool.cli.output import Console, Text, out, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import show_beside
 
@@ -49,9 +46,9 @@ def doctor(endpoint: Endpoints = None, json: Json = False) -> int:
 
 def _show(console: Console, finding: Finding) -> None:
     status = Text(f"  {finding.status:<8}", style=STYLES[finding.status])
-    show_beside(console, status + Text(f" {finding.check:<16} ", style="default"), Text(finding.message))
+    show_beside(console, status.append(f" {finding.check:<16} "), finding.message)
     if finding.advice:
-        show_beside(console, Text(f"{'':<28}-> "), Text(finding.advice, style="italic"))
+        show_beside(console, Text(f"{'':<28}-> "), finding.advice)
 
 
 def _number(number: int, noun: str) -> str:
@@ -60,17 +57,17 @@ def _number(number: int, noun: str) -> str:
 
 def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[tuple[str, list[Check]]]:
     # Loaded here, so that no other command waits for them.
-    from . import client, gpus  # noqa: PLC0415
+    from . import client, machine  # noqa: PLC0415
 
-    facts = gpus.GpuFacts()
-    yield "This machine and its GPUs", gpus.checks(facts)
+    facts = machine.GpuFacts()
+    yield "This machine and its GPUs", machine.checks(facts)
     try:
         from . import server  # noqa: PLC0415 - its packages may be missing
     except ModuleNotFoundError as error:
         text = f"this machine cannot be a server: {error.name} is not installed"
         how = "only if it is to be one: pip install 'gpu-worker-pool[server]'"
         missing = Finding("server-packages", "skipped", text, how)
-        yield "As a server", [Check("server-packages", lambda: missing)]
+        yield "As a server", [Check("server-packages", lambda: [missing])]
     else:
         yield "As a server", server.checks(facts, is_client_only=client.is_client_only(servers.config))
     yield "As a client", client.checks(servers, given, heard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,24 +35,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check by its name. `find` returns one finding, several, or None where it has nothing to say."""
+    """A check by its name. `find` yields what it found, which may be nothing."""
 
     name: str
-    find: Callable[[], Finding | Sequence[Finding] | None]
+    find: Callable[[], Iterable[Finding]]
 
     def run(self, limit_s: float = LONGEST_S) -> list[Finding]:
         """Its findings, in plain text for a terminal. A check that raises or hangs is a finding itself."""
         try:
-            found = within(limit_s, self.find)
+            found = within(limit_s, lambda: list(self.find()))
         except Failure as failure:
-            found = Finding(self.name, "problem", str(failure))
+            found = [Finding(self.name, "problem", str(failure))]
         except Exception as error:  # noqa: BLE001 - one check must not end the others
             words = f"this check failed: {type(error).__name__}: {error}"
-            found = Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")
-        listed = [found] if isinstance(found, Finding) else found or ()
-        return [
-            replace(item, message=plain(item.message), advice=item.advice and plain(item.advice)) for item in listed
-        ]
+            found = [Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")]
+        return [replace(item, message=plain(item.message), advice=item.advice and plain(item.advice)) for item in found]
 
 
 class TookTooLong(Exception):  # noqa: N818 - what happened
@@ -89,14 +86,12 @@ def complaints() -> Iterator[list[str]]:
         logger.handlers, logger.propagate = before
 
 
-def judge_settings(side: Literal["server", "client"], heard: Sequence[str]) -> list[Finding]:
+def judge_settings(side: Literal["server", "client"], heard: Sequence[str]) -> Iterator[Finding]:
     """Values in the environment or in .env that a server or a client cannot use."""
-    check, in_variable = f"{side}-settings", "correct or unset that variable"
-    in_file = (
-        "correct that file or move it away: lines of NAME=value, in UTF-8; `gpu-pool serve` does not start with it"
-    )
+    check = f"{side}-settings"
     if not heard:
-        return [Finding(check, "ok", f"the {side}'s settings are in order")]
-    return [
-        Finding(check, "problem", words, in_file if words.startswith(LOST_FILE) else in_variable) for words in heard
-    ]
+        yield Finding(check, "ok", f"the {side}'s settings can be used")
+    for words in heard:
+        is_file = words.startswith(LOST_FILE)
+        how = "correct that file or move it away: lines of NAME=value, in UTF-8" if is_file else "correct or unset it"
+        yield Finding(check, "problem", words, how)

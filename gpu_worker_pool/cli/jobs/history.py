@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
-import typer
-from rich.table import Table
-from rich.text import Text
-
-from gpu_worker_pool.cli.failure import USAGE, Failure
-from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.wire.accounting import TimelineView
 from gpu_worker_pool.wire.bounds import FEWEST_HOURS, MOST_HOURS
 from gpu_worker_pool.wire.reader import read, read_time
 
-if TYPE_CHECKING:
-    from .job_store import JobRecord
+from .jobs import own_store
 
 DEFAULT_SINCE: Final = "7d"
 
@@ -58,13 +52,28 @@ class PastLease:
             "mean_utilization_percent": self.mean_utilization_percent,
         }
 
+    def as_row(self, now: float) -> list[str | Text]:
+        took = None if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
+        return [
+            "-",
+            Text(self.owner or "-"),
+            "ended",
+            Text(", ".join(self.gpus)),
+            show_moment(self.started_at, now),
+            "-" if took is None else show_duration(took),
+            "-" if self.peak_memory_mb is None else show_memory(self.peak_memory_mb),
+            "-" if self.mean_utilization_percent is None else f"{self.mean_utilization_percent:.0f}%",
+            Text(self.end_reason or ""),
+            Text(self.command or "-"),
+        ]
+
 
 def history(
     since: Annotated[
-        str, typer.Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
+        str, Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
     ] = DEFAULT_SINCE,
     *,
-    mine: Annotated[bool, typer.Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
+    mine: Annotated[bool, Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
@@ -73,36 +82,39 @@ def history(
     Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
     Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
     """
-    from gpu_worker_pool.cli.commands.report import parse_time  # noqa: PLC0415 - only where it is needed
+    from gpu_worker_pool.cli.units import parse_moment  # noqa: PLC0415 - only where it is needed
 
-    from .job_store import JobStore, jobs_folder  # noqa: PLC0415
-    from .job_view import job_json  # noqa: PLC0415
+    from .job_view import job_json, jobs_of, past_row, past_table  # noqa: PLC0415
 
     now = time.time()
-    since_at = parse_time(since, now, "--since")
+    since_at = parse_moment(since, now, "--since", is_past=True)
     if since_at > now:
         raise Failure(f"--since {since} is in the future; give a time that has passed", USAGE)
-    records = JobStore(jobs_folder(os.environ)).load()
+    records = own_store().load()
     over = [
-        record
-        for record in records.values()
-        if record.life.state.is_over and (record.life.ended_at is None or record.life.ended_at >= since_at)
+        job
+        for job in jobs_of(records.values())
+        if job.life.state.is_over and (job.life.ended_at is None or job.life.ended_at >= since_at)
     ]
-    over.sort(key=lambda record: (record.life.ended_at or 0.0, record.key.number, record.key.index or 0))
-    known = {record.life.lease.id for record in records.values() if record.life.lease is not None}
+    over.sort(key=lambda job: (job.life.ended_at or 0.0, job.key.number, job.key.index or 0))
+    known = {run.lease_id for record in records.values() for run in record.submission.runs.values()}
     leases = [] if mine else _ask(endpoint, since_at, known)
     if json:
-        found = {"jobs": [job_json(record) for record in over], "leases": [lease.as_json() for lease in leases]}
+        found = {"jobs": [job_json(job) for job in over], "leases": [lease.as_json() for lease in leases]}
         print_json("history", {"since": iso_time(since_at), **found})
         return
     if not over and not leases:
         complain(f"nothing has ended since {show_moment(since_at, now)}")
         return
-    console = out()
-    print_table(console, _table(over, leases, now))
+    table, own = past_table(), user_name()
+    for job in over:
+        table.add_row(*past_row(job, own, now))
+    for lease in leases:
+        table.add_row(*lease.as_row(now))
+    print_table(out(), table)
 
 
-def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[PastLease]:
+def _ask(endpoints: list[str] | None, since_at: float, known: Collection[str | None]) -> list[PastLease]:
     """The other leases that ended since then; a server that does not answer is named."""
     hours = min(max((time.time() - since_at) / 3600, FEWEST_HOURS), MOST_HOURS)
     answers = Servers(endpoints).run(lambda servers: servers.ask_all(f"/timeline?hours={hours:.4f}"))
@@ -130,27 +142,3 @@ def _ask(endpoints: list[str] | None, since_at: float, known: set[str]) -> list[
                     span.mean_utilization_percent,
                 )
     return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)
-
-
-def _table(over: Sequence[JobRecord], leases: Sequence[PastLease], now: float) -> Table:
-    from .job_view import past_row, past_table  # noqa: PLC0415 - loaded by now
-
-    table, own = past_table(), user_name()
-    for record in over:
-        first, *rest = past_row(record, now)
-        table.add_row(first, own, *rest)
-    for lease in leases:
-        took = None if lease.started_at is None or lease.ended_at is None else lease.ended_at - lease.started_at
-        table.add_row(
-            "-",
-            Text(lease.owner or "-"),
-            "ended",
-            Text(", ".join(lease.gpus)),
-            show_moment(lease.started_at, now),
-            "-" if took is None else show_duration(took),
-            "-" if lease.peak_memory_mb is None else show_memory(lease.peak_memory_mb),
-            "-" if lease.mean_utilization_percent is None else f"{lease.mean_utilization_percent:.0f}%",
-            Text(lease.end_reason or ""),
-            Text(lease.command or "-"),
-        )
-    return table

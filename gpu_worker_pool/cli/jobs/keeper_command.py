@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from gpu_worker_pool.cli.declare import Option
+from gpu_worker_pool.cli.output import pass_on_warnings, plain
+from gpu_worker_pool.failure import Failure
 
-from gpu_worker_pool.cli.failure import Failure
+from .jobs import own_store
 
 if TYPE_CHECKING:
-    from .job_store import JobStore
-    from .keeper_link import Ready
+    from gpu_worker_pool.jobs.job_store import JobStore
+    from gpu_worker_pool.jobs.keeper_link import Ready
 
 _LONGEST_LOG_BYTES: Final = 1 << 20
 # How long another keeper may take to answer, or to end.
@@ -26,13 +30,13 @@ _TAKE_OVER_S: Final = 2.0
 
 def keeper(
     detach: Annotated[
-        bool, typer.Option("--detach", help="Go to the background, without a terminal. `submit` starts it so.")
+        bool, Option("--detach", help="Go to the background, without a terminal. `submit` starts it so.")
     ] = False,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
+        bool, Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
     ] = False,
 ) -> int:
-    """Wait for GPUs for the submitted jobs, and run them.
+    """Wait for GPUs for the submitted jobs, and start them.
 
     `submit` starts it, and every command about jobs does while one waits or runs. It ends when there is nothing to do, and
     may be killed at any time: the next one goes on. Start it yourself only so that jobs go on after a restart of the
@@ -41,13 +45,11 @@ def keeper(
 
     Exit codes: 0 there was nothing left to do, or another keeper is there; 125 it cannot be started.
     """
-    from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it runs
-    from .keeper_link import LOG_FILE, Ready  # noqa: PLC0415
-    from .keeper_link import detach as go_to_background  # noqa: PLC0415
+    from gpu_worker_pool.jobs.keeper_link import LOG_FILE, Ready  # noqa: PLC0415 - only where it runs
 
-    store, ready = JobStore(jobs_folder(os.environ)), Ready(os.environ)
-    if detach:
-        go_to_background()
+    store, ready = own_store(), Ready(os.environ)
+    if detach and os.fork():
+        os._exit(0)  # with a second fork, no terminal can become the keeper's own
     _settle_signals()
     try:
         store.make()
@@ -67,12 +69,12 @@ def keeper(
 
 def _lock(store: JobStore, *, waits: bool) -> int | None:
     """The lock of the keeper; None where another keeper is there. Where it `waits`, it takes over when that one ends."""
-    from .keeper_link import NoKeeper, ask_keeper, lock_keeper  # noqa: PLC0415 - loaded by now
+    from gpu_worker_pool.jobs.keeper_link import NoKeeper, lock_keeper, poke  # noqa: PLC0415 - loaded by now
 
     give_up_at = time.monotonic() + _OTHER_S
     while (lock := lock_keeper(store.root)) is None:
         try:
-            ask_keeper(store, {"do": "look"}, starts=False)
+            poke(store)
         except NoKeeper:
             if time.monotonic() >= give_up_at:
                 raise Failure(
@@ -107,8 +109,20 @@ def _bound_log(path: Path, *, is_ours: bool) -> None:
         os.close(log)
 
 
-async def _run(store: JobStore, ready: Ready, *, stays: bool) -> None:
-    from .keeper import Keeper  # noqa: PLC0415 - loads the client
-    from .keeper_server import serve  # noqa: PLC0415
+def _say(message: str) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    with suppress(OSError):  # a full disk must not end the keeper
+        print(f"{when} {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper's log
 
-    await serve(Keeper(store, dict(os.environ), stays=stays), store, lambda trouble: ready.say(trouble or "ready"))
+
+async def _run(store: JobStore, ready: Ready, *, stays: bool) -> None:
+    from gpu_worker_pool.jobs.keeper import Keeper  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.jobs.keeper_link import FACTS_FILE, listen  # noqa: PLC0415
+
+    pass_on_warnings(_say)
+    keeper = Keeper(store, os.environ, _say, stays=stays)
+    server = await listen(store, keeper.changed.set)
+    ready.say("ready")
+    await keeper.run()
+    server.close()
+    (store.root / FACTS_FILE).unlink(missing_ok=True)

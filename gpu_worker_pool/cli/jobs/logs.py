@@ -10,15 +10,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from gpu_worker_pool.cli.failure import REFUSED, Failure
+from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.output import complain
+from gpu_worker_pool.failure import REFUSED, Failure
 
-from .jobs import JobId, load_live
+from .jobs import JobId, load_live, own_store
 
 if TYPE_CHECKING:
-    from .job_store import JobRecord, JobStore
+    from .job_view import Job
 
 _LOOK_S: Final = 0.2
 _READ_BYTES: Final = 1 << 16
@@ -27,11 +26,11 @@ _READ_BYTES: Final = 1 << 16
 def logs(
     id_: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job is over, and wait for its start.")
+        bool, Option("--follow", "-f", help="Go on until the job is over, and wait for its start.")
     ] = False,
     attempt: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", min=1, max=1_000_000, help="Which attempt; by default the last one."),
+        Option(metavar="NUMBER", min=1, max=1_000_000, help="Which attempt; by default the last one."),
     ] = None,
 ) -> int:
     """Print what a job has written to its standard output and standard error.
@@ -39,32 +38,36 @@ def logs(
     Of an array all tasks, one after the other. With --follow it ends when the job is over; Ctrl-C ends it before, and the
     job goes on. Ends with 1 if there is no such job or no such attempt.
     """
-    from .job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
-    from .job_view import find_jobs, say_of_jobs  # noqa: PLC0415
+    from .job_view import find_jobs, parse_ids, say_of_jobs  # noqa: PLC0415 - only where it is needed
 
-    store = JobStore(jobs_folder(os.environ))
+    store, (wanted,) = own_store(), parse_ids([id_])
     # A job without a keeper would be followed for ever.
-    meant = find_jobs(load_live(store)[0] if follow else store.load(), [id_])
+    records = load_live(store, [wanted.number]) if follow else store.load([wanted.number])
+    meant = find_jobs(records, [id_])
     # Of those that have not run and never will, or that have not yet run, nothing can be printed.
-    found: list[JobRecord] = []
-    silent: list[JobRecord] = []
-    for record in meant:
-        is_silent = record.life.attempts == 0 and attempt is None and (record.life.state.is_over or not follow)
-        (silent if is_silent else found).append(record)
-    for number, record in enumerate(found):
+    found: list[Job] = []
+    silent: list[Job] = []
+    for job in meant:
+        is_silent = job.life.attempts == 0 and attempt is None and (job.life.state.is_over or not follow)
+        (silent if is_silent else found).append(job)
+    for number, job in enumerate(found):
         if len(meant) > 1:
-            _print(f"{chr(10) if number else ''}==> {record.key} <==\n".encode())
-        if attempt is not None and not OutputReader(record.log_of(attempt)).is_there:
-            raise Failure(f"job {record.key} has no output of an attempt {attempt}", REFUSED)
+            _print(f"{chr(10) if number else ''}==> {job.key} <==\n".encode())
+        if attempt is not None and not OutputReader(_log(job, attempt)).is_there:
+            raise Failure(f"job {job.key} has no output of an attempt {attempt}", REFUSED)
         if follow:
-            _follow(store, record, attempt)
+            _follow(job, attempt)
         else:
-            for data in OutputReader(record.log_of(attempt or record.life.attempts)).read():
+            for data in OutputReader(_log(job, attempt or job.life.attempts)).read():
                 _print(data)
-    for state in dict.fromkeys(record.life.state for record in silent):
-        keys = [str(record.key) for record in silent if record.life.state is state]
+    for state in dict.fromkeys(job.life.state for job in silent):
+        keys = [job.key for job in silent if job.life.state is state]
         say_of_jobs(keys, f"has not run: it is {state}", f"have not run: they are {state}", complain)
     return 0
+
+
+def _log(job: Job, attempt: int) -> Path:
+    return job.record.log_of(job.key.index, attempt)
 
 
 class OutputReader:
@@ -101,34 +104,33 @@ class OutputReader:
             self._file = None
 
 
-def _follow(store: JobStore, record: JobRecord, attempt: int | None) -> None:
-    """Print the output as it comes, and that of the next attempt where the job is run again."""
-    current = attempt or max(record.life.attempts, 1)
-    reader, is_told = OutputReader(record.log_of(current)), False
+def _follow(job: Job, attempt: int | None) -> None:
+    """Print the output as it comes, and that of the next attempt where the job is run again. Of the journal only what is new
+    is read.
+    """
+    record, index = job.record, job.key.index
+    current = attempt or max(job.life.attempts, 1)
+    reader, is_told = OutputReader(_log(job, current)), False
     while True:
         # The state is read before the output: what is written after that is read in the next round.
-        life = record.life
+        record.refresh()
+        life = record.submission.life(index)
+        state, attempts = life.state, life.attempts
         for data in reader.read():
             _print(data)
-        if life.attempts > current and attempt is None:
+        if attempts > current and attempt is None:
             current += 1
-            reader = OutputReader(record.log_of(current))
+            if _log(job, current) != _log(job, current - 1):  # those of a batch share a log
+                reader = OutputReader(_log(job, current))
             continue
-        if life.state.is_over or (attempt is not None and life.attempts > attempt):
-            if life.attempts == 0:
-                complain(f"job {record.key} has not run: it is {life.state}")
+        if state.is_over or (attempt is not None and attempts > attempt):
+            if attempts == 0:
+                complain(f"job {job.key} has not run: it is {state}")
             return
-        if life.attempts < current and not is_told:
-            complain(f"job {record.key} is {life.state}; waiting for it")
+        if attempts < current and not is_told:
+            complain(f"job {job.key} is {state}; waiting for it")
             is_told = True
         time.sleep(_LOOK_S)
-        _look(store, record)
-
-
-def _look(store: JobStore, record: JobRecord) -> None:
-    for found in store.load_number(record.key.number):
-        if found.key == record.key:
-            record.life = found.life
 
 
 def _print(data: bytes) -> None:

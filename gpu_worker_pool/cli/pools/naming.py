@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpu_worker_pool.wire.leases import GpuRef, ObstacleView
 from gpu_worker_pool.wire.pool import PoolGpu
@@ -26,9 +25,6 @@ class Naming:
         if self.is_fleet and gpu.node is not None:
             return f"{gpu.node}:{local}"
         return f"{self.endpoint}:{local}" if self.is_multi else local
-
-    def as_json(self, gpu: GpuRef | PoolGpu | ObstacleView) -> dict[str, Any]:
-        return {"id": self.id_of(gpu), "gpu_id": gpu.gpu_id, "uuid": gpu.uuid or None, "name": gpu.name}
 
 
 def show_gpus(ids: Sequence[str]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gpu_worker_pool.cli.moments import show_moment
+from gpu_worker_pool.cli.units import show_moment
 from gpu_worker_pool.wire.plans import BookingView, ReservationView
 from gpu_worker_pool.wire.pool import PoolGpu
 from gpu_worker_pool.wire.reader import read_time
@@ -14,8 +13,7 @@ from .naming import Naming, show_gpus
 
 # What a booking or a planned drain keeps from others before it begins.
 HELD_BACK = (
-    "until then these GPUs are kept from requests that would not end before: by their --time, or without one by how long their "
-    "owner's last leases took (an hour where nothing is known)"
+    "until then, these GPUs go only to requests that end in time: by their --time, or by their owner's last leases"
 )
 
 
@@ -54,20 +52,6 @@ class BookingReport:
             return f"out of service from {show_moment(read_time(self.view.starts_at), now)} on{why}"
         return f"booked for {self.view.owner or 'nobody'} {self.span(now)}{why}"
 
-    def as_json(self) -> dict[str, Any]:
-        view = self.view
-        return {
-            "id": view.id,
-            "endpoint": self.naming.endpoint,
-            "gpus": [self.naming.as_json(gpu) for gpu in view.gpus],
-            "starts_at": view.starts_at,
-            "ends_at": view.ends_at,
-            "owner": view.owner,
-            "reason": view.reason,
-            "booked_by": view.booked_by,
-            "late_holders": list(view.late_holders),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class ReservationReport:
@@ -84,17 +68,6 @@ class ReservationReport:
         """Without its GPUs: `reserved for carol (train.py), probably at 14:20`."""
         about = "about" if self.view.basis == "predicted" else "probably at"
         return f"reserved for {self.view.holder}, {about} {show_moment(read_time(self.view.starts_at), now)}"
-
-    def as_json(self) -> dict[str, Any]:
-        view = self.view
-        return {
-            "lease": view.lease_id,
-            "holder": view.holder,
-            "gpus": [self.naming.as_json(gpu) for gpu in view.gpus],
-            "starts_at": view.starts_at,
-            "basis": view.basis,
-            "after": view.after,
-        }
 
 
 Plan = BookingReport | ReservationReport

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from gpu_worker_pool.cli.units import show_duration, show_memory
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.core.model.request import Holder, Wishes, task_of
-from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, ObstacleView, WaitingLeaseView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time
@@ -22,7 +20,6 @@ from .servers import ServerAnswer, nobody_answered
 from .terms import show_terms
 
 NOTHING = PoolView(gpus=())
-_WEEK_S: Final = 6 * 86_400.0
 _HEAVY_MB: Final = 1024.0
 _USED_FROM_OUTSIDE: Final = frozenset({"busy", "outside"})
 
@@ -49,20 +46,6 @@ class GpuReport:
         """Tells it from the other GPUs of its server, in every answer."""
         return self.view.uuid or self.view.gpu_id
 
-    def as_json(self) -> dict[str, Any]:
-        view, percent = self.view, self.memory_percent
-        return {
-            **self.naming.as_json(view),
-            "node": view.node,
-            "state": view.state,
-            "reason": view.reason,
-            "memory_total_mb": view.memory_total_mb,
-            "memory_used_mb": view.memory_used_mb,
-            "memory_percent": None if percent is None else round(percent, 2),
-            "utilization_percent": view.utilization_percent,
-            "leases": list(view.leases),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
@@ -70,6 +53,8 @@ class LeaseReport:
 
     naming: Naming
     view: LeaseView
+    # As the server answered it.
+    body: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -134,39 +119,6 @@ class LeaseReport:
         _, found, rest = (self.view.reason or "").partition(f"waiting for {self.wants}: ")
         return rest if found else self.view.reason
 
-    def as_json(self) -> dict[str, Any]:
-        view = self.view
-        return {
-            "id": view.id,
-            "endpoint": self.endpoint,
-            "state": view.state,
-            "owner": view.owner,
-            "worker_id": view.worker_id,
-            "host": view.host,
-            "pid": view.pid,
-            "priority": view.priority,
-            "wants": self.wants,
-            "gpus": [self.naming.as_json(gpu) for gpu in self.gpus],
-            "labels": dict(view.labels),
-            "position": view.position,
-            "reason": view.reason,
-            "requested_at": iso_time(self.requested_at),
-            "granted_at": iso_time(self.granted_at),
-            "ended_at": iso_time(self.ended_at),
-            "end_reason": view.end_reason,
-            "ended_by": view.ended_by,
-            "end_note": view.end_note,
-            "expires_in_s": view.expires_in_s,
-            "time_limit_s": view.time_limit_s,
-            "preemptible": view.preemptible,
-            "ends_at": iso_time(read_time(view.ends_at)),
-            "warning": None if view.warning is None else asdict(view.warning),
-            "idle_s": view.idle_s,
-            "expected_start_at": iso_time(read_time(view.expected_start_at)),
-            "expected_start_basis": view.expected_start_basis,
-            "expected_after": view.expected_after,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
@@ -182,6 +134,8 @@ class PoolReport:
     has_leases: bool = True
     same_as: str | None = None
     view: PoolView = NOTHING
+    # As the server answered it.
+    body: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[GpuReport, ...] = ()
     leases: tuple[LeaseReport, ...] = ()
     queue: tuple[LeaseReport, ...] = ()
@@ -210,28 +164,6 @@ class PoolReport:
     def can_grant(self) -> bool | None:
         """None where the server does not know it."""
         return self.view.can_grant if self.is_up and self.has_leases else False
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "endpoint": self.endpoint,
-            "url": self.url,
-            "is_up": self.is_up,
-            "error": self.error,
-            "has_leases": self.has_leases if self.is_up else None,
-            "same_as": self.same_as,
-            "node": self.view.node,
-            "fleet": None if self.view.fleet is None else asdict(self.view.fleet),
-            "source": self.view.source,
-            "is_simulated": self.is_simulated,
-            "can_grant": self.can_grant,
-            "trouble": self.view.trouble,
-            "gpus": [gpu.as_json() for gpu in self.gpus],
-            "leases": [lease.as_json() for lease in self.leases],
-            "queue": [lease.as_json() for lease in self.queue],
-            "queue_length": self.queue_length,
-            "reservation": None if self.reservation is None else self.reservation.as_json(),
-            "bookings": [booking.as_json() for booking in self.bookings],
-        }
 
 
 def fleet_line(report: PoolReport) -> str | None:
@@ -273,14 +205,24 @@ def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
     return list(found.values())
 
 
+def only_of(report: PoolReport, owner: str | None) -> PoolReport:
+    """The pool with nothing but what this owner holds and waits for; None: nobody is known there."""
+    leases = tuple(lease for lease in report.leases if owner is not None and lease.view.owner == owner)
+    queue = tuple(lease for lease in report.queue if owner is not None and lease.view.owner == owner)
+    held = {lease.id for lease in leases}
+    view = replace(report.view, queue_length=len(queue))
+    body = {**report.body, "queue_length": len(queue)}
+    for part, kept in (("leases", leases), ("queue", queue)):
+        body[part] = [lease.body for lease in kept]
+    gpus = tuple(gpu for gpu in report.gpus if held.intersection(gpu.view.leases))
+    uuids = {gpu.view.uuid for gpu in gpus}
+    body["gpus"] = [gpu for gpu in report.body.get("gpus", ()) if isinstance(gpu, dict) and gpu.get("uuid") in uuids]
+    return replace(report, view=view, body=body, gpus=gpus, leases=leases, queue=queue, reservation=None, bookings=())
+
+
 def show_clock(at: float | None, now: float) -> str:
-    """Since when, as people say it: `since 14:02`, on another day `since Sat 14:02` or `since 2026-11-01`."""
-    if at is None:
-        return "since an unknown time"
-    then, today = (datetime.fromtimestamp(moment).astimezone() for moment in (at, now))
-    if then.date() == today.date():
-        return f"since {then:%H:%M}"
-    return f"since {then:%a %H:%M}" if 0 <= now - at < _WEEK_S else f"since {then:%Y-%m-%d}"
+    """Since when, as people say it: `since 14:02`, on another day `since Sat 14:02`."""
+    return f"since {show_moment(at, now)}"
 
 
 def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:

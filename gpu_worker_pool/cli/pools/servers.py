@@ -6,14 +6,18 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
+from gpu_worker_pool.cli.output import plain, print_body
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.http.grace import gather_with_grace
 from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import split_endpoints
 
 from .naming import Naming
@@ -66,17 +70,24 @@ class Servers:
     """
 
     def __init__(
-        self, endpoints: Sequence[str] | None = None, *, timeout_s: float | None = None, is_fleet: bool = False
+        self,
+        endpoints: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        is_fleet: bool = False,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         try:
-            self.config = ClientConfig.build(**client_options(endpoints))
+            self.config = ClientConfig.build(**client_options(endpoints), environ=environ)
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self.is_fleet = is_fleet
         # What goes before the path of a call that means a pool, by endpoint.
         self._scopes: dict[str, str] = {}
         self._timeout_s = self.config.endpoint_timeout if timeout_s is None else timeout_s
-        self._transport = Transport(ca_file=self.config.ca_file, is_named=self.config.is_named)
+        self._transport = Transport(
+            ca_file=self.config.ca_file, is_named=self.config.is_named, environ=self.config.environ
+        )
 
     async def __aenter__(self) -> Self:
         try:
@@ -194,19 +205,55 @@ def nobody_answered(answers: Sequence[ServerAnswer]) -> NobodyAnswered:
     )
 
 
-def find_endpoint(gpu: str, endpoints: list[str]) -> tuple[str, str]:
-    """The endpoint of a GPU that is named `2` or `server1:2`, and its name there."""
-    endpoint, colon, local = gpu.rpartition(":")
-    if colon and local and endpoint in endpoints:
-        return endpoint, local
-    if len(endpoints) == 1 and not colon and gpu:
-        return endpoints[0], gpu
-    known = ", ".join(endpoints)
-    if colon and local and len(endpoints) == 1:
-        why = f"the server asked is {known}, not {endpoint}; write {local} for its GPU, or give the other's --endpoint"
-    elif colon and local:
-        why = f"{endpoint} is none of the servers asked: {known}"
-    else:
-        example = f"{endpoints[0]}:2" if len(endpoints) > 1 else "2"
-        why = f"it names no GPU of {known}; write {example} as `gpu-pool status` shows it"
-    raise Failure(f"{gpu!r}: {why}", USAGE)
+def one_server(endpoints: Sequence[str] | None, *, is_fleet: bool = False) -> Servers:
+    """The server that an operator's command talks to; Failure where several are configured."""
+    servers = Servers(endpoints, is_fleet=is_fleet)
+    if len(servers.ids) > 1:
+        raise Failure(
+            f"there are {len(servers.ids)} servers ({', '.join(servers.ids)}); name one with --endpoint", USAGE
+        )
+    return servers
+
+
+async def call(
+    servers: Servers, path: str, method: str = "GET", body: Mapping[str, Any] | None = None, *, what: str
+) -> ServerAnswer:
+    """One call to the one server; Failure where it is not done, which begins with `what`: `the quota was not set`."""
+    answer = await servers.ask(servers.ids[0], path, method, body)
+    if not answer.is_ok:
+        raise failure_of(answer, f"{what}: {plain(answer.error)}")
+    return answer
+
+
+def failure_of(answer: ServerAnswer, message: str) -> Failure:
+    """The failure for a call that was refused, or that no server answered."""
+    if answer.status is None:
+        return Failure(f"{message}; is {answer.url} a running GPU server? `gpu-pool doctor` looks closer")
+    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        message += f" {_how_to_log_in(answer.url)}"
+    if answer.status == HTTPStatus.NOT_FOUND and not _is_ours(answer):
+        return Failure(f"{message}. {answer.url} is not a GPU server with leases; run `gpu-pool serve` there")
+    return Failure(message, FAILED if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else REFUSED)
+
+
+def _is_ours(answer: ServerAnswer) -> bool:
+    """Whether a server of ours says that there is no such thing; any other does not know the call."""
+    return isinstance(answer.data, dict) and answer.data.get("detail") not in {None, "Not Found"}
+
+
+def _how_to_log_in(url: str) -> str:
+    if is_this_machine(urlsplit(url).hostname or ""):
+        return "On this machine root and the server's own user may do it: use sudo, or set GPU_POOL_TOKEN."
+    return "Log in with a token that may (`gpu-pool login`), or set GPU_POOL_TOKEN to it."
+
+
+def print_answers(servers: Servers, answers: Sequence[tuple[str, str, str | None, Any]]) -> None:
+    """For --json: what the server answered; of several, each with its `endpoint`, `url` and `error`."""
+    if len(servers.ids) == 1:
+        print_body(answers[0][3])
+        return
+    shown = [
+        {"endpoint": endpoint, "url": url, "error": error, **(body if isinstance(body, dict) else {})}
+        for endpoint, url, error, body in answers
+    ]
+    print_body({"endpoints": shown})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.cli.moments import show_moment
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.wire.leases import LeaseView
 from gpu_worker_pool.wire.reader import read_time

@@ -35,26 +35,13 @@ class ServerUsage:
     view: UsageView | None = None
     source: str | None = None
     same_as: str | None = None
+    # As the server answered it.
+    body: Any = None
 
     @property
     def counted(self) -> UsageView | None:
         """What it reports, unless that is in the sums already."""
         return self.view if self.same_as is None else None
-
-    def as_json(self) -> dict[str, Any]:
-        view = self.view
-        return {
-            "endpoint": self.endpoint,
-            "url": self.url,
-            "node": view.node if view else None,
-            "error": self.error,
-            "same_as": self.same_as,
-            "since": view.since if view else None,
-            "until": view.until if view else None,
-            "complete_since": view.complete_since if view else None,
-            "is_complete": view.is_complete if view else None,
-            "source": self.source,
-        }
 
 
 def read_usage(answer: ServerAnswer) -> ServerUsage:
@@ -64,7 +51,7 @@ def read_usage(answer: ServerAnswer) -> ServerUsage:
     view = read(UsageView, answer.data, clean=plain)
     if view is None or not _is_whole(view, answer.data):
         return ServerUsage(answer.endpoint, answer.url, error=NO_REPORT)
-    return ServerUsage(answer.endpoint, answer.url, view=view, source=view.source)
+    return ServerUsage(answer.endpoint, answer.url, view=view, source=view.source, body=answer.data)
 
 
 def _is_whole(view: UsageView, data: Any) -> bool:
@@ -123,11 +110,6 @@ def mark_same(servers: Iterable[ServerUsage]) -> list[ServerUsage]:
 @dataclass(frozen=True, slots=True)
 class UsageReport:
     servers: Sequence[ServerUsage]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that was used is known: every server answered, and knows the whole span."""
-        return all(server.view is not None and server.view.is_complete for server in self.servers)
 
     def boxes_of_one_fleet(self) -> list[list[str]]:
         """Endpoints that are counted one by one, and belong to the same fleet."""

@@ -6,14 +6,13 @@ import asyncio
 import os
 from typing import Annotated
 
-import typer
-
 from gpu_worker_pool.cli import options
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.failure import USAGE, Failure
 
 GpusOrAll = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--gpus",
         "-g",
         metavar="NUMBER",
@@ -42,9 +41,9 @@ def run(
     env: options.EnvNames = None,
     on_granted: options.OnGranted = None,
     notify: options.Notify = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
+        bool, Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
     ] = False,
     endpoint: options.Endpoints = None,
 ) -> int:
@@ -64,9 +63,9 @@ def run(
     """
     from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415 - as all: not for the help
     from gpu_worker_pool.jobs.leases import GpuRequest  # noqa: PLC0415
+    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
 
     from .gang import check_gang  # noqa: PLC0415
-    from .notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 
@@ -87,7 +86,7 @@ def run(
 
 
 def join(
-    id_: Annotated[str, typer.Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
+    id_: Annotated[str, Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
     command: options.Command,
     grace: options.Grace = 10.0,
     endpoint: options.Endpoints = None,

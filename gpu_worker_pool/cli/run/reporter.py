@@ -7,16 +7,14 @@ import sys
 from time import time
 from typing import Any, Final
 
-from gpu_worker_pool.cli.moments import show_moment
 from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.jobs.notices import CommandNotices
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import coming_end
 from gpu_worker_pool.wire.leases import LeaseView
-
-from .notices import CommandNotices
 
 _EXPECTED: Final = ("expected_start_at", "expected_start_basis", "expected_after")
 

@@ -8,12 +8,8 @@ from math import inf
 from time import monotonic, time
 from typing import Final, NamedTuple
 
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
-
-from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.cli.live import Live
+from gpu_worker_pool.cli.output import Console, plain
 from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import show_start
@@ -93,12 +89,13 @@ class WaitingLine:
             while True:
                 self._write(await self._lines())
                 await asyncio.sleep(_POLL_S)
-        self._console.soft_wrap = False  # or what is wider than the terminal would be cut off
-        spinner = Spinner("dots")
-        with Live(spinner, console=self._console, transient=True, refresh_per_second=8):
+        live = Live(self._console)
+        try:
             while True:
-                spinner.update(text=Text("\n".join(line.text for line in await self._lines())))
+                live.show([line.text for line in await self._lines()])
                 await asyncio.sleep(_POLL_S)
+        finally:
+            live.close()
 
     def _write(self, lines: list[_QueueLine]) -> None:
         # Each line begins with the time waited, which always changes, so the lines are compared without it.
@@ -108,7 +105,7 @@ class WaitingLine:
             self._last_written = (gist, monotonic())
             for line in lines:
                 if self._tell is None:
-                    self._console.print(f"gpu-pool: {line.text}", markup=False)
+                    self._console.print(f"gpu-pool: {line.text}")
                 else:
                     self._tell(*line)
 

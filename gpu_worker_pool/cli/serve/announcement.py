@@ -68,12 +68,8 @@ class Writing:
             said.append(f"no other machine can reach {self.only_on}; --host 0.0.0.0 changes that")
         elif not self.tokens:
             option = "" if is_default and self.local_url == DEFAULT_URL else f" --endpoint {self.local_url}"
-            how = (
-                f"also while this runs: gpu-pool token add NAME{option}"
-                if self.is_open_here
-                else "set GPU_POOL_TOKENS_FILE"
-            )
-            said.append(f"no caller from elsewhere. To let one in, {how}")
+            how = f"run gpu-pool token add NAME{option}" if self.is_open_here else "set GPU_POOL_TOKENS_FILE"
+            said.append(f"other machines can view but not request GPUs; to allow a user, {how}")
         return "; ".join(said)
 
 

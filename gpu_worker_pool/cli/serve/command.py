@@ -8,15 +8,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
-from rich.text import Text
+from typing import TYPE_CHECKING, Annotated, Any
 
 import gpu_worker_pool
+from gpu_worker_pool.cli.declare import Option, parameters
 from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import out, print_json, stop_printing
+from gpu_worker_pool.cli.output import OutputClosed, Text, out, print_json, stop_printing
 from gpu_worker_pool.cli.table import show_beside
 from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
@@ -37,18 +35,18 @@ logger = logging.getLogger(__name__)
 def _option(
     flag: str, metavar: str, text: str, parser: Callable[[str], Any] | None = None, panel: str | None = None
 ) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, parser=parser, rich_help_panel=panel)
+    return Option(flag, metavar=metavar, help=text, parser=parser, group=panel)
 
 
 def _without_password(url: str) -> str:
     from gpu_worker_pool.server.fleet import has_password  # noqa: PLC0415 - slow
 
     if not url.strip():
-        raise typer.BadParameter(
+        raise ValueError(
             "it is empty; write the URL of the database, postgresql://host/name, or those of boxes of the fleet"
         )
     if has_password(url):
-        raise typer.BadParameter(
+        raise ValueError(
             "the URL has a password, and every user of this machine can read the command line of a program; set "
             "GPU_POOL_FLEET to the URL, or leave the password out and keep it in ~/.pgpass"
         )
@@ -65,7 +63,7 @@ def serve(
         str | None, _option("--host", "ADDRESS", "The address to listen on; by default 0.0.0.0, all addresses. [HOST]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", metavar="NUMBER", help="By default 8000; 0 takes a free port. [PORT]")
+        int | None, Option("--port", "-p", metavar="NUMBER", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
         str | None, _gpu_option("--simulated-gpus", "SPEC", "Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]")
@@ -140,7 +138,7 @@ def serve(
         str | None, _option("--log-level", "LEVEL", "debug, info, warning, error or critical. [LOG_LEVEL]")
     ] = None,
     access_log: Annotated[
-        bool | None, typer.Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
+        bool | None, Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
     ] = None,
     env_file: Annotated[
         Path | None, _option("--env-file", "FILE", "Read settings from this file, and not from .env in this folder.")
@@ -150,17 +148,16 @@ def serve(
     """Start the server on this machine, and grant leases on its GPUs.
 
     Without a flag, the environment variable in brackets decides, then the file .env.
-    The log goes to standard error. When the server is ready, it prints its addresses on standard output.
+    When the server is ready, it prints its addresses on standard output. The log goes to standard error; in a terminal
+    only warnings are shown, unless --log-level is given.
     """
     typed = {name: value for name, value in locals().items() if name in FLAGS and value is not None}
     return _serve(typed, env_file, as_json=json)
 
 
-# The settings that have a flag, with the flag. In an annotation typer keeps the first flag as the option's default.
+# The settings that have a flag, with the flag.
 FLAGS: dict[str, str] = {
-    name: hint.__metadata__[0].default.partition("/")[0]
-    for name, hint in get_type_hints(serve, include_extras=True).items()
-    if name not in {"env_file", "json", "return"}
+    each.name: each.flags[0] for each in parameters(serve) if each.name not in {"env_file", "json"}
 }
 
 
@@ -178,6 +175,10 @@ def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> in
         raise Failure(
             f"{error.name} is not installed, and the server needs it; run pip install 'gpu-worker-pool[server]'"
         ) from None
+    if sys.stderr.isatty() and not settings.model_fields_set & {"log_level", "access_log"}:
+        # A person sees the banner, and what is wrong. The banner says what may be asked from where.
+        settings = settings.model_copy(update={"log_level": "WARNING", "access_log": False})
+        logging.getLogger("gpu_worker_pool.server.serving").addFilter(lambda record: not hasattr(record, "in_banner"))
     configure_logging(settings)
     _warn_of_ignored_settings(settings)
     listener = _listen(settings)
@@ -257,10 +258,10 @@ def _announce(app: PoolApp, listener: socket.socket, kept_in: str, *, as_json: b
         console.print(Text(f"GPU Worker Pool {announcement.version} is ready.", style="bold green"))
         for heading, text in announcement.lines():
             style = "bold red" if heading == "TROUBLE" else "bold"
-            show_beside(console, Text(f"  {heading:<12}", style=style), Text(text))
+            show_beside(console, Text(f"  {heading:<12}", style=style), text)
         sys.stdout.flush()
-    except (OSError, SystemExit):
-        # The reader is gone, for which rich would end the program. The server goes on.
+    except OutputClosed:
+        # The reader is gone. The server goes on.
         stop_printing()
 
 

@@ -45,7 +45,7 @@ class Places:
     def __init__(self, config: ClientConfig, held: Mapping[str, HeldLease], ended: Container[str]) -> None:
         self._config = config
         self._held = held
-        self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named)
+        self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ)
         self.endpoints = {id_: Endpoint(id_, url, self._transport, config) for id_, url in config.endpoints.items()}
         self._singles = {id_: Place(id_, partial(tuple, [one]), held, ended) for id_, one in self.endpoints.items()}
         # Also those that no endpoint belongs to any more: leases there are still kept alive.

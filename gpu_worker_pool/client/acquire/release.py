@@ -85,7 +85,7 @@ def _go_on(config: ClientConfig, left: Sequence[tuple[ServerLeases, str]]) -> No
     """Go on with these in another loop, which needs connections of its own."""
 
     async def release_all() -> None:
-        async with Transport(ca_file=config.ca_file, is_named=config.is_named) as transport:
+        async with Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ) as transport:
             endpoints = {id_: Endpoint(id_, url, transport, config) for id_, url in config.endpoints.items()}
             await asyncio.gather(
                 *(_release(backend.with_endpoints(endpoints), lease_id, None) for backend, lease_id in left)

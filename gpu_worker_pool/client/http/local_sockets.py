@@ -43,16 +43,18 @@ def url_of_pool(url: str) -> str:
     return f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
 
 
-def is_same_server(server: str, path: Path, by_socket: Any, by_port: Any) -> bool:
-    """Whether the pools that the socket and the port show are of one server. The user named both; the endpoint counts."""
-    known = _server_id(by_socket)
-    is_same = known is not None and known == _server_id(by_port)
-    if known is not None and not is_same:
-        _warn_once(
-            f"{VARIABLE}={path} is the socket of another server than that of {urlsplit(server).netloc}, which was named "
-            f"and is used; unset {VARIABLE}, or name the endpoint of its server"
-        )
-    return is_same
+def is_same_server(by_socket: Any, by_port: Any) -> bool:
+    """Whether the pools that the socket and the port show are of one server. The boxes of a fleet have one id."""
+    known = _server_key(by_socket)
+    return known is not None and known == _server_key(by_port)
+
+
+def warn_of_other_server(server: str, path: Path) -> None:
+    """Say that the user named a socket and an endpoint of two servers; the endpoint counts."""
+    _warn_once(
+        f"{VARIABLE}={path} is the socket of another server than that of {urlsplit(server).netloc}, which was named "
+        f"and is used; unset {VARIABLE}, or name the endpoint of its server"
+    )
 
 
 def judge_port(netloc: str, path: Path, find_uid: Callable[[], int | None]) -> str | None:
@@ -81,6 +83,7 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _server_id(pool: Any) -> str | None:
-    found = pool.get("server_id") if isinstance(pool, dict) else None
-    return found if isinstance(found, str) else None
+def _server_key(pool: Any) -> str | None:
+    if not isinstance(pool, dict) or not isinstance(pool.get("server_id"), str):
+        return None
+    return f"{pool['server_id']} {pool.get('node')}"

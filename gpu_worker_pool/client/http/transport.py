@@ -22,7 +22,7 @@ from gpu_worker_pool.wire.reader import plain
 
 from .answers import AnswerReader, BadAnswer, encode
 from .connections import ConnectFailed, ServerConnection, Where, connect
-from .local_sockets import is_local, is_same_server, judge_port, server_of, url_of_pool
+from .local_sockets import is_local, is_same_server, judge_port, server_of, url_of_pool, warn_of_other_server
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
@@ -84,13 +84,14 @@ class Transport:
         max_bytes: int = MAX_BYTES,
         uses_sockets: bool = True,
         is_named: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
         self._max_bytes = max_bytes
         self._uses_sockets, self._is_named = uses_sockets, is_named
         # As it was when the client was made: a program may have clients of several environments.
-        self._environ = dict(os.environ)
+        self._environ = dict(os.environ if environ is None else environ)
         # The socket of each server that has answered; None: its port. The first answer settles it for this client, so that
         # a server's port is not taken for its socket when the server is away.
         self._settled: dict[str, Path | None] = {}
@@ -150,19 +151,28 @@ class Transport:
         return reply
 
     async def _choose_socket(self, server: str, url: str) -> Path | None:
-        """The socket for the first call to a server; None for its port."""
-        if not self._uses_sockets or not is_local(server):
+        """The socket for the first call to a server; None for its port.
+
+        A server of this machine is called by its socket whatever it is called: under another name than localhost, and where
+        the user named both, it must show the same pool by its socket and by its port.
+        """
+        parts = urlsplit(server)
+        if not self._uses_sockets or parts.scheme != "http":
             return None
-        path = find_socket(self._environ, port=urlsplit(server).port or 80)
-        if path is None or not (self._is_named and is_configured(self._environ)) or is_dead(path):
-            return path  # for a socket that is dead, `call` decides about the port
+        path, is_loopback = find_socket(self._environ, port=parts.port or 80), is_local(server)
+        if path is None or is_dead(path):
+            return path if is_loopback else None  # for a socket that is dead, `call` decides about the port
+        if is_loopback and not (self._is_named and is_configured(self._environ)):
+            return path
         async with self._deciding:
             if server not in self._settled:
                 pool = url_of_pool(url)
                 by_socket, by_port = await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
                 # Without an answer by the port it may be one server or two: to be seen when it answers.
-                if by_port is not None and is_same_server(server, path, by_socket, by_port):
+                if by_port is not None and is_same_server(by_socket, by_port):
                     self._settled[server] = path
+                elif by_socket is not None and by_port is not None and is_loopback:
+                    warn_of_other_server(server, path)
         return self._settled.get(server)
 
     async def _check_port(self, url: str, path: Path) -> None:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
-from gpu_worker_pool.cli.batch.jobs import Batch, Job, State, read_jobs
-from gpu_worker_pool.cli.batch.state import StateFile
-from gpu_worker_pool.cli.batch.view import BatchDisplay, summary_table
-from gpu_worker_pool.cli.failure import Failure
-from gpu_worker_pool.cli.run.attempt import Outcome
+from gpu_worker_pool.cli.batch.lines import StateFile, read_lines
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.own_process import GPU_POOL, end_all, environment, gpu_pool, start_gpu_pool
+from tests.cli.jobs.user_jobs import UserJobs
+from tests.cli.own_process import GPU_POOL, Done, end_all, environment, gpu_pool, start_gpu_pool
 from tests.cli.terminal import Terminal
 from tests.server.leasing import OFTEN, eventually, wait_until_free
-
-GOOD, BAD = Outcome(0), Outcome(3)
-
 
 # --- which job is run ----------------------------------------------------------------------------------------------
 
 
 def test_a_line_is_a_command_unless_it_is_blank_or_a_comment() -> None:
-    jobs = read_jobs("# first\n\n  python a.py \r\npython b.py # with a word\npython a.py\n")
-    assert [(job.line, job.command) for job in jobs] == [
+    jobs = read_lines("# first\n\n  python a.py \r\npython b.py # with a word\npython a.py\n")
+    assert [(job.number, job.command) for job in jobs] == [
         (3, "python a.py"),
         (4, "python b.py # with a word"),
         (5, "python a.py"),
@@ -40,66 +31,15 @@ def test_a_line_is_a_command_unless_it_is_blank_or_a_comment() -> None:
 
 
 def test_a_mark_of_utf_8_is_no_part_of_the_first_command_and_nul_is_refused() -> None:
-    assert [job.command for job in read_jobs("\ufefftrue\n")] == ["true"]
+    assert [job.command for job in read_lines("\ufefftrue\n")] == ["true"]
     with pytest.raises(ValueError, match="line 2 has a NUL character"):
-        read_jobs("true\nfal\0se\n")
-
-
-def test_what_a_terminal_would_obey_is_not_shown() -> None:
-    jobs = read_jobs("echo\t'\x1b[2Ja\u202eb'\n")
-    batch, printed = Batch(jobs), io.StringIO()
-    assert batch.next_job() == jobs[0]
-    batch.ended(jobs[0], GOOD)
-    BatchDisplay(batch, Console(file=printed, width=200)).attempt_ended(jobs[0], GOOD)
-    Console(file=printed, width=200).print(summary_table(batch, Path("logs")))
-    first, *_ = printed.getvalue().splitlines()
-    assert first == "gpu-pool: [1/1] ok: line 1: echo '\ufffd[2Ja\ufffdb'"
-    assert not set("\x1b\u202e") & set(printed.getvalue())
+        read_lines("true\nfal\0se\n")
 
 
 def test_a_job_keeps_its_key_when_others_come_and_go() -> None:
-    before = {job.command: job.key for job in read_jobs("a\nb\nc\n")}
-    after = {job.command: job.key for job in read_jobs("new\nc\nb\n")}
+    before = {job.command: job.key for job in read_lines("a\nb\nc\n")}
+    after = {job.command: job.key for job in read_lines("new\nc\nb\n")}
     assert (after["b"], after["c"]) == (before["b"], before["c"])
-
-
-@given(
-    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), max_size=8),
-    st.integers(0, 3),
-    st.booleans(),
-    st.integers(1, 3),
-)
-def test_every_job_is_run_until_it_is_good_or_failed_too_often(
-    fates: list[list[bool]], retries: int, keeps_going: bool, at_once: int
-) -> None:
-    jobs = [Job(str(number), number, str(number)) for number in range(len(fates))]
-    batch = Batch(jobs, retries=retries, keeps_going=keeps_going)
-    running: list[Job] = []
-    while True:
-        while len(running) < at_once and (job := batch.next_job()) is not None:
-            assert job not in running
-            running.append(job)
-        if not running:
-            break
-        job = running.pop(0)
-        is_good = fates[job.line][batch.progress[job.key].attempts - 1]
-        batch.ended(job, GOOD if is_good else BAD)
-
-    for job, fate in zip(jobs, fates, strict=True):
-        found = batch.progress[job.key]
-        tries = fate[: retries + 1]
-        if found.state is State.DONE:
-            assert fate[found.attempts - 1]
-            assert not any(fate[: found.attempts - 1])
-        elif found.state is State.FAILED:
-            assert not any(tries[: found.attempts])
-        else:
-            assert found.state is State.WAITING
-        if keeps_going:
-            assert found.state is (State.DONE if any(tries) else State.FAILED)
-    if not keeps_going and any(not any(fate[: retries + 1]) for fate in fates):
-        # Once one has failed for good nothing is begun; those that ran then are let finish.
-        assert 1 <= batch.count(State.FAILED) <= at_once
 
 
 # --- what is kept --------------------------------------------------------------------------------------------------
@@ -107,19 +47,24 @@ def test_every_job_is_run_until_it_is_good_or_failed_too_often(
 
 def test_what_was_good_is_kept_and_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    first, second = read_jobs("one\ntwo\n")
+    first, second = read_lines("one\ntwo\n")
+    good, bad = {"exit_code": 0, "end_reason": None}, {"exit_code": 3, "end_reason": None}
     with StateFile(path, is_fresh=False) as state:
-        assert state.load() == {}
-        state.note(first, 1, GOOD)
-        state.note(second, 1, BAD)
+        assert state.load() == ({}, None, 0)
+        state.append({"submission": 7})
+        state.append({"job": first.key, **good})
+        state.append({"job": second.key, **bad})
+        state.append({"job": second.key, "exit_code": 0, "end_reason": "time_limit"})
     path.write_text(path.read_text(encoding="utf-8") + '{"job": "cut sh', encoding="utf-8")
     with StateFile(path, is_fresh=False) as state:
-        assert state.load().keys() == {first.key}
-        state.note(second, 2, GOOD)
+        done, last, noted = state.load()
+        assert done.keys() == {first.key}
+        assert (last, noted) == ({"submission": 7}, 3)
+        state.append({"job": second.key, **good})
     with StateFile(path, is_fresh=False) as state:
-        assert state.load().keys() == {first.key, second.key}
+        assert state.load()[0].keys() == {first.key, second.key}
     with StateFile(path, is_fresh=True) as state:
-        assert state.load() == {}
+        assert state.load() == ({}, None, 0)
 
 
 @pytest.mark.parametrize("text", ["my thesis", "my thesis\n", '{"schema": "another"}\n', '["a list"]\n'])
@@ -141,10 +86,25 @@ def two_gpus() -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def jobs_dir(two_gpus: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserJobs]:
+    with UserJobs(tmp_path_factory.mktemp("user"), two_gpus) as jobs:
+        yield jobs
+
+
 @pytest.fixture
-def server(two_gpus: ServerProcess) -> Iterator[ServerProcess]:
+def server(two_gpus: ServerProcess, jobs_dir: UserJobs) -> Iterator[ServerProcess]:
+    global _env  # noqa: PLW0603 - that of the module
+    _env = jobs_dir.env
     yield two_gpus
     end_all()
+
+
+_env: dict[str, str] = {}
+
+
+def batch(*arguments: str, server: ServerProcess, cwd: Path, text: str | None = None) -> Done:
+    return gpu_pool("batch", *arguments, server=server, env=_env, cwd=cwd, text=text)
 
 
 def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
@@ -156,7 +116,7 @@ def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
     lines.insert(3, "test -e mended || { echo not yet >&2; exit 4; }")
     (tmp_path / "jobs.txt").write_text("\n".join(lines), encoding="utf-8")
 
-    first = gpu_pool("batch", "--keep-going", "--retries", "1", "--json", "jobs.txt", server=server, cwd=tmp_path)
+    first = batch("--keep-going", "--retries", "1", "--json", "jobs.txt", server=server, cwd=tmp_path)
     assert first.code == 1, first
     assert first.json["schema"] == "gpu-pool/batch/1"
     assert (first.json["done"], first.json["failed"], first.json["not_run"]) == (5, 1, 0)
@@ -168,7 +128,7 @@ def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
     assert "\x1b" not in first.err  # no colours where there is no terminal
 
     (tmp_path / "mended").touch()
-    second = gpu_pool("batch", "--json", "jobs.txt", server=server, cwd=tmp_path)
+    second = batch("--json", "jobs.txt", server=server, cwd=tmp_path)
     assert second.code == 0, second
     assert (second.json["done"], second.json["done_before"]) == (1, 5)
 
@@ -176,7 +136,7 @@ def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
 def test_without_keep_going_nothing_is_begun_after_a_failure_and_the_table_says_so(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    done = gpu_pool("batch", "-j", "1", "-", server=server, cwd=tmp_path, text="false\necho two > two\n")
+    done = batch("-j", "1", "-", server=server, cwd=tmp_path, text="false\necho two > two\n")
     assert done.code == 1
     assert "0 of 2 done, 1 failed, 1 not run" in done.out
     assert not (tmp_path / "two").exists()
@@ -186,10 +146,11 @@ def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server:
     go = tmp_path / "go"
     lines = [f"echo $$ > pid-{number}; test -e go || exec sleep 60" for number in range(4)]
     (tmp_path / "jobs.txt").write_text("\n".join(lines), encoding="utf-8")
-    process = start_gpu_pool("batch", "-j", "4", "jobs.txt", server=server, cwd=tmp_path)
-    eventually(lambda: server.json("/pool")["queue_length"] == 2, "two wait")
+    process = start_gpu_pool("batch", "-j", "4", "jobs.txt", server=server, env=_env, cwd=tmp_path)
+    # The next one waits in the queue; the last one when that one has its GPU.
+    eventually(lambda: server.json("/pool")["queue_length"] == 1, "one waits")
     pids = eventually(lambda: _pids(tmp_path, 2), "two run")
-    second = gpu_pool("batch", "jobs.txt", server=server, cwd=tmp_path)
+    second = batch("jobs.txt", server=server, cwd=tmp_path)
     assert second.code == 125
     assert "another gpu-pool batch" in second.err
     process.send_signal(signal.SIGTERM)
@@ -199,12 +160,12 @@ def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert server.json("/pool")["queue_length"] == 0
     go.touch()
-    assert gpu_pool("batch", "jobs.txt", server=server, cwd=tmp_path).code == 0
+    assert batch("jobs.txt", server=server, cwd=tmp_path).code == 0
 
 
 def test_killed_with_9_its_jobs_end_and_their_gpus_are_free(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text("echo $$ > pid-0; sleep 60\n", encoding="utf-8")
-    process = start_gpu_pool("batch", "jobs.txt", server=server, cwd=tmp_path)
+    process = start_gpu_pool("batch", "jobs.txt", server=server, env=_env, cwd=tmp_path)
     (pid,) = eventually(lambda: _pids(tmp_path, 1), "it runs")
     process.kill()
     process.communicate(timeout=30)
@@ -216,7 +177,7 @@ def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: ServerProcess, tmp_p
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
     (tmp_path / "jobs.txt").write_text("true\ncat go\n", encoding="utf-8")
-    with Terminal([*GPU_POOL, "batch", "jobs.txt"], environment(server), cwd=tmp_path) as terminal:
+    with Terminal([*GPU_POOL, "batch", "jobs.txt"], environment(server, _env), cwd=tmp_path) as terminal:
         shown = terminal.wait_for("cat go")
         terminal.wait_for("1/2")
         assert "line 2" in shown
@@ -238,7 +199,7 @@ def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: ServerProcess, tmp_p
 def test_bad_input_runs_nothing(server: ServerProcess, tmp_path: Path, arguments: tuple[str, ...], hint: str) -> None:
     (tmp_path / "empty.txt").write_text("# nothing\n", encoding="utf-8")
     (tmp_path / "jobs.txt").write_text("touch ran\n", encoding="utf-8")
-    done = gpu_pool("batch", *arguments, server=server, cwd=tmp_path)
+    done = batch(*arguments, server=server, cwd=tmp_path)
     assert done.code in {2, 125}
     assert hint in done.err
     assert not (tmp_path / "ran").exists()

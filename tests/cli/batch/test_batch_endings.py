@@ -9,23 +9,20 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.batch.jobs import Batch, State, read_jobs
-from gpu_worker_pool.cli.batch.state import StateFile
-from gpu_worker_pool.cli.run.attempt import Outcome
-from gpu_worker_pool.jobs.life import MAX_PREEMPTIONS
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.own_process import end_all, gpu_pool, start_gpu_pool
+from tests.cli.jobs.user_jobs import UserJobs
+from tests.cli.own_process import end_all, start_gpu_pool
 from tests.server.leasing import OFTEN, eventually, get, queue, release
 
-GOOD, PREEMPTED = Outcome(0), Outcome(None, "preempted", end_reason="preempted")
 # Does not end before it is told to.
 LONG = "echo ran >> ran; while [ ! -e go-on ]; do sleep 0.02; done"
 
 
 @pytest.fixture
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}) as running:
-        yield running
+def user(tmp_path: Path) -> Iterator[UserJobs]:
+    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
+    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as jobs:
+        yield jobs
         end_all()
 
 
@@ -34,10 +31,9 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [record for line in lines if "attempt" in (record := json.loads(line))]
 
 
-def test_a_job_that_is_over_its_time_has_failed_with_that_reason(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_job_that_is_over_its_time_has_failed_with_that_reason(user: UserJobs, tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text("trap '' TERM; while :; do sleep 0.1; done\n", encoding="ascii")
-    done = gpu_pool("batch", "--time", "2s", "--json", "jobs.txt", server=server, cwd=tmp_path)
-    assert done.code == 1
+    done = user.call("batch", "--time", "2s", "--json", "jobs.txt", code=1)
     (job,) = done.json["jobs"]
     assert (job["state"], job["exit_code"], job["end_reason"]) == ("failed", None, "time_limit")
     assert job["why"] == "the time limit of 2s is over"
@@ -46,22 +42,38 @@ def test_a_job_that_is_over_its_time_has_failed_with_that_reason(server: ServerP
     assert [record["end_reason"] for record in records(tmp_path)] == ["time_limit"]
 
 
-@pytest.mark.parametrize(("code", "state"), [("0", "done"), ("7", "failed")])
-def test_a_job_that_ends_after_the_warning_is_done_only_with_0(
-    server: ServerProcess, tmp_path: Path, code: str, state: str
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_job_that_ends_after_the_warning_of_its_time_limit_is_not_done_whatever_its_exit_code(
+    user: UserJobs, tmp_path: Path, code: int
 ) -> None:
     (tmp_path / "jobs.txt").write_text(f"trap 'exit {code}' TERM; while :; do sleep 0.02; done\n", encoding="ascii")
-    done = gpu_pool("batch", "--time", "20s", "--json", "jobs.txt", server=server, cwd=tmp_path)
-    assert done.json["jobs"][0]["state"] == state
+    (job,) = user.call("batch", "--time", "20s", "--json", "jobs.txt", code=1).json["jobs"]
+    assert (job["state"], job["exit_code"], job["end_reason"]) == ("failed", code, "time_limit")
 
 
-def test_a_preempted_job_is_run_again_before_those_behind_it_also_after_a_kill(
-    server: ServerProcess, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_preempted_job_is_run_again_whatever_its_exit_code(user: UserJobs, tmp_path: Path, code: int) -> None:
+    """One that writes a checkpoint when it is told to end, and ends with 0, has not done its work."""
+    script = f"echo $GPU_POOL_RESTART >> ran; trap 'exit {code}' TERM; while [ ! -e go-on ]; do sleep 0.02; done"
+    (tmp_path / "jobs.txt").write_text(f"{script}\n", encoding="ascii")
+    assert user.server is not None
+    batch = start_gpu_pool("batch", "--preemptible", "jobs.txt", server=user.server, env=user.env, cwd=tmp_path)
+    eventually((tmp_path / "ran").exists, "the job runs")
+    other = queue(user.server)
+    assert get(user.server, other["id"], wait_s=30)["state"] == "active"
+    (tmp_path / "go-on").touch()
+    release(user.server, other["id"])
+    batch.communicate(timeout=60)
+    assert batch.returncode == 0
+    assert user.lines("ran") == ["0", "1"]
+
+
+def test_a_preempted_job_is_run_again_before_those_behind_it_also_after_a_kill(user: UserJobs, tmp_path: Path) -> None:
     (tmp_path / "jobs.txt").write_text(f"{LONG}\necho last >> ran\n", encoding="ascii")
-    ran = tmp_path / "ran"
+    ran, server = tmp_path / "ran", user.server
+    assert server is not None
     arguments = ("batch", "--preemptible", "--json", "jobs.txt")
-    killed = start_gpu_pool(*arguments, server=server, cwd=tmp_path)
+    killed = start_gpu_pool(*arguments, server=server, env=user.env, cwd=tmp_path)
     eventually(ran.exists, "the job runs")
     other = queue(server)
     assert get(server, other["id"], wait_s=30)["state"] == "active"
@@ -71,41 +83,7 @@ def test_a_preempted_job_is_run_again_before_those_behind_it_also_after_a_kill(
     release(server, other["id"])
 
     (tmp_path / "go-on").touch()
-    done = gpu_pool(*arguments, server=server, cwd=tmp_path)
+    user.call(*arguments)
 
-    assert done.code == 0
     assert ran.read_text(encoding="ascii").splitlines() == ["ran", "ran", "last"]
     assert [record["end_reason"] for record in records(tmp_path)] == ["preempted", None, None]
-
-
-# --- which job is next -----------------------------------------------------------------------------------------------
-
-
-def test_a_preempted_job_waits_at_its_place_and_costs_no_retry() -> None:
-    first, second, third = read_jobs("a\nb\nc\n")
-    batch = Batch([first, second, third], retries=0)
-    assert (batch.next_job(), batch.next_job()) == (first, second)
-    batch.ended(second, PREEMPTED)
-    batch.ended(first, PREEMPTED)
-    assert not batch.is_stopping
-    assert [batch.next_job() for _ in range(4)] == [first, second, third, None]
-    batch.ended(first, GOOD)
-    assert batch.progress[first.key].attempts == 1
-
-
-def test_a_job_is_not_preempted_for_ever_whatever_runs_there_were(tmp_path: Path) -> None:
-    (job,) = read_jobs("a\n")
-    batch = Batch([job])
-    for _ in range(2):
-        with StateFile(tmp_path / "state", is_fresh=False) as state:
-            batch = Batch([job], retries=0)
-            batch.skip(state.load(), state.preemptions)
-            while batch.progress[job.key].preemptions < MAX_PREEMPTIONS and batch.next_job() is not None:
-                state.note(job, 1, PREEMPTED)
-                batch.ended(job, PREEMPTED)
-    assert batch.next_job() == job
-    batch.ended(job, PREEMPTED)
-    found = batch.progress[job.key]
-    assert found.state is State.FAILED
-    assert found.outcome is not None
-    assert found.outcome.why == f"preempted {MAX_PREEMPTIONS + 1} times"

@@ -114,11 +114,6 @@ def test_a_journal_under_another_name_is_found_if_it_is_the_only_one(
         refused = called("restore", "file", env=state)
         assert (refused.code, f"--journal: {named}, {named.with_name('leases.sqlite3')}" in refused.err) == (125, True)
 
-        second = named.with_name("simulated-box2.sqlite3")
-        second.touch(0o600)
-        several = called("backup", "file2", env=state)
-        assert (several.code, f"--journal: {named}, {second}" in several.err) == (125, True)
-
         # With `sudo -u` the current directory is often one of root: the settings there are not needed then.
         Path(".env").write_bytes(b"\xff")
         assert called("backup", "file2", env=state).code == 2
@@ -135,3 +130,21 @@ def test_a_folder_of_another_user_is_left_to_that_user(server: ServerProcess, tm
 
     assert (done.code, f"sudo -u '#{ALICE}'" in done.err) == (125, True)
     assert not list(folder.iterdir())
+
+
+def test_the_journal_of_the_server_that_runs_is_backed_up(tmp_path: Path) -> None:
+    """The lab's bug 8: a server without a GPU had left an empty journal, which was copied and called checked."""
+    env = {"GPU_POOL_STATE_DIR": str(tmp_path / "state"), "SIMULATED_GPUS": "", "PATH": "/nowhere"}
+    with ServerProcess(env):
+        pass
+    with ServerProcess({"GPU_POOL_STATE_DIR": str(tmp_path / "state"), "SIMULATED_GPUS": "2"}) as server:
+        assert len(list((tmp_path / "state").glob("*.sqlite3"))) == 2
+        take(server)
+        mine = {"GPU_POOL_STATE_DIR": str(tmp_path / "state")}
+        made = gpu_pool("backup", "--json", str(tmp_path / "one"), env=mine)
+        assert (made.code, made.json["leases"]) == (0, 1), made.err
+        assert "simulated" in made.json["journal"]
+    for command in (("backup", str(tmp_path / "two")), ("restore", "--force", str(tmp_path / "one"))):
+        unclear = gpu_pool(*command, env=mine)
+        assert unclear.code == 125
+        assert "Name the one you mean with --journal" in unclear.err

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
@@ -21,7 +22,6 @@ from tests.cli.terminal import Terminal
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import queue, take
 from tests.server.running import free_port
-from tests.server.shapes import misfits
 
 NOW = 1_800_000_000.0
 
@@ -70,40 +70,29 @@ def test_colours_are_for_terminals(server: ServerProcess) -> None:
     assert "[red]bob[/red]" in terminal.text
 
 
-def test_json_has_every_key_whether_a_server_is_up_or_not(server: ServerProcess) -> None:
-    done = called("status", "--json", "-e", server.url, "-e", f"http://127.0.0.1:{free_port()}")
-    gpu: dict[str, Any] = {"id": "", "gpu_id": 0, "uuid": "", "name": "", "state": "", "reason": "", "leases": []}
-    gpu |= {"memory_total_mb": 0.0, "memory_used_mb": 0.0, "memory_percent": 0.0, "utilization_percent": 0.0}
-    lease: dict[str, Any] = {
-        "id": "",
-        "endpoint": "",
-        "state": "",
-        "owner": "",
-        "priority": 0,
-        "wants": "",
-        "gpus": [],
-        "labels": {},
-    }
-    lease |= {"requested_at": "", "expires_in_s": 0.0}
-    up: dict[str, Any] = {
-        "endpoint": "",
-        "url": "",
-        "is_up": True,
-        "has_leases": True,
-        "source": "simulated",
-        "is_simulated": True,
-    }
-    up |= {"node": "", "can_grant": True, "queue_length": 0, "gpus": [gpu]}
-    up |= {"leases": [{**lease, "granted_at": ""}], "queue": [{**lease, "position": 1}]}
-    answer = done.json
-    assert misfits({"schema": "", "gpus_total": 0, "gpus_free": 0}, answer) == []
-    assert (answer["schema"], answer["gpus_total"], answer["gpus_free"]) == ("gpu-pool/status/1", 3, 1)
-    there, away = answer["endpoints"]
-    assert misfits(up, there) == []
-    assert [gpu["id"] for gpu in there["gpus"]] == [f"{there['endpoint']}:{index}" for index in range(3)]
-    assert away.keys() == there.keys()
-    assert (away["is_up"], away["can_grant"], away["gpus"]) == (False, False, [])
+def test_json_is_what_the_server_answers_and_of_several_each_with_its_name(server: ServerProcess) -> None:
+    one = called("status", "--json", server=server)
+    assert one.code == 0, one.err
+    assert one.json.keys() == server.json("/pool").keys()
+    assert [gpu["uuid"] for gpu in one.json["gpus"]] == [gpu["uuid"] for gpu in server.json("/pool")["gpus"]]
+
+    both = called("status", "--json", "-e", f"{server.url},http://127.0.0.1:{free_port()}").json
+    there, away = both["endpoints"]
+    assert there.keys() == {"endpoint", "url", "error", *one.json}
+    assert (there["error"], there["url"]) == (None, server.url)
+    assert away.keys() == {"endpoint", "url", "error"}
     assert away["error"]
+
+
+def test_only_mine_is_shown(server: ServerProcess) -> None:
+    """By the name that the server knows the caller by: with a token, that of the token."""
+    mine = called("status", "--mine", "--json", server=server).json
+    owners = {lease["owner"] for lease in (*mine["leases"], *mine["queue"])}
+    assert owners <= {user_name()}
+    everything = server.json("/pool")
+    held = [lease["id"] for lease in everything["leases"] if lease["owner"] == user_name()]
+    assert [lease["id"] for lease in mine["leases"]] == held
+    assert len(mine["gpus"]) == sum(bool(set(held).intersection(gpu["leases"])) for gpu in everything["gpus"])
 
 
 def test_where_no_server_answers_it_says_what_to_do() -> None:
@@ -119,7 +108,7 @@ def test_where_no_server_answers_it_says_what_to_do() -> None:
 def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
     file = io.StringIO()
     show(
-        Console(file=file, width=160, force_terminal=has_colours, color_system="standard" if has_colours else None),
+        Console(file=file, width=160, is_terminal=has_colours),
         reports,
         NOW,
     )
@@ -143,7 +132,7 @@ async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
     assert [gpu.view.state for gpu in report.gpus] == ["free", "busy", "unknown"]
     assert "memory at 97 %, threshold 80 %" in text
     assert "its utilization is unknown" in text
-    assert report.as_json()["has_leases"] is False
+    assert report.has_leases is False
 
 
 async def test_one_server_under_two_names_is_counted_once(server: ServerProcess) -> None:
@@ -183,7 +172,7 @@ def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     text = _shown(report)
     assert "[bold]" in text
     assert all(sign.isprintable() or sign == "\n" for sign in text)
-    assert json.dumps(report.as_json()).isprintable()
+    assert json.dumps(report.body).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +187,6 @@ def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: ServerProc
         # By itself too: a fault may hide another one.
         broken += [{**whole, part: [{**first, key: wrong}]} for key in first]
     reports = [_read(pool) for pool in broken]
-    assert json.dumps([report.as_json() for report in reports], allow_nan=False).isprintable()
     assert _shown(*reports[:9])
 
 
@@ -245,7 +233,7 @@ def _crowded() -> Any:
 
 def test_at_80_columns_each_holder_stands_beside_what_it_runs() -> None:
     file = io.StringIO()
-    show(Console(file=file, width=80, force_terminal=True, color_system=None), [_read(_crowded())], NOW)
+    show(Console(file=file, width=80, is_terminal=True, has_colours=False), [_read(_crowded())], NOW)
     lines = file.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = lines[1].index("HELD BY")

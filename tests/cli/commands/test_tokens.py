@@ -61,7 +61,7 @@ def test_the_two_lines_that_are_printed_let_the_user_in_at_once(server: ServerPr
     url, token = done.out.splitlines()
     assert (done.code, len(done.out.splitlines())) == (0, 2)
     assert re.fullmatch(rf"export GPU_SERVICE_ENDPOINT=http://\S+:{server.port}", url)
-    assert "shown only now" in done.err
+    assert "The token is not shown again" in done.err
     assert "no other machine reaches it; start it with --host 0.0.0.0" in done.err, "it listens on loopback alone"
     assert "localhost" not in url
     me = server.ask("/ui/data/me", headers={"Authorization": f"Bearer {token.removeprefix('export GPU_POOL_TOKEN=')}"})
@@ -79,7 +79,7 @@ def test_tokens_are_listed_without_themselves_and_revoked_by_name_or_id(server: 
     assert first not in shown.out
     assert second not in str(listed)
 
-    one = called("token", "revoke", by_role["operator"]["id"], server=server)
+    one = called("token", "revoke", by_role["operator"]["digest"][:12], server=server)
     all_ = called("token", "revoke", "bob", server=server)
     again = called("token", "revoke", "bob", server=server)
 
@@ -87,14 +87,6 @@ def test_tokens_are_listed_without_themselves_and_revoked_by_name_or_id(server: 
     assert again.code != 0
     assert "token list" in again.err
     assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == ["ann"]
-
-
-@pytest.mark.parametrize(
-    ("role", "shown"),
-    [("user", "bob, a user,"), ("operator", "bob, an operator,"), ("administrator", "an administrator,")],
-)
-def test_the_role_of_a_new_token_is_said(server: ServerProcess, role: str, shown: str) -> None:
-    assert shown in called("token", "add", "bob", "--role", role, server=server).err
 
 
 def test_a_name_that_is_the_id_of_another_token_revokes_neither(server: ServerProcess) -> None:
@@ -110,7 +102,7 @@ def test_a_name_that_is_the_id_of_another_token_revokes_neither(server: ServerPr
     assert f"{id_} (" in done.err
     assert {token["name"] for token in server.json("/admin/tokens")["tokens"]} == {"ann", id_}
     revoked = json.loads(called("token", "revoke", ann["digest"], "--json", server=server).out)
-    assert [token["name"] for token in revoked["tokens"]] == ["ann"]
+    assert revoked == {"revoked": [ann["digest"]]}
     assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == [id_]
 
 

@@ -48,7 +48,7 @@ def submit_all(user: UserJobs, number: int) -> None:
 
 
 def count_left(user: UserJobs) -> int:
-    return sum(not record.life.state.is_over for record in user.store.load().values())
+    return sum(not record.submission.is_over for record in user.store.load().values())
 
 
 def memory_mb(user: UserJobs) -> float:
@@ -71,7 +71,7 @@ def check(user: UserJobs, number: int, gpus: int) -> list[str]:
     if sorted(starts, key=int) != ids or any(abs(int(id_) - place) >= gpus for place, id_ in enumerate(starts, 1)):
         faults.append(f"started in the order {starts}")
     for id_ in ids:
-        record = user.record(id_)
+        record = user.job(id_)
         if record.life.state != "ended" or record.life.attempts != 1:
             faults.append(f"job {id_}: {record.life}")
         elif user.output(id_) != "".join(f"job {id_} line {line}\n" for line in range(1, LOG_LINES + 1)):

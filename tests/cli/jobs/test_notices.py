@@ -1,4 +1,4 @@
-"""`gpu-pool submit --on-granted` and `--notify`: told by the keeper."""
+"""`gpu-pool submit --on-granted` and `--notify`: told by its supervisor, or by the keeper of what does not run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_a_repeated_job_is_told_of_each_time(user: UserJobs) -> None:
 
 def test_a_job_that_cannot_run_is_told(user: UserJobs) -> None:
     with receiver() as at:
-        user.script("true", "--gpus", "64", "--notify", at.url)
+        user.script("true", "--timeout", "0s", "--endpoint", "http://127.0.0.1:9", "--notify", at.url)
         ended = at.next()
-    assert ended.title.endswith(" ended: failed")
+    assert ended.title.endswith(" ended with exit code 124: failed")
     assert "Lease" not in ended.details
     assert ended.details["Details"]
 
 
-def test_the_next_keeper_tells_of_the_end_and_not_again_of_the_grant(user: UserJobs) -> None:
+def test_the_end_is_told_also_where_the_keeper_was_killed(user: UserJobs) -> None:
     with receiver() as at:
         id_ = user.script("until [ -e go-on ]; do sleep 0.05; done", "--notify", at.url)
         assert " has GPU " in at.next().title
@@ -49,7 +49,7 @@ def test_the_next_keeper_tells_of_the_end_and_not_again_of_the_grant(user: UserJ
     assert (ended.details["Exit code"], ended.details["Job"]) == ("0", id_)
 
 
-def test_the_keeper_stays_until_the_receiver_answers(user: UserJobs) -> None:
+def test_the_supervisor_stays_until_the_receiver_answers(user: UserJobs) -> None:
     with receiver(503, 503) as at:
         id_ = user.script("true", "--notify", at.url)
         told = [at.next() for _ in range(4)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.cli.jobs.job_spec import JobSpec
+from gpu_worker_pool.jobs.job_spec import JobSpec
 from gpu_worker_pool.jobs.life import JobState
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.server.leasing import eventually
@@ -52,15 +52,13 @@ def test_no_value_of_the_environment_is_on_a_command_line(user: UserJobs) -> Non
     assert user.until(id_).life.state is JobState.ENDED
 
 
-def test_what_a_job_used_is_measured(user: UserJobs) -> None:
-    id_ = user.script("while [ ! -e done-2 ]; do sleep 0.05; done")
-    eventually(lambda: user.record(id_).life.usage, "its use is measured")
-    (user.folder / "done-2").touch()
-    usage = user.until(id_).life.usage
-    assert usage is not None
-    assert usage.peak_memory_mb is not None
-    assert usage.peak_memory_mb > 0
-    assert usage.peak_utilization_percent is not None
+def test_what_a_job_used_is_measured_by_the_server(user: UserJobs) -> None:
+    id_ = user.script("sleep 0.5")
+    user.until(id_)
+    peak_mb = eventually(lambda: user.job(id_).usage.peak_memory_mb, "it is known")
+    (shown,) = [job for job in user.call("history", "--mine", "--json").json["jobs"] if job["id"] == id_]
+    assert shown["peak_memory_mb"] == peak_mb > 0
+    assert shown["mean_utilization_percent"] is not None
 
 
 def test_an_array_runs_each_index_and_a_job_after_it_waits_for_all(user: UserJobs) -> None:
@@ -70,7 +68,7 @@ def test_an_array_runs_each_index_and_a_job_after_it_waits_for_all(user: UserJob
     last = user.script("cat order-*", "--after", first)
     assert user.until(last).life.state is JobState.ENDED
     assert user.output(last).splitlines() == ["0 0", "1 1", "2 2"]
-    starts = [user.record(f"{first}_{index}").life.started_at or 0.0 for index in range(3)]
+    starts = [user.job(f"{first}_{index}").life.started_at or 0.0 for index in range(3)]
     assert starts == sorted(starts)
     shown = user.call("logs", first).out
     assert f"==> {first}_2 <==" in shown
@@ -89,7 +87,7 @@ def test_what_comes_after_a_failure_is_what_was_chosen(user: UserJobs) -> None:
     (user.folder / "good").touch()
     assert user.call("retry", first).out == f"job {first} is submitted again\n"
     assert user.until(waits).life.state is JobState.ENDED
-    assert user.record(first).life.attempts == 2
+    assert user.job(first).life.attempts == 2
 
 
 def test_a_job_that_fails_is_run_again_and_each_attempt_has_its_log(user: UserJobs) -> None:
@@ -114,7 +112,7 @@ def test_jobs_are_cancelled_while_they_wait_and_while_they_run(user: UserJobs) -
     assert (life.state, life.exit_code) == (JobState.CANCELLED, 9)
     assert user.output(running).splitlines()[-1] == "asked"
     assert user.state(waiting) is JobState.CANCELLED
-    assert not user.record(waiting).log_of(1).exists()
+    assert not user.log(waiting, 1).exists()
     assert "was over before" in user.call("cancel", running, code=1).err
     assert user.call("cancel", "--mine", "--yes").err == "gpu-pool: no job of yours waits or runs\n"
 
@@ -141,11 +139,28 @@ def test_a_time_limit_ends_a_job(user: UserJobs) -> None:
     assert (life.state, life.end_reason, life.exit_code) == (JobState.FAILED, "time_limit", None)
 
 
-def test_a_job_that_can_never_run_fails_with_the_reason(user: UserJobs) -> None:
-    too_many = user.submit("--gpus", "3", "--", "true")
-    too_late = user.submit("--timeout", "0s", "--endpoint", "http://127.0.0.1:9", "--", "true")
-    assert "3 GPUs" in (user.until(too_many).life.why or "")
-    life = user.until(too_late).life
+@pytest.mark.parametrize(
+    ("arguments", "env", "hint"),
+    [
+        (("--gpus", "3"), {}, "it asks for 3 GPUs on one node, and only 2 such GPUs"),
+        (("--model", "H100"), {}, "1 GPU of model H100, and no such GPU"),
+        (("--memory", "900GB"), {}, "no such GPU"),
+        ((), {"CUDA_VISIBLE_DEVICES": "9"}, "CUDA_VISIBLE_DEVICES='9' names no GPU of the pool"),
+        ((), {"GPU_SERVICE_ENDPOINT": ""}, "no GPU server can be used"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(
+    user: UserJobs, arguments: tuple[str, ...], env: dict[str, str], hint: str
+) -> None:
+    before = user.store.numbers()
+    assert hint in user.call("submit", *arguments, "--", "true", code=125, env=env).err
+    assert user.store.numbers() == before
+
+
+def test_a_job_whose_server_does_not_answer_waits_for_it_for_as_long_as_it_may(user: UserJobs) -> None:
+    done = user.call("submit", "--timeout", "0s", "--endpoint", "http://127.0.0.1:9", "--", "true")
+    assert "it waits until a server answers" in done.err
+    life = user.until(done.out.strip()).life
     assert (life.state, life.exit_code) == (JobState.FAILED, 124)
 
 
@@ -216,4 +231,4 @@ def test_what_was_submitted_is_read_as_it_was_written() -> None:
     spec = JobSpec(submitted_at=1.5, command=("a", "b\ud800"), label="a", cwd="/x", array=(0, 2), after=("3_1",))
     assert JobSpec.from_json(spec.as_json() | {"array": [0, 2], "command": ["a", "b\ud800"]}) == spec
     with pytest.raises(ValueError, match="not a job"):
-        JobSpec.from_json({"schema": "gpu-pool/job/2"})
+        JobSpec.from_json({"schema": "gpu-pool/job/1"})

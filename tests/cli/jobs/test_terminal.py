@@ -76,9 +76,9 @@ def test_a_job_and_its_keeper_have_no_terminal_and_outlive_a_hang_up(server: Ser
 
 
 def _guard(user: UserJobs, id_: str) -> int:
-    guard = user.record(id_).life.guard
-    assert guard is not None
-    return guard.pid
+    run = user.job(id_).run
+    assert run is not None
+    return run.guard_pid
 
 
 def test_the_help_names_values_in_words() -> None:

@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from gpu_worker_pool.cli.jobs.job_store import JobRecord, JobStore
+from gpu_worker_pool.cli.jobs.job_view import Job, find_jobs
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.jobs.job_key import parse_key
+from gpu_worker_pool.jobs.job_store import JobStore
 from gpu_worker_pool.jobs.life import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, gpu_pool
@@ -40,11 +41,13 @@ class UserJobs:
     def __exit__(self, *_: object) -> None:
         self.kill_keeper()
         for record in self.store.load().values():
-            guard = record.life.guard
-            # Another process may have the pid of a guard that is gone.
-            if guard is not None and Machine.here().is_alive(ProcessId(guard.pid, guard.started)):
-                with suppress(ProcessLookupError):
-                    os.kill(guard.pid, signal.SIGKILL)
+            for run in record.submission.open_runs.values():
+                # Another process may have the pid of one that is gone.
+                for process in (ProcessId(run.guard_pid, run.guard_started), ProcessId(run.pid, run.started)):
+                    if Machine.here().is_alive(process):
+                        with suppress(ProcessLookupError):
+                            os.kill(process.pid, signal.SIGKILL)
+        self.kill_keeper()
         # A keeper that one of them has just started finds nothing to do, and ends.
         shutil.rmtree(self.store.root, ignore_errors=True)
 
@@ -62,28 +65,33 @@ class UserJobs:
         """Submit a line for the shell; its id."""
         return self.submit(*options, "--", "sh", "-c", text)
 
-    def record(self, id_: str) -> JobRecord:
-        key = parse_key(id_)
-        return next(record for record in self.store.load_number(key.number) if record.key == key)
+    def job(self, id_: str) -> Job:
+        number = parse_key(id_).number
+        (found,) = find_jobs(self.store.load([number]), [id_])
+        return found
 
     def state(self, id_: str) -> JobState:
-        return self.record(id_).life.state
+        return self.job(id_).life.state
 
-    def until(self, id_: str, *states: JobState) -> JobRecord:
+    def until(self, id_: str, *states: JobState) -> Job:
         """The job once it is in one of these states; without any, once it is over."""
         eventually(
             lambda: self.state(id_) in states if states else self.state(id_).is_over,
-            f"job {id_} is {' or '.join(states) or 'over'}: {self.record(id_).life} {self.keeper_log()}",
+            f"job {id_} is {' or '.join(states) or 'over'}: {self.job(id_).life} {self.keeper_log()}",
             within_s=SOON_S,
         )
-        return self.record(id_)
+        return self.job(id_)
 
     def output(self, id_: str) -> str:
         """What the last attempt has written; nothing yet where it is about to start."""
         try:
-            return self.record(id_).log.read_text(encoding="utf-8")
+            return self.log(id_).read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
+
+    def log(self, id_: str, attempt: int | None = None) -> Path:
+        job = self.job(id_)
+        return job.record.log_of(job.key.index, attempt or job.life.attempts)
 
     # --- the keeper ----------------------------------------------------------------------------------------------------
 

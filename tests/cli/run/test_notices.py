@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.cli.run.notices import CommandNotices
 from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.jobs.notices import CommandNotices
 from gpu_worker_pool.notify.notice import Notice, NoticeGpu
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.serve.announcement import Announcement, GpusShown, Writing
 from gpu_worker_pool.cli.serve.command import FLAGS, usable_journal
 from gpu_worker_pool.cli.serve.flags import settings_of
+from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.own_process import gpu_pool, start_gpu_pool
+from gpu_worker_pool.wire.service import FleetView, Health
+from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
+from tests.cli.terminal import Terminal
 from tests.gpus.fake_nvidia_smi import install
 from tests.server.running import ROOT, ask_over
+from tests.server.told_server import Told, told_server
 
 SECRET = "a-long-random-secret"  # noqa: S105 - of nothing
 
@@ -285,13 +289,13 @@ def test_the_addresses_are_those_it_can_be_reached_under(host: str, expected: li
         (
             Writing("none", (), is_open_here=True, local_url="http://localhost:9000"),
             (
-                "every user of this machine, for their own leases; no caller from elsewhere. To let one in, also while this "
-                "runs: gpu-pool token add NAME --endpoint http://localhost:9000"
+                "every user of this machine, for their own leases; other machines can view but not request GPUs; to allow a user, "
+                "run gpu-pool token add NAME --endpoint http://localhost:9000"
             ),
         ),
         (
             Writing("none", (), is_open_here=False),
-            "only callers with a token, also on this machine; no caller from elsewhere. To let one in, set GPU_POOL_TOKENS_FILE",
+            "only callers with a token, also on this machine; other machines can view but not request GPUs; to allow a user, set GPU_POOL_TOKENS_FILE",
         ),
         (
             Writing("none", (), is_open_here=True, only_on="127.0.0.1"),
@@ -388,3 +392,36 @@ def test_nobody_reading_what_it_says_does_not_stop_it_and_sigterm_ends_it_cleanl
     assert "MAX_HISTORY='many' is not usable" in log
     assert "Finished server process" in log
     assert "Traceback" not in log
+
+
+def test_in_a_terminal_it_prints_its_banner_and_no_log(tmp_path: Path) -> None:
+    flags = ("--port", "0", "--simulated-gpus", "1", "--state-dir", str(tmp_path / "state"))
+    with Terminal([*GPU_POOL, "serve", *flags], environment(), cwd=tmp_path) as terminal:
+        shown = terminal.wait_for("use it")
+        assert shown.startswith("GPU Worker Pool ")
+        assert "INFO" not in shown
+        assert "WARNING" not in shown
+        assert " ".join(shown.split()).count("other machines can view but not request GPUs") == 1
+    with Terminal([*GPU_POOL, "serve", *flags, "--log-level", "info"], environment(), cwd=tmp_path) as terminal:
+        assert "INFO" in terminal.wait_for("use it")
+
+
+def test_a_box_without_a_leader_is_a_server_of_ours() -> None:
+    fleet = FleetView(id=None, role="follower", epoch=3, leader=None, leader_url=None, lag_s=None)
+    health = Health(
+        status="degraded",
+        nvidia_smi_available=True,
+        timestamp="2026-11-17T10:00:00Z",
+        reason="no box leads the fleet",
+        source="nvml",
+        gpu_count=4,
+        reading_age_s=0.1,
+        can_grant=False,
+        fleet=fleet,
+    )
+    refusal = Told(b'{"title": "no leader", "status": 503, "detail": "no box leads the fleet"}', 503)
+    with told_server({"/pool": refusal, "/health": Told(json.dumps(asdict(health)).encode(), 503)}) as box:
+        found = find_server("127.0.0.1", box.server_port)
+        assert found == PortHolder(box.url, "a box that has no leader now", 4, "nvml")
+        box.answers["/health"] = Told(b'{"status": "healthy"}')
+        assert find_server("127.0.0.1", box.server_port) is None, "it is another program"

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.client.http.transport import CallFailed, Transport
+from gpu_worker_pool.host.addresses import is_own_address, names_of_this_machine
 from gpu_worker_pool.host.unix_socket import client_sockets, find_socket, is_trustworthy, server_socket
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
+from tests.cli.own_process import gpu_pool
 from tests.other_user import ALICE
 
 
@@ -120,7 +122,7 @@ async def test_an_endpoint_that_was_named_wins_over_the_socket_of_another_server
 def test_status_shows_the_server_of_the_endpoint_that_was_named(two: tuple[ServerProcess, ServerProcess, Path]) -> None:
     _, false, path = two
     shown = called("status", "--endpoint", false.url, "--json", env={"GPU_POOL_SOCKET": str(path)})
-    assert shown.json["endpoints"][0]["node"] == "false"
+    assert shown.json["node"] == "false"
 
 
 async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
@@ -142,3 +144,22 @@ async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
             mortal.kill()
             with pytest.raises(CallFailed, match=f"to the socket {stale}"):
                 await transport.call("GET", f"{mortal.url}/pool", timeout_s=10)
+
+
+def test_a_server_of_this_machine_is_used_by_its_socket_whatever_it_is_called(tmp_path: Path) -> None:
+    """The lab's bug 3: on the box itself, the box by its own name was refused like a stranger."""
+    names = [name for name in names_of_this_machine(with_ipv6=False) if is_own_address(name)]
+    if not names:
+        pytest.skip("this machine has no address except loopback")
+    with ServerProcess({"HOST": "0.0.0.0", "SIMULATED_GPUS": "1"}) as server:  # noqa: S104 - as a box listens
+        server.env["GPU_POOL_SOCKET"] = str(tmp_path / "gpu-worker-pool" / f"{server.port}.sock")
+        server.restart()
+        env = {"GPU_POOL_SOCKET": server.env["GPU_POOL_SOCKET"]}
+        for name in names:
+            url = f"http://{name}:{server.port}"
+            assert gpu_pool("drain", "0", "--endpoint", url, env=env).err == ""
+            assert gpu_pool("undrain", "0", "--endpoint", url, env=env).err == ""
+        # Another server at the same port of another name stays another server.
+        with ServerProcess({"HOST": names[-1], "SIMULATED_GPUS": "1"}) as other:
+            done = gpu_pool("drain", "0", "--endpoint", f"http://{names[-1]}:{other.port}", env=env)
+            assert "Without a token" in done.err

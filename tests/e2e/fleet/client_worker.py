@@ -2,7 +2,7 @@
 
     python -m tests.e2e.fleet.client_worker '{"name": "c1", "endpoints": ["http://127.0.0.1:8000", ...], ...}'
 
-It writes the lines of worker.py (see gpu_worker_pool/run_history.py), and ends at SIGTERM or with the process that started it.
+It writes the lines of worker.py (see tests/e2e/run_history.py), and ends at SIGTERM or with the process that started it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.history_check import ROUNDED_S, Violation
-from gpu_worker_pool.run_history import LeaseRecord, Line, RunHistory
+from tests.e2e.history_check import ROUNDED_S, Violation
+from tests.e2e.run_history import LeaseRecord, Line, RunHistory
 
 # How often each promise, by the kind of its violation, was judged.
 Tally: TypeAlias = "Counter[str]"

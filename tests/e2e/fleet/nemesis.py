@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from gpu_worker_pool.history_check import Violation, check
+from tests.e2e.history_check import Violation, check
 from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer
 

@@ -17,12 +17,12 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.report.machine import commit
-from gpu_worker_pool.history_check import Violation
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import histories
 from tests.e2e.fleet import nemesis, trials
 from tests.e2e.fleet.scene import Scene, reboot_prefix, remove
 from tests.e2e.fleet.soak_summary import TAKE_OVER_S, SoakSummary
+from tests.e2e.history_check import Violation
 from tests.e2e.soak import tell
 from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer, programs

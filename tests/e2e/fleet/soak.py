@@ -14,11 +14,11 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from gpu_worker_pool.history_check import check
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import histories
 from tests.e2e.fleet import faults
 from tests.e2e.fleet.fleet import crew, fleet_of
+from tests.e2e.history_check import check
 from tests.e2e.soak import tell
 from tests.ledger.postgres.server import PostgresServer, programs
 from tests.preloaded import PreloadedPopen

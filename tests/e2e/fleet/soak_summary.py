@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_worker_pool.history_check import Violation
-from gpu_worker_pool.run_history import LeaseRecord, RunHistory
+from tests.e2e.history_check import Violation
+from tests.e2e.run_history import LeaseRecord, RunHistory
 
 from .journal_check import Tally
 
@@ -75,7 +75,7 @@ PROMISES = {
 
 
 def judged(history: RunHistory) -> Tally:
-    """How often gpu_worker_pool.history_check judged each promise of a fleet in these lines."""
+    """How often tests.e2e.history_check judged each promise of a fleet in these lines."""
     lines = Counter(line["what"] for line in history.lines)
     last_of = {lease.who: lease for lease in history.tenures}
     killed = [lease for who in history.killed if (lease := last_of.get(who)) is not None and lease.was_killed]

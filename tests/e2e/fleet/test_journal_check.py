@@ -12,8 +12,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request, Wishes
-from gpu_worker_pool.run_history import RunHistory
 from tests.e2e.fleet.journal_check import FleetHistory, JournalRow, Tally, check_fleet, take_overs
+from tests.e2e.run_history import RunHistory
 from tests.e2e.scribe import TTL_S, Scribe
 
 # The pool's clock is ahead of the boot clock by so much.

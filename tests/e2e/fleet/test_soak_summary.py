@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.history_check import Violation, check
-from gpu_worker_pool.run_history import RunHistory
 from tests.e2e.fleet.journal_check import Tally, check_fleet
 from tests.e2e.fleet.nemesis import FleetNemesis, FleetPlan
 from tests.e2e.fleet.scene import Scene
 from tests.e2e.fleet.soak_summary import FAULTS, PROMISES, SoakSummary, judged
 from tests.e2e.fleet.test_journal_check import Journal
+from tests.e2e.history_check import Violation, check
+from tests.e2e.run_history import RunHistory
 from tests.e2e.scribe import Scribe
 from tests.ledger.postgres.server import PostgresServer
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpu_worker_pool.history_check import check
 from tests.e2e import histories
 from tests.e2e.fleet import faults
 from tests.e2e.fleet.fleet import Fleet, crew, fleet_of, until
+from tests.e2e.history_check import check
 from tests.ledger.postgres.server import PostgresServer
 
 

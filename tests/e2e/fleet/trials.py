@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpu_worker_pool.history_check import Violation, check
-from gpu_worker_pool.run_history import RunHistory
 from tests.e2e import histories
+from tests.e2e.history_check import Violation, check
+from tests.e2e.run_history import RunHistory
 from tests.e2e.worker import Orders, now
 
 from .client_worker import ClientOrders

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpu_worker_pool.cli.demo.postgres import PostgresProcess, as_owner, free_port, programs
+from tests.ledger.postgres.process import PostgresProcess, as_owner, free_port, programs
 
 __all__ = ["PostgresServer", "free_port", "programs"]
 

@@ -1,1 +1,0 @@
-"""`gpu-pool top`: the pool, live, in a terminal."""

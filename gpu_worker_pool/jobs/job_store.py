@@ -1,0 +1,288 @@
+"""The files of a user's jobs: a folder for each submission, in the user's state directory, for this user only.
+
+    JOBS/12/job.json           what was submitted
+    JOBS/12/environment.json   its environment
+    JOBS/12/journal.jsonl      what happened to it and its tasks
+    JOBS/12/output-1.log       what the first attempt wrote; for a task of an array 3-output-1.log, and so on
+    JOBS/live/12               it is not over, or was not when the keeper looked last
+
+A submission is there as a whole or not at all: its folder is made under another name, and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.host.state_dir import StateDirError, check_is_private, state_dir, sync_folder
+
+from .job_spec import JobSpec
+from .journal import Journal, JournalUnreadable
+from .life import JobEvent, JobState, Submission, TasksClosed
+
+JOBS_DIR_VARIABLE: Final = "GPU_POOL_JOBS_DIR"
+_NOT_ROOT: Final = 1
+_PRIVATE: Final = 0o700
+_NEW: Final = ".new-"
+# What a submit that died has left is removed after this time.
+_LEFT_S: Final = 60.0
+# No user has submitted more; a file with a greater one is damaged.
+MAX_NUMBER: Final = 999_999_999
+_TASK_IN_JOURNAL: Final = re.compile(rb'"index": (\d+)')
+
+
+def jobs_folder(environ: Mapping[str, str]) -> Path:
+    """GPU_POOL_JOBS_DIR, else a folder of the user's state directory. Boxes may share a home: each has its own folder."""
+    if given := environ.get(JOBS_DIR_VARIABLE, "").strip():
+        return Path(given).expanduser().absolute()
+    try:
+        own = state_dir(None, {**environ, "STATE_DIRECTORY": ""}, platform=sys.platform, uid=os.getuid() or _NOT_ROOT)
+    except StateDirError:
+        raise Failure(
+            f"there is no home directory to keep jobs in; set {JOBS_DIR_VARIABLE} to a folder of yours"
+        ) from None
+    return own / "jobs" / (socket.gethostname().partition(".")[0] or "localhost")
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A submission with what its files say. `trouble`: they cannot be read, so nothing of it is started."""
+
+    number: int
+    spec: JobSpec
+    folder: Path
+    journal: Journal | None
+    submission: Submission
+    trouble: str | None = None
+
+    def refresh(self) -> list[JobEvent]:
+        """Take in what happened since, and return it."""
+        if self.journal is None or self.trouble is not None:
+            return []
+        try:
+            return self.journal.refresh()
+        except (OSError, JournalUnreadable) as error:
+            self._fail(error)
+            return []
+
+    def write(self, decide: Callable[[Submission], Iterable[JobEvent]], *, is_synced: bool = True) -> list[JobEvent]:
+        """Let something happen: see `Journal.write`. OSError where it cannot be written."""
+        if self.journal is None:
+            raise OSError(self.trouble)
+        try:
+            return self.journal.write(decide, is_synced=is_synced)
+        except JournalUnreadable as error:
+            self._fail(error)
+            raise OSError(str(error)) from None
+
+    def _fail(self, error: Exception) -> None:
+        """It may have run: what is not known to be over is never run again by itself."""
+        self.trouble = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        at, becomes = time.time(), JobState.INTERRUPTED
+        self.submission.evolve(TasksClosed(at=at, becomes=becomes, why=self.trouble))
+
+    def log_of(self, index: int | None, attempt: int) -> Path:
+        """What this attempt wrote. The attempts at a line of a batch share a log."""
+        if self.spec.batch is not None and index is not None:
+            return Path(self.spec.batch.logs[self.spec.place_of(index)])
+        return self.folder / f"{'' if index is None else f'{index}-'}output-{attempt}.log"
+
+
+class JobStore:
+    """The folder of one user's jobs on one box."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self) -> None:
+        """Make the folder; Failure where it cannot be had, or where other users could read or write it."""
+        try:
+            self.root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            check_is_private(self.root)
+            if self.root.stat().st_mode & 0o077:
+                self.root.chmod(_PRIVATE)
+            (self.root / "live").mkdir(mode=_PRIVATE, exist_ok=True)
+        except StateDirError:
+            found = self.root.stat()
+            raise Failure(
+                f"other users could change the folder {self.root} of your jobs (mode {stat.S_IMODE(found.st_mode):04o}, uid "
+                f"{found.st_uid}), and so run commands as you; make sure that nothing in it was changed, and use chmod go-w "
+                f"{self.root}, or set {JOBS_DIR_VARIABLE} to a folder of your own"
+            ) from None
+        except OSError as error:
+            raise Failure(
+                f"the folder {self.root} for jobs cannot be used: {error.strerror}; set {JOBS_DIR_VARIABLE} to another"
+            ) from None
+
+    # --- submissions ---------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, environment: Mapping[str, str], *, is_live: bool = True) -> int:
+        """Write a submission to the disk; its number. One that is not `is_live` is not for the keeper. Failure where it cannot
+        be written: then there is none.
+        """
+        self.make()
+        self._remove_left()
+        new = self.root / f"{_NEW}{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            new.mkdir(mode=_PRIVATE)
+            _write(new / "job.json", spec.as_json())
+            _write(new / "environment.json", dict(environment))
+            # Its name is on the disk before the first event is: after a power cut no job that ran looks new.
+            (new / "journal.jsonl").touch(mode=0o600)
+            sync_folder(new)
+            with self._numbering():
+                number = self.last_number() + 1
+                if number > MAX_NUMBER:
+                    shutil.rmtree(new, ignore_errors=True)
+                    raise Failure(
+                        f"the last job of {self.root} has the number {number - 1}, and a number must be at most {MAX_NUMBER}; "
+                        f"if {self.root / 'last-id'} is damaged, write the number of the last job into it"
+                    )
+                _write(self.root / f"{_NEW}last", number)
+                (self.root / f"{_NEW}last").replace(self.root / "last-id")
+                if is_live:
+                    self.note_live(number)
+                new.rename(self.root / str(number))
+                sync_folder(self.root)
+        except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
+            raise Failure(
+                f"the job cannot be written to {self.root}: {error.strerror}; fix that, and submit it again"
+            ) from None
+        return number
+
+    def last_number(self) -> int:
+        """The number of the last submission; 0 where there was none."""
+        try:
+            last = int((self.root / "last-id").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            last = 0
+        return max([last, *self.numbers()])
+
+    def numbers(self) -> list[int]:
+        return _numbers_in(self.root)
+
+    @contextmanager
+    def _numbering(self) -> Iterator[None]:
+        """Submit one at a time."""
+        descriptor = os.open(self.root / "submit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _remove_left(self) -> None:
+        """Remove what submits that died have left: it has the environment of its user, secrets and all."""
+        for path in self.root.glob(f"{_NEW}*-*"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFT_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    # --- which are live ------------------------------------------------------------------------------------------------
+
+    def live_numbers(self) -> list[int]:
+        """The submissions that may not be over: those that are need not be read."""
+        return _numbers_in(self.root / "live")
+
+    def note_live(self, number: int) -> None:
+        (self.root / "live" / str(number)).touch(mode=0o600)
+
+    def note_over(self, record: JobRecord) -> None:
+        """Note that it is over, unless a retry came in between."""
+        with suppress(OSError):
+            (self.root / "live" / str(record.number)).unlink()
+        record.refresh()
+        if not record.submission.is_over and record.folder.is_dir():
+            self.note_live(record.number)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def load(self, numbers: Iterable[int] | None = None) -> dict[int, JobRecord]:
+        """The submissions of these numbers, or all, in the order of their numbers."""
+        found = (self.load_one(number) for number in (self.numbers() if numbers is None else numbers))
+        return {record.number: record for record in found if record is not None}
+
+    def load_one(self, number: int) -> JobRecord | None:
+        """A submission; None where there is none."""
+        folder = self.root / str(number)
+        trouble: str | None = None
+        try:
+            spec = JobSpec.from_json(json.loads((folder / "job.json").read_bytes()))
+        except (OSError, ValueError) as error:
+            if not folder.is_dir():
+                return None
+            # What runs goes on, by its journal.
+            trouble, spec = f"{folder / 'job.json'}: {error}", _unknown_spec(folder)
+        terms = spec.terms(number)
+        try:
+            journal = Journal(folder / "journal.jsonl", terms)
+        except OSError as error:
+            record = JobRecord(number, spec, folder, None, Submission(terms))
+            record._fail(error)  # noqa: SLF001 - of this module
+            return record
+        record = JobRecord(number, spec, folder, journal, journal.submission)
+        record.refresh()
+        if trouble is not None and record.trouble is None:
+            record.trouble = trouble
+            record.submission.evolve(TasksClosed(at=time.time(), becomes=JobState.INTERRUPTED, why=trouble))
+        return record
+
+    def environment_of(self, number: int) -> dict[str, str]:
+        """The environment in which it was submitted; Failure where it cannot be read."""
+        path = self.root / str(number) / "environment.json"
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise Failure(f"the environment of job {number} cannot be read from {path}: {error}") from None
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    def forget(self, number: int) -> None:
+        """Remove a submission. The folder is renamed first, so that no half of it is ever seen."""
+        gone = self.root / f"{_NEW}gone-{number}-{secrets.token_hex(4)}"
+        with suppress(OSError):
+            (self.root / str(number)).rename(gone)
+            (self.root / "live" / str(number)).unlink(missing_ok=True)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _numbers_in(folder: Path) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit())  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+
+
+def _unknown_spec(folder: Path) -> JobSpec:
+    """Stands for a submission that cannot be read, with the tasks that have begun."""
+    try:
+        indices = {int(index) for index in _TASK_IN_JOURNAL.findall((folder / "journal.jsonl").read_bytes())}
+    except OSError:
+        indices = set()
+    at = folder.stat().st_mtime
+    return JobSpec(submitted_at=at, command=("?",), label="?", cwd="/", array=tuple(sorted(indices)) or None)
+
+
+def _write(path: Path, data: object) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        data_left = json.dumps(data).encode()
+        while data_left:
+            data_left = data_left[os.write(descriptor, data_left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
