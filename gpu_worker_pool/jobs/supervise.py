@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from gpu_worker_pool.client.backends.held_lease import Loss
 from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, on_lease_clock
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
@@ -26,6 +25,7 @@ from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT,
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.guarded import Ended, Guarded
 from gpu_worker_pool.models import Assignment, LeaseEnding
+from gpu_worker_pool.notices import Loss
 
 from .signals import ENDING, Received, Signals
 

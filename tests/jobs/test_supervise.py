@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.client.backends.held_lease import EndNotice, Loss
 from gpu_worker_pool.failure import FAILED, TAKEN_BACK, TIME_LIMIT, Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.jobs.leases import GpuRequest, adopted
 from gpu_worker_pool.jobs.limited_log import limited_log
 from gpu_worker_pool.jobs.supervise import Command, Outcome, supervise
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
+from gpu_worker_pool.notices import EndNotice, Loss
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import OFTEN, take, wait_until_free
 

@@ -21,7 +21,6 @@ from gpu_worker_pool.cli.pools.lease_search import lease_path
 from gpu_worker_pool.cli.pools.servers import FLEET, Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.backends.grant_check import UnbelievableGrant, environment
-from gpu_worker_pool.client.backends.held_lease import BEATS_PER_TTL, Loss
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
@@ -32,6 +31,7 @@ from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.jobs.signals import Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import Command, supervise
 from gpu_worker_pool.models import GPUAssignment
+from gpu_worker_pool.notices import BEATS_PER_TTL, Loss
 from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.leases import GangLeaseView, NodePart
 from gpu_worker_pool.wire.pool import PoolView
