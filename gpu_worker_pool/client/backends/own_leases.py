@@ -22,7 +22,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.bounds import MAX_TTL_S, Thresholds
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.queue.eligibility import judge
@@ -242,7 +242,7 @@ class OwnLeases:
             # Another client was quicker while this one decided. The grants have not been answered yet.
             self._observe_again()
             for lease_id in late:
-                self._driver.note(cmd.Revoke(lease_id))
+                self._driver.note(cmd.EndLease(lease_id, EndReason.REVOKED))
         for pool in others:
             pool.read_again()
 
