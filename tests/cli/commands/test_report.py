@@ -108,6 +108,8 @@ def test_json_has_the_sums_and_every_endpoint(server: ServerProcess) -> None:
         "time_limit_ends": 0,
         "preempted_ends": 0,
         "idle_ends": 0,
+        "measured_gpu_hours": 0.0,
+        "busy_gpu_hours": 0.0,
     }
     assert [item["owner"] for item in found["owners"]] == ["ada", AWKWARD, None, "bob"]
     assert found["total"]["gpu_hours"] == 7.5

@@ -18,13 +18,15 @@ def test_the_most_memory_and_the_mean_utilization_are_kept_through_a_restart(tmp
     with ServerProcess(env) as server:
         lease = take(server, ttl_s=600)["id"]
         smi.say(line.format(30_000, 80))
-        eventually(lambda: server.json("/gpu/stats")["gpus"][0]["memory"]["used_mb"] == 30_000, "it was read")
+        eventually(lambda: server.json("/pool")["gpus"][0]["memory_used_mb"] == 30_000, "it was read")
         assert server.ask(f"/leases/{lease}", "DELETE").status == 200
         before = get(server, lease)
+        total = server.json("/usage")["total"]
         (span,) = server.json("/timeline")["gpus"][0]["spans"]
     with ServerProcess(env) as server:
         after = get(server, lease)
 
     assert before["peak_memory_mb"] == after["peak_memory_mb"] == span["peak_memory_mb"] == 30_000
+    assert 0 < total["busy_gpu_hours"] < total["measured_gpu_hours"] == total["gpu_hours"]
     assert 0 < before["mean_utilization_percent"] <= 80
     assert after["mean_utilization_percent"] == span["mean_utilization_percent"] == before["mean_utilization_percent"]
