@@ -18,7 +18,7 @@ from benchmarks.replay.fragmentation import Kind, fragmented_milli
 from benchmarks.replay.openb import GPU_MB, GPU_MILLI, MB_PER_MILLI, Node, Task
 from benchmarks.replay.placements import OtherPlacer
 from benchmarks.replay.policies import Policy, Rule
-from gpu_worker_pool.core.decider.decide import served
+from gpu_worker_pool.core.decider.decide import decide, served
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
@@ -151,7 +151,14 @@ class SimulatedPool:
         """One step of the core, in which the policy says where waiters are placed."""
         if self._proposals is None:
             return step(self.state, command, now)
-        happened = step(self.state, command, now, lambda: False)
+        if isinstance(command, cmd.RequestLease) and ev.new_leases(decide(self.state, command, now)):
+            # It is queued first, even if it could be granted at once: the pool itself would place it.
+            wall_now = now + self.state.wall_offset_s
+            queued = ev.LeaseQueued(now, command.lease_id, command.request, self.state.next_seq, wall_now)
+            happened = [*step(self.state, cmd.Tick(), now, lambda: False), queued]
+            replay(self.state, [queued])
+        else:
+            happened = step(self.state, command, now, lambda: False)
         while not self.state.is_settled_at(now):
             found = serve_queue(self.state, now, OtherPlacer(self.state, now, self._proposals))
             events = served(self.state, found, now)

@@ -496,6 +496,9 @@ class Model(PlainGpus):
             return reading
         others = {member for x in self.on(key) if x is not lease for member in self.members.get((key, x.id), set())}
         own = self.members.get((key, lease.id), set()) - others
+        if self.is_faceless(key, lease) and not any(self.is_faceless(key, x) for x in self.on(key) if x is not lease):
+            # Each process that is no other lease's may be its own.
+            own |= {tuple(p.id) for p in reading.processes if p.name not in self.ignored} - others
         left = tuple(p for p in reading.processes if tuple(p.id) not in own)
         explained = sum(p.memory_mb for p in left if tuple(p.id) in others or p.name in self.ignored)
         load = None if reading.utilization_percent is None else 0.0

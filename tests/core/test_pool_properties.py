@@ -85,3 +85,15 @@ def test_a_lease_that_ends_tells_how_long_the_next_will_last_before_a_booking() 
     # It lasted for less than a second: another like it has ended when the booking begins.
     assert state.pool.state.active("lease2")
     state.teardown()
+
+
+def test_a_lease_that_is_granted_when_a_booking_begins_is_not_queued_first() -> None:
+    state = QueueMachine()
+    state.start(settings={"reserve_after_s": 0.0, "preempt_grace_s": 10.0}, size=2)
+    terms = {"preemptible": True, "priority": 0, "time_limit_s": None}
+    state.request_on_terms(owner="ada", wishes=PLAIN, **terms)
+    state.book(begins=-5.0, gpu=0, gpus=1, lasts_s=None, number=1, owner="bob")
+    # In this step the lease on the booked GPU is warned first.
+    state.request_a_share(memory_mb=8000)
+    assert state.pool.state.active("lease2")
+    state.teardown()

@@ -58,7 +58,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
         return [Refused(now, refused[0], lease_id, refused[1])]
     newcomer = QueuedLease(lease_id, request, state.next_seq, now + state.wall_offset_s)
     # It is granted at once, or queued. Where others are still to be served first, it waits for that.
-    found = QueuePass() if state.is_behind else serve_queue(state, now, newcomer=newcomer)
+    found = serve_queue(state, now, newcomer=newcomer) if state.is_settled_at(now) else QueuePass()
     return served(state, found, now, newcomer)
 
 

@@ -33,9 +33,14 @@ def step(
             happened.extend(events)
         return bool(events)
 
+    def settle() -> None:
+        while not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
+            pass
+
     if not isinstance(command, (cmd.TakeOver, cmd.Tick, cmd.LoseTime)) and state.has_due(now):
         carry_out(cmd.Tick())
+    if isinstance(command, cmd.RequestLease):
+        settle()  # a newcomer is granted at once only behind those that wait
     carry_out(command)
-    while not state.is_settled_at(now) and has_time() and carry_out(cmd.ServeQueue()):
-        pass
+    settle()
     return happened

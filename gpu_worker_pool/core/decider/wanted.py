@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease, Reservation
-from gpu_worker_pool.core.model.slot import GpuSlot, memory_use
+from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.serve import serve_queue
 from gpu_worker_pool.core.queue.withheld import Withheld
@@ -55,24 +55,27 @@ def _released(state: PoolState, lease: ActiveLease, now: float) -> PoolState:
 
 
 def _left_by(lease_id: str, slot: GpuSlot, reading: Reading, state: PoolState) -> Reading:
-    """What would be read of a GPU without this lease and its processes. The load is taken for that of the lease."""
-    members = {each: processes for each, processes in slot.members.items() if each != lease_id}
-    occupants = {each: occupant for each, occupant in slot.occupants.items() if each != lease_id}
-    others = {process for processes in members.values() for process in processes}
-    own = set(slot.members.get(lease_id, ())) - others
-    own_mb = sum(process.memory_mb or 0.0 for process in reading.processes or () if process.id in own)
-    left = replace(
+    """What would be read of a GPU without this lease: its processes, and those that may be its own, go with it. The load is taken
+    for that of the lease.
+    """
+    occupants, members = slot.occupants.copy(), slot.members.copy()
+    del occupants[lease_id]
+    members.pop(lease_id, None)
+    rest, ignored = GpuSlot(slot.key, reading, occupants, members), state.ignored_processes
+    both = zip(attribute_processes(slot, ignored), attribute_processes(rest, ignored), strict=True)
+    own = [process for (process, before), (_, after) in both if not before.is_outside and after.is_outside]
+    own_mb = sum(process.memory_mb or 0.0 for process in own)
+    rest.reading = left = replace(
         reading,
-        processes=reading.processes and tuple(process for process in reading.processes if process.id not in own),
+        processes=reading.processes and tuple(process for process in reading.processes if process not in own),
         memory_used_mb=reading.memory_used_mb and max(reading.memory_used_mb - own_mb, 0.0),
         utilization_percent=reading.utilization_percent and 0.0,
     )
-    before = memory_use(slot, state.ignored_processes)
-    after = memory_use(GpuSlot(slot.key, left, occupants, members), state.ignored_processes)
-    if before is None or after is None or left.memory_used_mb is None:
+    before_it, after_it = memory_use(slot, ignored), memory_use(rest, ignored)
+    if before_it is None or after_it is None or left.memory_used_mb is None:
         return left
     # Memory without an owner was taken for the lease's.
-    return replace(left, memory_used_mb=left.memory_used_mb - max(after.outside_mb - before.outside_mb, 0.0))
+    return replace(left, memory_used_mb=left.memory_used_mb - max(after_it.outside_mb - before_it.outside_mb, 0.0))
 
 
 def _reserved_for(pool: PoolState, lease: ActiveLease, reservation: Reservation | None, now: float) -> list[str]:

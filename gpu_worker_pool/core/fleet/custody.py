@@ -122,8 +122,7 @@ class Custody:
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
-        due_at = self._deadlines.next_due_at()
-        times = [inf if due_at is None else due_at + self._lost_s]
+        times = [self._deadlines.next_due_at() + self._lost_s]
         if self._link is not None:
             times.append(-inf if self._link.heard_at is None else self._link.heard_at + LEADER_SILENT_S)
             if self._link.reporting.last is not None:

@@ -190,11 +190,6 @@ class PoolState:
         return self._has_nothing_to_settle or max(now, self.clock) <= self.settled_until
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the queue has not been served since the last event that may let a waiter be."""
-        return not self._has_nothing_to_settle and self.settled_until == -inf
-
-    @property
     def _has_nothing_to_settle(self) -> bool:
         """Whether there is no waiter, no booking that begins, and no lease that need not make room any more."""
         return not (len(self.queue) or self.bookings or self.preempt_warned)
@@ -248,20 +243,19 @@ class PoolState:
     def has_due(self, now: float) -> bool:
         """Whether a `Tick` may bring something about. Bookings do so at times of their own."""
         now = max(now, self.clock)
-        expiry, warning = self.ttl_due.next_due_at(), self.limit_due.next_due_at()
-        is_expired = expiry is not None and expiry <= self.live(now)
-        return bool(self.bookings) or is_expired or (warning is not None and warning <= now)
+        is_expired = self.ttl_due.next_due_at() <= self.live(now)
+        return bool(self.bookings) or is_expired or self.limit_due.next_due_at() <= now
 
     def next_due_at(self) -> float:
         """When something is due though no command comes."""
         # It is settled up to and including that time.
         due_at = inf if self._has_nothing_to_settle else nextafter(self.settled_until, inf)
-        expiry, warning = self.ttl_due.next_due_at(), self.limit_due.next_due_at()
-        if expiry is not None:
-            expires_at = expiry + self.lost_s
-            # A rounded sum may be a little too early: then nothing would be due at that time.
-            due_at = min(due_at, expires_at if self.live(expires_at) >= expiry else nextafter(expires_at, inf))
-        return due_at if warning is None else min(due_at, warning)
+        expiry = self.ttl_due.next_due_at()
+        expires_at = expiry + self.lost_s
+        # A rounded sum may be a little too early: then nothing would be due at that time.
+        if self.live(expires_at) < expiry:
+            expires_at = nextafter(expires_at, inf)
+        return min(due_at, expires_at, self.limit_due.next_due_at())
 
     def __repr__(self) -> str:
         kinds = [type(lease) for lease in self.leases.values()]

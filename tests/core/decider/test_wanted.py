@@ -130,6 +130,17 @@ def test_what_a_holder_without_a_known_process_uses_goes_with_it() -> None:
     box.observe_now(reading(used_mb=79_000.0, utilization=100, processes=None))
     box.ask("waiter", owner="bob")
     assert wanted(box) == "waiter"
+    box.now += 1.0
+    box.observe_now(reading(used_mb=79_000.0, utilization=100, processes=(process(7, 70_000.0),)))
+    assert wanted(box) == "waiter"
+
+
+def test_a_process_outside_the_pool_stays() -> None:
+    box = held(pid=7)
+    box.now += 1.0
+    box.observe_now(reading(used_mb=60_000.0, processes=(process(7, 40_000.0), process(8, 20_000.0))))
+    box.ask("waiter", owner="bob")
+    assert wanted(box) is None
 
 
 def test_a_gang_wants_a_lease_on_one_of_its_nodes() -> None:

@@ -24,7 +24,7 @@ ONE_NODE, SEVERAL_NODES = (24,), (12, 10, 8, 6)
 def check_pass(state: PoolState, now: float, command: cmd.Command | None = None) -> None:
     found, expected = serve_queue(state, now), plain_pass(state, now)
     check_same(found, expected)
-    if isinstance(command, cmd.RequestLease) and not state.is_behind:
+    if isinstance(command, cmd.RequestLease) and state.is_settled_at(now):
         newcomer = QueuedLease(command.lease_id, command.request, state.next_seq, now + state.wall_offset_s)
         queued = ev.LeaseQueued(now, newcomer.id, newcomer.request, newcomer.seq, newcomer.requested_at)
         with_it = replay(pickle.loads(pickle.dumps(state)), [queued])  # noqa: S301 - our own bytes
