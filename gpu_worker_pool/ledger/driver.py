@@ -25,7 +25,7 @@ from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, Lease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -344,7 +344,9 @@ class Driver:
             events += happened
             # A waiter that died while queued must not keep the GPU from the next one until its death is noticed.
             granted = [event.lease_id for event in happened if isinstance(event, ev.LeaseGranted)]
-            commands += [cmd.ReportDeath(lease_id) for lease_id in granted if self._is_dead(lease_id)]
+            commands += [
+                cmd.EndLease(lease_id, EndReason.HOLDER_DIED) for lease_id in granted if self._is_dead(lease_id)
+            ]
         found = [self.state.find(event.lease_id) for event in events if isinstance(event, ev.LeaseEnded)]
         batch = self.outbox.add(events, [lease.record for lease in found if isinstance(lease, EndedLease)])
         for listener in self.early_listeners:

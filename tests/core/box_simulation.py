@@ -303,7 +303,7 @@ class Box:
         self.at(0.01, lambda: self.report_death(worker))
 
     def report_death(self, worker: Worker) -> None:
-        self.tell(cmd.ReportDeath(worker.id))
+        self.tell(cmd.EndLease(worker.id, EndReason.HOLDER_DIED))
 
     def hang(self, worker: Worker) -> None:
         """No more heartbeats: the lease runs out, and an operator has to kill the process before the GPU is free."""

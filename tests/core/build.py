@@ -12,7 +12,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -140,7 +140,7 @@ class Box:
         return self.do(cmd.Release(lease_id, is_holder=True))
 
     def revoke(self, lease_id: str) -> list[ev.Event]:
-        return self.do(cmd.Revoke(lease_id))
+        return self.do(cmd.EndLease(lease_id, EndReason.REVOKED))
 
     def exclude(self, gpu: GpuKey, reason: str) -> list[ev.Event]:
         return self.do(cmd.Configure("excluded", tuple(gpu), reason))

@@ -361,7 +361,7 @@ class CheckedPool(QueueChecks):
         assert lease.state in {"queued", "active"}
         self.model.away.discard(lease.id)
         if event.reason == "expired":
-            was_told = isinstance(command, self.core.commands.ExpireLease) and command.lease_id == lease.id
+            was_told = isinstance(command, self.core.commands.EndLease) and command.lease_id == lease.id
             assert was_told or lease.due <= self.model.live, "a lease has ended before its time"
         elif event.reason in {"time_limit", "preempted", "idle"}:
             assert lease.ending is not None, "ended without its warning"

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -95,7 +95,11 @@ class LargePool:
         lease_id = self._pick(ActiveLease)
         if lease_id is None:
             return self.request()
-        return cmd.Release(lease_id, is_holder=True) if self.rng.random() < 0.9 else cmd.Revoke(lease_id)
+        return (
+            cmd.Release(lease_id, is_holder=True)
+            if self.rng.random() < 0.9
+            else cmd.EndLease(lease_id, EndReason.REVOKED)
+        )
 
     def cancel(self) -> cmd.Command:
         lease_id = self._pick(QueuedLease)

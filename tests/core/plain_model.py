@@ -495,15 +495,16 @@ class Model(PlainGpus):
         if key not in lease.gpus or reading.memory_used_mb is None:
             return reading
         others = {member for x in self.on(key) if x is not lease for member in self.members.get((key, x.id), set())}
-        own = self.members.get((key, lease.id), set()) - others
+        own, outside = self.members.get((key, lease.id), set()) - others, self.memory(key)[1]
         if self.is_faceless(key, lease) and not any(self.is_faceless(key, x) for x in self.on(key) if x is not lease):
             # Each process that is no other lease's may be its own.
             own |= {tuple(p.id) for p in reading.processes if p.name not in self.ignored} - others
+            # Memory that was read before the grant is counted as outside, with that of these.
+            outside = max(outside - sum(p.memory_mb for p in reading.processes if tuple(p.id) in own), 0.0)
         left = tuple(p for p in reading.processes if tuple(p.id) not in own)
         explained = sum(p.memory_mb for p in left if tuple(p.id) in others or p.name in self.ignored)
         load = None if reading.utilization_percent is None else 0.0
-        used = explained + self.memory(key)[1]
-        return replace(reading, processes=left, memory_used_mb=used, utilization_percent=load)
+        return replace(reading, processes=left, memory_used_mb=explained + outside, utilization_percent=load)
 
     def is_left_to(self, key: Key, waiter: Lease, ahead: list[Lease]) -> bool:
         """Whether nothing but what the waiter's own process left there keeps a GPU from it, and no waiter ahead needs it."""

@@ -284,13 +284,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         lease=leases,
-        how=st.sampled_from(["leave", "leave", "leave", "Release", "Revoke", "ReportDeath", "ExpireLease"]),
+        how=st.sampled_from(["leave", "leave", "leave", "Release", "revoked", "holder_died", "expired"]),
     )
     def end(self, lease: Any, how: str) -> None:
         self.now += 0.2
         commands = self.core.commands
-        is_own = how == "leave"
-        command = commands.Release(lease[0], is_holder=True) if is_own else getattr(commands, how)(lease[0])
+        if how in {"leave", "Release"}:
+            command = commands.Release(lease[0], is_holder=how == "leave")
+        else:
+            command = commands.EndLease(lease[0], commands.EndReason(how))
         self.pool.do(command, self.now)
         assert lease[0] not in {x.id for x in self.pool.model.leases.values() if x.state != "draining"}
 

@@ -104,7 +104,7 @@ def die_with_a_context_left(core: Core) -> None:
     scene = Scene(core)
     scene.ask(1, 2.0)
     scene.see(3.0, scene.process(1, memory_mb=500.0))
-    scene.pool.do(core.commands.ReportDeath("lease1"), 4.0)
+    scene.pool.do(core.commands.EndLease("lease1", core.commands.EndReason("holder_died")), 4.0)
     scene.see(5.0, scene.process(1, memory_mb=500.0))
 
 
@@ -159,7 +159,7 @@ def ask_for_what_was_given_back_and_taken_away(core: Core) -> None:
         scene.ask(1, 2.0, again=again, memory_mb=8_000.0)
     scene.see(3.0, scene.process(1))
     scene.release(1, 4.0)
-    scene.pool.do(core.commands.Revoke("lease1again"), 5.0)
+    scene.pool.do(core.commands.EndLease("lease1again", core.commands.EndReason("revoked")), 5.0)
     scene.ask(1, 6.0, again=2, memory_mb=8_000.0)
 
 
@@ -239,7 +239,7 @@ def wait_for_a_small_share_behind_a_large_one(core: Core) -> None:
     scene.ask(5, 5.0, memory_mb=50_000.0)
     scene.ask(6, 6.0, memory_mb=20_000.0)
     # How long it lasted says nothing, so no date can be told, and nothing is reserved.
-    scene.pool.do(core.commands.Revoke("lease3"), 7.0)
+    scene.pool.do(core.commands.EndLease("lease3", core.commands.EndReason("revoked")), 7.0)
     scene.see(8.0)
 
 

@@ -14,7 +14,7 @@ from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, Note
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, LeaseOver, Report
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.lease import ActiveLease, Lease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, Lease
 from gpu_worker_pool.core.model.state import PoolState
 from tests.fleet.batch import Batch
 from tests.fleet.simulated_agent import SimulatedAgent
@@ -62,7 +62,7 @@ class ExpiresItself(SimulatedLeader):
             for lease in [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]:
                 due_at = state.expires_at(lease.id)
                 if due_at is not None and due_at <= now:
-                    self.do(cmd.ExpireLease(lease.id))
+                    self.do(cmd.EndLease(lease.id, EndReason.EXPIRED))
         super().go_on()
 
 

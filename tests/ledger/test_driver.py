@@ -206,7 +206,7 @@ async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
     writer.finish(JournalError("the disk is full"))
     with pytest.raises(NotWritten, match="the disk is full"):
         await answer
-    for command in (ask("b"), cmd.Release("held"), cmd.Revoke("held")):
+    for command in (ask("b"), cmd.Release("held"), cmd.EndLease("held", EndReason.REVOKED)):
         with pytest.raises(NotWritten, match="the disk is full"):
             await driver.do(command)
     with pytest.raises(NotWritten):
@@ -230,7 +230,7 @@ async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_
     writer.finish(JournalError("the disk is full"))
     with pytest.raises(NotWritten):
         await answer
-    driver.note(cmd.ReportDeath("a"))
+    driver.note(cmd.EndLease("a", EndReason.HOLDER_DIED))
     await writer.next_order()  # the driver tries again by itself
     writer.finish()
     assert driver.trouble is None

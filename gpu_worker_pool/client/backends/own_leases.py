@@ -23,7 +23,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.bounds import MAX_TTL_S, Thresholds
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.queue.eligibility import judge
@@ -270,7 +270,7 @@ class OwnLeases:
             if isinstance(event, ev.LeaseGranted) and not _CLAIMS.take(self, map(self._claim, event.gpus)):
                 # Another client was quicker while this one decided. The grant has not been answered yet.
                 self._observe_again()
-                self._driver.note(cmd.Revoke(event.lease_id))
+                self._driver.note(cmd.EndLease(event.lease_id, EndReason.REVOKED))
         held = {key for key, slot in self._state.slots.items() if slot.occupants}
         free = [self._claim(reading.gpu.key) for reading in self._measured.values() if reading.gpu.key not in held]
         _CLAIMS.let_go(self, free)

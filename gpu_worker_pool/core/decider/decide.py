@@ -109,23 +109,17 @@ def _release(state: PoolState, command: cmd.Release, now: float) -> list[ev.Even
     is_queued = isinstance(state.leases.get(command.lease_id), QueuedLease)
     reason = EndReason.CANCELLED if is_queued else EndReason.RELEASED
     by = None if command.is_holder else command.by or UNNAMED
-    return _end(state, command.lease_id, reason, now, by=by, why=command.why)
+    return _end(state, cmd.EndLease(command.lease_id, reason, by, command.why), now)
 
 
-def _revoke(state: PoolState, command: cmd.Revoke, now: float) -> list[ev.Event]:
-    return _end(state, command.lease_id, EndReason.REVOKED, now, by=command.by, why=command.why)
-
-
-def _end(
-    state: PoolState, lease_id: str, reason: EndReason, now: float, *, by: str | None = None, why: str | None = None
-) -> list[ev.Event]:
+def _end(state: PoolState, command: cmd.EndLease, now: float) -> list[ev.Event]:
     """End a lease; one that has ended stays as it ended."""
-    lease = state.find(lease_id)
+    lease = state.find(command.lease_id)
     if lease is None:
-        return [Refused(now, RefusalCode.UNKNOWN_LEASE, lease_id)]
+        return [Refused(now, RefusalCode.UNKNOWN_LEASE, command.lease_id)]
     if isinstance(lease, EndedLease):
         return []
-    return [ended_lease(state, lease, reason, now, by, why)]
+    return [ended_lease(state, lease, command.reason, now, command.by, command.why)]
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
@@ -341,9 +335,7 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.Renew: _renew,
     cmd.ReportAbsence: _report_absence,
     cmd.Release: _release,
-    cmd.Revoke: _revoke,
-    cmd.ReportDeath: lambda state, command, now: _end(state, command.lease_id, EndReason.HOLDER_DIED, now),
-    cmd.ExpireLease: lambda state, command, now: _end(state, command.lease_id, EndReason.EXPIRED, now),
+    cmd.EndLease: _end,
     cmd.RecoverLease: recover_lease,
     cmd.Observe: _observe,
     cmd.Tick: _tick,

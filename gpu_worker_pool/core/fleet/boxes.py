@@ -210,7 +210,7 @@ class Boxes:
         commands += [command for over in message.over if (command := self._end_of(node, over)) is not None]
         # What the box has seen and does not have any more has ended; the database lost the end.
         gone = [kept for kept in self._leases_of(node).values() if kept.fence <= message.fence_seen]
-        commands += [cmd.ExpireLease(kept.id) for kept in gone if kept.id not in there]
+        commands += [cmd.EndLease(kept.id, EndReason.EXPIRED) for kept in gone if kept.id not in there]
         commands += [cmd.RecoverLease(kept, node) for kept in sorted(message.leases, key=lambda kept: kept.fence)]
         announced = cmd.AnnounceNode(node, message.boot_id, message.gpus, message.machine_id, message.fence_seen)
         return [*commands, announced]
@@ -249,8 +249,8 @@ class Boxes:
         if kept is None or over.fence not in (None, kept.fence):
             return None
         if over.reason is EndReason.HOLDER_DIED:
-            return cmd.ReportDeath(over.lease_id)
-        return cmd.ExpireLease(over.lease_id)
+            return cmd.EndLease(over.lease_id, EndReason.HOLDER_DIED)
+        return cmd.EndLease(over.lease_id, EndReason.EXPIRED)
 
     def _leases_of(self, node: str) -> Mapping[str, KeptLease]:
         return {} if self._written is None else self._written.of(node)
@@ -258,7 +258,7 @@ class Boxes:
     def _holder_died(self, node: str, message: HolderIsDead, state: PoolState) -> list[BoxAction]:
         lease = state.leases.get(message.lease_id)
         is_its_own = lease is not None and lease.request.holder.node == node
-        return [Do(cmd.ReportDeath(message.lease_id))] if is_its_own else []
+        return [Do(cmd.EndLease(message.lease_id, EndReason.HOLDER_DIED))] if is_its_own else []
 
     # --- to the agents -----------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Boxes:
                 actions += [Close(session, why), *self._silenced(session)]
             if self._written is not None:
                 given_up = self._written.give_up(now, lambda node: node not in self._session_of)
-                actions += [Do(cmd.ExpireLease(lease_id)) for lease_id in given_up]
+                actions += [Do(cmd.EndLease(lease_id, EndReason.EXPIRED)) for lease_id in given_up]
         due = (
             (session, known)
             for session, known in self._sessions.items()

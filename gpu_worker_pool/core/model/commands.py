@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from .configured import Booking, Key, Value
 from .gpu import InventoryGpu, Reading
-from .lease import KeptLease
+from .lease import EndReason, KeptLease
 from .request import Request, Wishes
 
 
+class Command:
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Command):
     """A driver takes charge. Its boot clock plus `clock_base` is the pool's clock (see fleet/clock.py), and that plus
     `wall_offset_s` the time of day. `boot_id` is that of the driver's machine; 0 is the epoch of one box.
     """
@@ -23,7 +27,7 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceNode:
+class AnnounceNode(Command):
     """A node says that it is there. `boot_id` tells whether it rebooted; `gpus` is its inventory, None if it does not say.
     `machine_id` tells two boxes of one name apart. Fences there are above `fence_seen` from here on.
     """
@@ -36,14 +40,14 @@ class AnnounceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class SilenceNode:
+class SilenceNode(Command):
     """A node is not heard of any more. Nothing is granted there until it announces itself; its leases go on."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetNode:
+class ForgetNode(Command):
     """An operator removes a node that is gone for good: its leases end, and it is not waited for."""
 
     node: str
@@ -51,7 +55,7 @@ class ForgetNode:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLease:
+class RequestLease(Command):
     """Ask for a lease. The client makes the id, so asking twice is harmless."""
 
     lease_id: str
@@ -59,21 +63,21 @@ class RequestLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Command):
     """A heartbeat for these leases, active or queued: the client of each has called."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportAbsence:
+class ReportAbsence(Command):
     """The last connection broke on which the client of a queued lease waited."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Command):
     """Release a lease, or leave the queue. `by` names the caller unless it is the holder itself, `why` gives its words."""
 
     lease_id: str
@@ -83,30 +87,19 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
-    """An operator takes a lease away."""
+class EndLease(Command):
+    """End a lease that its holder does not release: an operator revokes it, its holder's process is known to be dead, or the
+    box that keeps it says that it expired. `by` and `why` as in Release.
+    """
 
     lease_id: str
+    reason: EndReason
     by: str | None = None
     why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ReportDeath:
-    """The holder's process is known to be dead."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExpireLease:
-    """The box that keeps the lease says that it expired."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecoverLease:
+class RecoverLease(Command):
     """A node has a lease that the database lost."""
 
     kept: KeptLease
@@ -114,36 +107,36 @@ class RecoverLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Observe:
+class Observe(Command):
     readings: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Command):
     """Only time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoseTime:
+class LoseTime(Command):
     """The driver was away this long. TTLs do not run meanwhile: it could take no heartbeats."""
 
     lost_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class SetWallTime:
+class SetWallTime(Command):
     """The clock of the driver's machine was set: the pool's clock plus `offset_s` is the time of day."""
 
     offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ServeQueue:
+class ServeQueue(Command):
     """Grant GPUs to the waiters that can be served."""
 
 
 @dataclass(frozen=True, slots=True)
-class Configure:
+class Configure(Command):
     """Set a row of a table (see configured.py), or remove it (None)."""
 
     table: str
@@ -152,7 +145,7 @@ class Configure:
 
 
 @dataclass(frozen=True, slots=True)
-class BookGpus:
+class BookGpus(Command):
     """Keep GPUs for a span of time. A booking without GPUs gets as many as `wishes` asks for, chosen by the pool. With
     `must_be_free` it is refused if a lease may still be there when it begins.
     """
@@ -160,26 +153,3 @@ class BookGpus:
     booking: Booking
     wishes: Wishes
     must_be_free: bool = False
-
-
-Command = (
-    TakeOver
-    | AnnounceNode
-    | SilenceNode
-    | ForgetNode
-    | RequestLease
-    | Renew
-    | ReportAbsence
-    | Release
-    | Revoke
-    | ReportDeath
-    | ExpireLease
-    | RecoverLease
-    | Observe
-    | Tick
-    | LoseTime
-    | SetWallTime
-    | ServeQueue
-    | Configure
-    | BookGpus
-)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from .bounds import DEFAULT_THRESHOLDS, Thresholds, check_number, check_whole
 from .request import MAX_TIME_LIMIT_S, Wishes
+
+_MAY_BE_NONE: Final = {"default_time_limit_s", "max_time_limit_s", "take_up_s"}
+# What each setting must be from and to; a whole number where the bounds are.
+_BOUNDS: Final = (
+    ("stale_after_s drain_limit_s context_mb reserve_after_s", 0, 1e9),
+    ("computing_percent", 0, 100.0),
+    ("remembered_ended_leases", 0, 10_000_000),
+    ("max_queued max_queued_per_owner max_sharers max_leases_per_owner", 1, 1_000_000),
+    ("default_time_limit_s max_time_limit_s", 1, MAX_TIME_LIMIT_S),
+    ("preempt_grace_s", 0, 1e6),
+    ("idle_after_s", 1, 1e9),
+    ("take_up_s away_take_up_s", 0.1, 1e9),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +69,14 @@ class PoolSettings:
     def __post_init__(self) -> None:
         check_number("memory_threshold_percent", self.thresholds.memory_percent, 0, 100)
         check_number("utilization_threshold_percent", self.thresholds.utilization_percent, 0, 100)
-        check_number("stale_after_s", self.stale_after_s, 0, 1e9)
-        check_number("drain_limit_s", self.drain_limit_s, 0, 1e9)
-        check_number("context_mb", self.context_mb, 0, 1e9)
-        check_number("computing_percent", self.computing_percent, 0, 100)
-        check_whole("remembered_ended_leases", self.remembered_ended_leases, 0, 10_000_000)
-        check_whole("max_queued", self.max_queued, 1, 1_000_000)
-        check_whole("max_queued_per_owner", self.max_queued_per_owner, 1, 1_000_000)
-        check_whole("max_sharers", self.max_sharers, 1, 1_000_000)
-        check_whole("max_leases_per_owner", self.max_leases_per_owner, 1, 1_000_000)
-        for name in ("default_time_limit_s", "max_time_limit_s"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1, MAX_TIME_LIMIT_S)
-        check_number("reserve_after_s", self.reserve_after_s, 0, 1e9)
-        check_number("preempt_grace_s", self.preempt_grace_s, 0, 1e6)
-        check_number("idle_after_s", self.idle_after_s, 1, 1e9)
-        for name in ("take_up_s", "away_take_up_s"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0.1, 1e9)
+        for names, low, high in _BOUNDS:
+            for name in names.split():
+                if (value := getattr(self, name)) is None and name in _MAY_BE_NONE:
+                    continue
+                if isinstance(low, int) and isinstance(high, int):
+                    check_whole(name, value, low, high)
+                else:
+                    check_number(name, value, low, high)
 
     def avoids_outsiders(self, wishes: Wishes) -> bool:
         """Whether GPUs in use outside the pool are kept from this request."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -45,7 +45,9 @@ class OwnBox:
         driver.listeners.append(self._follow)
 
     def start(self) -> None:
-        self._holders = Holders(lambda lease_id: self._driver.note(cmd.ReportDeath(lease_id)), self._simulated)
+        self._holders = Holders(
+            lambda lease_id: self._driver.note(cmd.EndLease(lease_id, EndReason.HOLDER_DIED)), self._simulated
+        )
 
     def stop(self) -> None:
         if self._late_sample is not None:

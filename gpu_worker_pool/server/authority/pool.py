@@ -19,7 +19,7 @@ from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
@@ -374,5 +374,5 @@ class Pool:
 
     async def revoke(self, lease_id: str, *, by: str | None = None, why: str | None = None) -> bool:
         """End a lease as the operator; return whether the lease is known."""
-        events = await self._driver.do(cmd.Revoke(lease_id, by, why))
+        events = await self._driver.do(cmd.EndLease(lease_id, EndReason.REVOKED, by, why))
         return not any(isinstance(event, ev.Refused) for event in events)

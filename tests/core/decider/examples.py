@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import Reading
+from gpu_worker_pool.core.model.lease import EndReason
 from tests.core.build import Box, process, reading
 
-ENDINGS: list[tuple[type[cmd.Release | cmd.Revoke | cmd.ReportDeath], str]] = [
+ENDINGS: list[tuple[Callable[[str], cmd.Command], str]] = [
     (cmd.Release, "released"),
-    (cmd.Revoke, "revoked"),
-    (cmd.ReportDeath, "holder_died"),
+    (partial(cmd.EndLease, reason=EndReason.REVOKED), "revoked"),
+    (partial(cmd.EndLease, reason=EndReason.HOLDER_DIED), "holder_died"),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import EndedLease
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from tests.core.build import START, Box, key, of_kind, process, reading
 from tests.core.decider.examples import held, running
 
@@ -118,7 +118,7 @@ def test_a_child_whose_parent_died_keeps_the_gpu_draining() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
     box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
-    box.do(cmd.ReportDeath("a"))
+    box.do(cmd.EndLease("a", EndReason.HOLDER_DIED))
 
     box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))
 
@@ -129,7 +129,7 @@ def test_a_child_whose_parent_died_keeps_the_gpu_through_a_restart() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
     box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(7, 1)),)))
-    box.do(cmd.ReportDeath("a"))
+    box.do(cmd.EndLease("a", EndReason.HOLDER_DIED))
     box.restart()
 
     box.observe_now(reading(used_mb=9_000, processes=(process(8, 9_000, parents=(1,)),)))

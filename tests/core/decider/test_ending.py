@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -113,7 +115,7 @@ def test_a_clock_that_goes_back_ends_nothing_early_and_nothing_late() -> None:
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], reason: str) -> None:
+def test_a_lease_ends_with_the_reason_it_ended_for(command: Callable[[str], cmd.Command], reason: str) -> None:
     box = Box(reading())
     box.ask("a")
 
@@ -124,14 +126,14 @@ def test_a_lease_ends_with_the_reason_it_ended_for(command: type[cmd.Release], r
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_ending_an_unknown_lease_is_refused(command: type[cmd.Release], reason: str) -> None:
+def test_ending_an_unknown_lease_is_refused(command: Callable[[str], cmd.Command], reason: str) -> None:
     assert Box(reading()).do(command("never heard of")) == [
         ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "never heard of")
     ]
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_what_is_over_stays_as_it_ended(command: type[cmd.Release], reason: str) -> None:
+def test_what_is_over_stays_as_it_ended(command: Callable[[str], cmd.Command], reason: str) -> None:
     box = Box(reading())
     box.ask("a")
     box.release("a")
@@ -206,7 +208,7 @@ def test_a_waiter_who_died_leaves_the_queue() -> None:
     box.ask("a")
     box.ask("b")
 
-    box.do(cmd.ReportDeath("b"))
+    box.do(cmd.EndLease("b", EndReason.HOLDER_DIED))
 
     assert box.stage("b") == "holder_died"
     assert list(box.state.queue) == []
@@ -242,7 +244,7 @@ def test_an_active_lease_of_a_watched_process_has_no_deadline() -> None:
     box.restart()
     assert box.expires_in_s("local") is None
     box.pass_time(1e6)
-    box.do(cmd.ReportDeath("local"))
+    box.do(cmd.EndLease("local", EndReason.HOLDER_DIED))
     assert box.stage("local") == "draining"
 
 
@@ -301,7 +303,7 @@ def test_by_and_why_survive_a_restart_while_the_lease_drains() -> None:
     box = Box(reading())
     box.ask("a", pid=7)
     box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
-    box.do(cmd.Revoke("a", by="root", why="maintenance"))
+    box.do(cmd.EndLease("a", EndReason.REVOKED, by="root", why="maintenance"))
 
     box.restart()
 

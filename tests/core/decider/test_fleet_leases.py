@@ -15,7 +15,7 @@ from gpu_worker_pool.core.fleet.written_leases import kept_by
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu
-from gpu_worker_pool.core.model.lease import ActiveLease, KeptLease, custodian
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, KeptLease, custodian
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import WALL_OFFSET_S, Box, key, of_kind, reading, refusals, request
@@ -123,11 +123,11 @@ def test_a_lease_ends_when_its_box_says_that_its_ttl_ran_out() -> None:
     box.ask("a", ttl_s=5)
     gpus = box.gpus_of("a")
 
-    (ended, *_) = box.do(cmd.ExpireLease("a"))
+    (ended, *_) = box.do(cmd.EndLease("a", EndReason.EXPIRED))
     assert isinstance(ended, ev.LeaseEnded)
     assert (ended.reason, ended.draining) == ("expired", gpus)
-    assert box.do(cmd.ExpireLease("a")) == []
-    assert box.do(cmd.ExpireLease("b")) == [ev.Refused(box.now, ev.RefusalCode.UNKNOWN_LEASE, "b")]
+    assert box.do(cmd.EndLease("a", EndReason.EXPIRED)) == []
+    assert box.do(cmd.EndLease("b", EndReason.EXPIRED)) == [ev.Refused(box.now, ev.RefusalCode.UNKNOWN_LEASE, "b")]
 
 
 @pytest.mark.parametrize(

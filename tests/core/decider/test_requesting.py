@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -157,7 +158,9 @@ def test_renewing_an_unknown_lease_does_not_create_it() -> None:
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_renewing_an_ended_lease_is_refused_with_how_it_ended(command: type[cmd.Release], reason: str) -> None:
+def test_renewing_an_ended_lease_is_refused_with_how_it_ended(
+    command: Callable[[str], cmd.Command], reason: str
+) -> None:
     box = Box(reading())
     box.ask("a")
     box.do(command("a"))

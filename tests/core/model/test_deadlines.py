@@ -82,7 +82,6 @@ def test_what_has_no_deadline_is_never_due() -> None:
 def test_agendas_are_equal_by_what_is_due_when() -> None:
     assert deadlines(a=10, b=20) == deadlines(b=20, a=10)
     assert deadlines(a=10) != deadlines(a=11)
-    assert deadlines() != {}
 
 
 def test_an_agenda_says_how_much_is_noted_and_what_comes_next() -> None:
