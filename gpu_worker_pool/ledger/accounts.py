@@ -49,7 +49,8 @@ class UsageTotals:
     `gpu_s` is the time of exclusive leases, `shared_gpu_s` that of sharing leases, which overlap on a GPU. `leases`
     is how many held GPUs, `running` how many of these still do, `longest_s` the longest time of one. `wait_s` is time
     in the queue, including that of requests that left it without a GPU. `unknown_leases` held GPUs for an unknown time;
-    `unknown_waits` waited for an unknown time. The last three count the leases that the pool ended within the span.
+    `unknown_waits` waited for an unknown time. The three `_ends` count the leases that the pool ended within the span.
+    `measured_gpu_s` is the time of ended leases whose utilization is known, `busy_gpu_s` that time by their mean utilization.
     """
 
     gpu_s: float = 0.0
@@ -63,6 +64,8 @@ class UsageTotals:
     time_limit_ends: int = 0
     preempted_ends: int = 0
     idle_ends: int = 0
+    measured_gpu_s: float = 0.0
+    busy_gpu_s: float = 0.0
 
     def add(self, other: UsageTotals) -> None:
         longest_s = max(self.longest_s, other.longest_s)

@@ -15,7 +15,8 @@ class UsageTotal:
     `leases` is the number of leases that held GPUs, `running` how many still do, `longest_hours` the duration of the
     longest. `wait_hours` is the time in the queue, also of requests that left it without a GPU. The durations of
     `unknown_leases` and `unknown_waits` are unknown, because a clock was set meanwhile. `time_limit_ends`,
-    `preempted_ends` and `idle_ends` are leases that the server ended within the span, by why.
+    `preempted_ends` and `idle_ends` are leases that the server ended within the span, by why. `measured_gpu_hours` are of
+    ended leases whose mean utilization is known, and `busy_gpu_hours` the part of them in which the GPUs computed.
     """
 
     gpu_hours: float
@@ -29,6 +30,8 @@ class UsageTotal:
     time_limit_ends: int = 0
     preempted_ends: int = 0
     idle_ends: int = 0
+    measured_gpu_hours: float = 0.0
+    busy_gpu_hours: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,11 +33,13 @@ class Past(NamedTuple):
     ended_at: float
     reason: EndReason
     is_live: bool = False
+    mean_utilization_percent: float | None = None
 
     def ended(self, lease_id: str) -> EndedLease:
         request = Request(Wishes(memory_mb=1000.0 if self.is_shared else None), Holder(owner=self.owner))
         times = (self.requested_at, self.granted_at, self.ended_at)
-        return EndedLease(lease_id, request, self.gpus, 1, *times, self.reason)
+        mean = self.mean_utilization_percent
+        return EndedLease(lease_id, request, self.gpus, 1, *times, self.reason, mean_utilization_percent=mean)
 
     def live(self, lease_id: str, node: str | None) -> LiveUse:
         count = self.count_on(node)
@@ -59,6 +61,7 @@ pasts = st.builds(
     ended_at=some_times,
     reason=st.sampled_from([EndReason.RELEASED, EndReason.TIME_LIMIT, EndReason.PREEMPTED, EndReason.IDLE]),
     is_live=st.booleans(),
+    mean_utilization_percent=st.sampled_from([None, 0.0, 12.5, 100.0]),
 )
 many = st.lists(pasts, max_size=8)
 spans = st.lists(
@@ -103,6 +106,9 @@ def _hold(totals: UsageTotals, lease: Past, count: int, ended: float, span: tupl
             totals.shared_gpu_s += held_s * count
         else:
             totals.gpu_s += held_s * count
+        if lease.mean_utilization_percent is not None and not lease.is_live:
+            totals.measured_gpu_s += held_s * count
+            totals.busy_gpu_s += held_s * count * lease.mean_utilization_percent / 100
         if is_within and not lease.is_live:
             totals.time_limit_ends += lease.reason is EndReason.TIME_LIMIT
             totals.preempted_ends += lease.reason is EndReason.PREEMPTED

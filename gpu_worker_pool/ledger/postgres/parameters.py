@@ -40,6 +40,7 @@ def ended_json(leases: Iterable[EndedLease]) -> str:
             "granted_at": storable(lease.granted_at),
             "ended_at": storable(lease.ended_at),
             "reason": lease.warned or lease.reason,  # for the accounting: it ended because it was warned
+            "mean_utilization_percent": storable(lease.mean_utilization_percent),
         }
     return dumps(list(latest.values()))
 

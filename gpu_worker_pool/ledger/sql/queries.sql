@@ -6,7 +6,7 @@
 -- and with `now`. A lease that is live ends now. A time that is unknown, or runs backwards because a clock was set, is never
 -- taken for 0: such leases are counted apart, in the span in which they ended. If that is unknown too, in every span.
 , timed AS (
-    SELECT number, owner, gpu_count, is_shared, is_live, reason,
+    SELECT number, owner, gpu_count, is_shared, is_live, reason, mean_utilization_percent,
         ended_at IS NULL OR (ended_at >= since AND ended_at < until) AS has_ended_within,
         granted_at IS NOT NULL OR gpu_count > 0 AS has_held,
         coalesce(granted_at <= ended_at AND ended_at <= now, FALSE) AS is_hold_known,
@@ -35,8 +35,14 @@ totals AS (
         count(*) FILTER (WHERE NOT is_wait_known AND has_ended_within) AS unknown_waits,
         count(*) FILTER (WHERE is_held AND has_ended_within AND reason = 'time_limit') AS time_limit_ends,
         count(*) FILTER (WHERE is_held AND has_ended_within AND reason = 'preempted') AS preempted_ends,
-        count(*) FILTER (WHERE is_held AND has_ended_within AND reason = 'idle') AS idle_ends
-    FROM (SELECT *, has_held AND is_hold_known AND has_held_within AS is_held FROM timed) AS held
+        count(*) FILTER (WHERE is_held AND has_ended_within AND reason = 'idle') AS idle_ends,
+        coalesce(sum(held_s * gpu_count) FILTER (WHERE is_measured AND held_s > 0), 0.0) AS measured_gpu_s,
+        coalesce(sum(held_s * gpu_count * mean_utilization_percent / 100) FILTER (WHERE is_measured AND held_s > 0), 0.0)
+            AS busy_gpu_s
+    FROM (
+        SELECT *, is_held AND mean_utilization_percent IS NOT NULL AS is_measured
+        FROM (SELECT *, has_held AND is_hold_known AND has_held_within AS is_held FROM timed) AS known
+    ) AS held
     GROUP BY number, owner
 )
 SELECT * FROM totals WHERE leases > 0 OR wait_s > 0 OR unknown_leases > 0 OR unknown_waits > 0 ORDER BY number;

@@ -262,6 +262,8 @@ def _totals(usage: UsageTotals) -> dict[str, Any]:
         "time_limit_ends": usage.time_limit_ends,
         "preempted_ends": usage.preempted_ends,
         "idle_ends": usage.idle_ends,
+        "measured_gpu_hours": _hours(usage.measured_gpu_s),
+        "busy_gpu_hours": _hours(usage.busy_gpu_s),
     }
 
 

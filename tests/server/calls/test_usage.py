@@ -35,6 +35,8 @@ NOTHING = {
     "time_limit_ends": 0,
     "preempted_ends": 0,
     "idle_ends": 0,
+    "measured_gpu_hours": 0.0,
+    "busy_gpu_hours": 0.0,
 }
 PAST = (
     past("ada", 2, 0, 1, 4),
@@ -91,6 +93,8 @@ def test_the_past_is_added_up_by_owner(server: ServerProcess) -> None:
         "time_limit_ends": 0,
         "preempted_ends": 0,
         "idle_ends": 0,
+        "measured_gpu_hours": 0.0,
+        "busy_gpu_hours": 0.0,
     }
 
 

@@ -173,7 +173,8 @@ _MEASURED_KEYS = (
     "used_mb|free_mb|usage_percent|memory_usage_percent|utilization_percent|temperature_c|draw_w|power_draw_w|score|"
     "memory_used_mb|memory_committed_mb|memory_outside_mb|committed_mb|total_used_memory_mb|memory_percent|"
     "total_memory_usage_percent|average_utilization_percent|"
-    "expires_in_s|reading_age_s|age_s|measured_at|since_at|gpu_hours|shared_gpu_hours|longest_hours|wait_hours"
+    "expires_in_s|reading_age_s|age_s|measured_at|since_at|gpu_hours|shared_gpu_hours|longest_hours|wait_hours|"
+    "measured_gpu_hours|busy_gpu_hours"
 )
 _VARYING = re.compile(
     r'(?P<kept>"thresholds":\{[^}]*\}|"memory_threshold_percent":[^,]*)'

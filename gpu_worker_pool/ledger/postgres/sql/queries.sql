@@ -95,17 +95,20 @@ events AS (
 ),
 ended AS (
     INSERT INTO gpu_pool.ended_lease (
-        pool, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason
+        pool, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason,
+        mean_utilization_percent
     )
-    SELECT $1, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason
+    SELECT $1, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason,
+        mean_utilization_percent
     FROM fence, json_to_recordset($10::text::json) AS lease (
         body text, crc bigint, lease_id text, owner text, gpus jsonb, is_shared boolean, requested_at double precision,
-        granted_at double precision, ended_at double precision, reason text
+        granted_at double precision, ended_at double precision, reason text, mean_utilization_percent double precision
     )
     ON CONFLICT (pool, lease_id, requested_at) DO UPDATE SET
         position = excluded.position, body = excluded.body, crc = excluded.crc, owner = excluded.owner,
         gpus = excluded.gpus, is_shared = excluded.is_shared, granted_at = excluded.granted_at,
-        ended_at = excluded.ended_at, reason = excluded.reason
+        ended_at = excluded.ended_at, reason = excluded.reason,
+        mean_utilization_percent = excluded.mean_utilization_percent
 )
 SELECT head FROM fence;
 
@@ -202,7 +205,7 @@ lease AS (
         CASE WHEN $5::text IS NULL THEN gpu_count
             ELSE (SELECT count(*)::integer FROM jsonb_array_elements(gpus) AS key WHERE key ->> 0 = $5)
         END AS gpu_count,
-        is_shared, requested_at, granted_at, ended_at, reason, FALSE AS is_live
+        is_shared, requested_at, granted_at, ended_at, reason, mean_utilization_percent, FALSE AS is_live
     FROM span JOIN gpu_pool.ended_lease
         ON ended_at >= since AND (ended_at < until OR requested_at < until OR granted_at < until) OR ended_at IS NULL
     WHERE pool = $1
@@ -211,7 +214,7 @@ lease AS (
         )
         AND ($5::text IS NULL OR EXISTS (SELECT FROM jsonb_array_elements(gpus) AS key WHERE key ->> 0 = $5))
     UNION ALL
-    SELECT number, since, until, now, owner, gpu_count, is_shared, requested_at, granted_at, now, NULL, TRUE
+    SELECT number, since, until, now, owner, gpu_count, is_shared, requested_at, granted_at, now, NULL, NULL, TRUE
     FROM span CROSS JOIN live
 )
 

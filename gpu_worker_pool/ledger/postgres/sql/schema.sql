@@ -76,6 +76,7 @@ CREATE TABLE gpu_pool.ended_lease (
     granted_at double precision,
     ended_at double precision,
     reason text NOT NULL,
+    mean_utilization_percent double precision,
     gpu_count integer GENERATED ALWAYS AS (jsonb_array_length(gpus)) STORED,
     PRIMARY KEY (pool, position),
     UNIQUE (pool, lease_id, requested_at)

@@ -79,13 +79,14 @@ lease AS (
         CASE WHEN ?4 IS NULL THEN gpu_count
             ELSE (SELECT count(*) FROM json_each(gpus) WHERE json_extract(value, '$[0]') = ?4)
         END AS gpu_count,
-        memory_mb IS NOT NULL AS is_shared, requested_at, granted_at, ended_at, reason, FALSE AS is_live
+        memory_mb IS NOT NULL AS is_shared, requested_at, granted_at, ended_at, reason, mean_utilization_percent,
+        FALSE AS is_live
     FROM span CROSS JOIN ended_lease
     WHERE (ended_at >= since AND (ended_at < until OR requested_at < until OR granted_at < until) OR ended_at IS NULL)
         AND (lease_id, requested_at) NOT IN (SELECT lease_id, requested_at FROM live)
         AND (?4 IS NULL OR EXISTS (SELECT * FROM json_each(gpus) WHERE json_extract(value, '$[0]') = ?4))
     UNION ALL
-    SELECT number, since, until, now, owner, gpu_count, is_shared, requested_at, granted_at, now, NULL, TRUE
+    SELECT number, since, until, now, owner, gpu_count, is_shared, requested_at, granted_at, now, NULL, NULL, TRUE
     FROM span CROSS JOIN live
 )
 

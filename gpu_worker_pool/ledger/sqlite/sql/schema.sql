@@ -39,6 +39,9 @@ CREATE TABLE ended_lease (
     reason TEXT AS (
         CASE WHEN json_valid(body) THEN coalesce(json_extract(body, '$.warned'), json_extract(body, '$.reason')) END
     ) STORED,
+    mean_utilization_percent REAL AS (
+        CASE WHEN json_valid(body) THEN json_extract(body, '$.mean_utilization_percent') END
+    ) STORED,
     worker_id TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$.request.holder.worker_id') END),
     host TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$.request.holder.host') END),
     fence INTEGER AS (CASE WHEN json_valid(body) THEN json_extract(body, '$.fence') END),
