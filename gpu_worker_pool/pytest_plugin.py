@@ -279,7 +279,7 @@ class _Leases:
 
 
 def _has_initialized_cuda() -> bool:
-    from .host.cuda import has_initialized_cuda  # noqa: PLC0415 - see above
+    from .host.visible_devices import has_initialized_cuda  # noqa: PLC0415 - see above
 
     return has_initialized_cuda()
 

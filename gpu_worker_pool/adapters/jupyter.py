@@ -16,7 +16,7 @@ from gpu_worker_pool.client.options import LeaseOptions
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.client.process_lease import ProcessLease
 from gpu_worker_pool.errors import PoolError
-from gpu_worker_pool.host.cuda import has_initialized_cuda
+from gpu_worker_pool.host.visible_devices import has_initialized_cuda
 
 
 class _Parser(argparse.ArgumentParser):

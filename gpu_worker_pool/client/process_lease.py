@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from gpu_worker_pool.errors import RequestRefusedError
-from gpu_worker_pool.host.cuda import has_initialized_cuda
-from gpu_worker_pool.host.visible_devices import gpu_names_in
+from gpu_worker_pool.host.visible_devices import gpu_names_in, has_initialized_cuda
 from gpu_worker_pool.models import Assignment
 
 from .blocking import GPUWorkerPool

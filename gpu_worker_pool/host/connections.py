@@ -1,7 +1,8 @@
-"""The Unix user at the other end of a connection from this machine, as the kernel knows it. Linux only."""
+"""Connections to this process: which user is at the other end, and how many there may be."""
 
 from __future__ import annotations
 
+import resource
 import socket
 import struct
 import sys
@@ -187,3 +188,33 @@ def _address_in_proc(text: str) -> IPv4Address | IPv6Address:
     """An address of /proc/net: words of four bytes in the order of this machine."""
     words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
     return _plain((str(ip_address(b"".join(words))), 0))[0]
+
+
+ENOUGH = 65536
+_MOST_KEPT_FREE = 1024
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one, or to ENOUGH if that is less; return the soft limit in force.
+
+    Not beyond ENOUGH: some programs that a server may start close every descriptor up to the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            # macOS refuses more than kern.maxfilesperproc; the server then works with what it has.
+            return soft
+        return wanted
+    return soft
+
+
+def is_scarce(descriptor: int) -> bool:
+    """Whether this descriptor is among the last that may be opened; those are kept for connections.
+
+    The system assigns the lowest free number, so a high one means that the lower ones are taken.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - min(limit // 4, _MOST_KEPT_FREE)

@@ -37,6 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 # From <linux/prctl.h>.
@@ -103,7 +104,7 @@ def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
         yield json.loads(body)
 
 
-class _Run:
+class _RunningCommand:
     """One command, from its start until none of its processes is left; `start` is the message that started it."""
 
     def __init__(self, pid: int, start: Mapping[str, Any]) -> None:
@@ -142,7 +143,7 @@ class Guard:
         self._supervisor = supervisor
         self._buffer = bytearray()
         self._streams: list[int] = []
-        self._run: _Run | None = None
+        self._run: _RunningCommand | None = None
         self._has_children = False
         self._is_line_open = True
         self._ready = select.poll()
@@ -173,7 +174,7 @@ class Guard:
             if self._supervisor is not None and number in _ENDING:
                 os.kill(self._supervisor, number)
 
-    def _keep_times(self, run: _Run) -> None:
+    def _keep_times(self, run: _RunningCommand) -> None:
         now = boot_time()
         if run.safe_until is not None and now >= run.safe_until:
             run.safe_until = None
@@ -208,7 +209,7 @@ class Guard:
             elif self._run is not None:
                 self._obey(self._run, message)
 
-    def _obey(self, run: _Run, message: Mapping[str, Any]) -> None:
+    def _obey(self, run: _RunningCommand, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "safe":
                 run.safe_until = message["until"] if run.kill_at is None else None
@@ -240,7 +241,7 @@ class Guard:
             self._send({"event": "failed", "errno": number, "why": why})
         else:
             started.returncode = 0  # `_reap` waits for it, as for every other child, and not this object
-            self._run, self._has_children = _Run(started.pid, message), True
+            self._run, self._has_children = _RunningCommand(started.pid, message), True
             self._send({"event": "started", "pid": started.pid})
         for descriptor in streams:
             os.close(descriptor)
@@ -264,13 +265,13 @@ class Guard:
         if has_run_ended and self._has_children and self._run is not None:
             self._end(self._run, self._run.grace_s)
 
-    def _end(self, run: _Run, grace_s: float) -> None:
+    def _end(self, run: _RunningCommand, grace_s: float) -> None:
         """Send SIGTERM to all processes of the command, and kill after `grace_s` what is still there."""
         self._signal_all(signal.SIGTERM)
         kill_at = boot_time() + grace_s
         run.kill_at = kill_at if run.kill_at is None else min(kill_at, run.kill_at)
 
-    def _kill_all(self, run: _Run) -> None:
+    def _kill_all(self, run: _RunningCommand) -> None:
         children = [pid for pid in _children() if pid != self._supervisor]
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -284,7 +285,8 @@ class Guard:
     def _signal_all(self, number: int) -> None:
         numbers = (number, signal.SIGCONT) if number in _ENDING else (number,)
         for pid, parent in descendants(os.getpid(), without=self._supervisor).items():
-            _signal_below(pid, parent, numbers)
+            # By now its parent may have ended, and it is our child.
+            send_signals(pid, numbers, partial(_is_child, pid, (parent, os.getpid())))
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -311,6 +313,10 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def _is_child(pid: int, parents: Sequence[int]) -> bool:
+    return _parent_of(pid) in parents
+
+
 def send_signals(pid: int, numbers: Sequence[int], is_meant: Callable[[], bool]) -> bool:
     """Send these to a process if it `is_meant`, and never to another one that has its number by now; whether it was."""
     try:
@@ -335,35 +341,30 @@ def send_signals(pid: int, numbers: Sequence[int], is_meant: Callable[[], bool])
     return True
 
 
-def _signal_below(pid: int, parent: int, numbers: Sequence[int]) -> None:
-    """Send these to a process that was seen as a child of this one; by now it may be ours."""
-    # Where /proc has other numbers than ours, that cannot be looked up so quickly.
-    send_signals(pid, numbers, lambda: _own_depth() != 0 or int(_parent_in(str(pid))) in {parent, os.getpid()})
-
-
 def can_see_processes() -> bool:
-    """Whether /proc shows this process, by the numbers of its own pid namespace or of one around it."""
-    return _own_depth() is not None
-
-
-def _own_depth() -> int | None:
-    """How many namespaces are between that of /proc and ours: 0 where /proc is ours, None where it shows no such thing.
-
-    A container may have the /proc of the machine. Every number there means another process than it does to us.
-    """
+    """Whether /proc shows this process by its own number: by those of another pid namespace, numbers mean other processes."""
     try:
-        if os.readlink("/proc/self") == str(os.getpid()):  # noqa: PTH115 - no package is loaded here
-            return 0
-        numbers = _numbers("self")
-    except (OSError, ValueError, IndexError):
-        return None
-    return len(numbers) - 1 if numbers[-1] == os.getpid() else None
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - no package is loaded here
+    except OSError:
+        return False
 
 
-def _numbers(name: str) -> list[int]:
-    """A process's numbers, from the namespace of /proc inwards."""
-    with open(f"/proc/{name}/status", "rb") as file:  # noqa: PTH123 - no package is loaded here
-        return [int(number) for number in file.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()]
+def processes() -> list[int]:
+    """The numbers of all processes that /proc shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no package is loaded here
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Each process and its parent, also one that is dead by its state: its other threads may live."""
+    for pid in processes():
+        with contextlib.suppress(OSError):  # it has just ended, or we may not see it
+            yield pid, _parent_of(pid)
+
+
+def _parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - no package is loaded here
+        # The name of the program stands in brackets and may have anything in it.
+        return int(file.read().rpartition(b")")[2].split()[1])
 
 
 def _children() -> list[int]:
@@ -373,36 +374,6 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return [pid for pid, parent in _parents() if parent == os.getpid()]
-
-
-def processes() -> Iterator[tuple[int, str]]:
-    """The processes that /proc shows, by their numbers in our pid namespace, and the names of their folders there."""
-    depth = _own_depth()
-    if depth is None:
-        return
-    for name in os.listdir("/proc"):  # noqa: PTH208 - no package is loaded here
-        if name.isdigit() and depth == 0:
-            yield int(name), name
-        elif name.isdigit():
-            # /proc has the numbers of a namespace around ours.
-            with contextlib.suppress(OSError, IndexError):
-                yield _numbers(name)[depth], name
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Each process and its parent, also one that is dead by its state: its other threads may live."""
-    numbers = {name: pid for pid, name in processes()}
-    for name, pid in numbers.items():
-        with contextlib.suppress(OSError):  # it has just ended, or we may not see it
-            parent = numbers.get(_parent_in(name))
-            if parent is not None:
-                yield pid, parent
-
-
-def _parent_in(name: str) -> str:
-    with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - no package is loaded here
-        # The name of the program stands in brackets and may have anything in it.
-        return file.read().rpartition(b")")[2].split()[1].decode()
 
 
 def _prctl(option: int, value: int) -> None:

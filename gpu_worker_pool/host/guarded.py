@@ -22,7 +22,8 @@ from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 from . import guard
 
-# In the environment of all that a guard runs. When the guard was killed, its supervisor finds by it what is left.
+# In the environment of all that a guard runs: the marks of this guard and of those around it, with colons between them. When
+# a guard was killed, its supervisor finds by it what is left.
 GUARD_VARIABLE: Final = "GPU_POOL_GUARD"
 _ADVICE: Final = {
     errno.ENOENT: "the program that its first line names does not exist; correct that line",
@@ -30,8 +31,8 @@ _ADVICE: Final = {
     errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 _NO_PROC: Final = (
-    "/proc does not show this process, so what the command starts could not be ended with it; mount the /proc of this "
-    "container (mount -t proc proc /proc, or unshare --mount-proc)"
+    "/proc does not show this process by its own number, so what the command starts could not be ended with it; mount the "
+    "/proc of this container (mount -t proc proc /proc, or unshare --mount-proc)"
 )
 # How soon what a killed guard left is killed again: it may have forked in between. What is there after so long is stuck in
 # the kernel, and the server waits for its end before it grants the GPU again.
@@ -41,6 +42,7 @@ _MOST_KILLING_S: Final = 10.0
 _KILL_S: Final = 5.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
+_MARKS: Final = f"\0{GUARD_VARIABLE}=".encode()
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -147,7 +149,8 @@ class Guarded:
         """
         self._safe_until = safe_until
         limit_grace_s = grace_s if limit_grace_s is None else limit_grace_s
-        what = {"command": list(command), "env": {**env, GUARD_VARIABLE: self._mark}, "cwd": cwd, "umask": umask}
+        marks = f"{env[GUARD_VARIABLE]}:{self._mark}" if env.get(GUARD_VARIABLE) else self._mark
+        what = {"command": list(command), "env": {**env, GUARD_VARIABLE: marks}, "cwd": cwd, "umask": umask}
         limits = {"safe_until": safe_until, "limit": limit, "limit_grace_s": self._grace_before(limit, limit_grace_s)}
         self._send({"do": "start", **what, **limits, "group": group, "grace_s": grace_s}, streams)
         answer = await self._receive()
@@ -227,7 +230,7 @@ class Guarded:
             if not data:
                 self._hang_up()
                 # Not in the loop: it reads all of /proc.
-                await asyncio.to_thread(_kill_marked, f"{GUARD_VARIABLE}={self._mark}".encode())
+                await asyncio.to_thread(_kill_marked, self._mark.encode())
                 raise GuardDied
             self._buffer += data
 
@@ -270,24 +273,23 @@ async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill all processes of this user with this in their environment, until none is left."""
+    """Kill all processes of this user with this mark in their environment, until none is left."""
 
     give_up_at = time.monotonic() + _MOST_KILLING_S
     while time.monotonic() < give_up_at:
-        killed = [pid for pid, name in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, name, mark)]
+        killed = [pid for pid in guard.processes() if pid != os.getpid() and _kill_if_marked(pid, mark)]
         if not killed:
             return
         time.sleep(_KILL_AGAIN_S)
 
 
-def _kill_if_marked(pid: int, name: str, mark: bytes) -> bool:
-    return guard.send_signals(pid, [signal.SIGKILL], lambda: mark in _environment(name))
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    def is_marked() -> bool:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - quick
+            marks = (b"\0" + file.read()).partition(_MARKS)[2].partition(b"\0")[0]
+        return mark in marks.split(b":")
 
-
-def _environment(name: str) -> list[bytes]:
-    """That of a process in /proc; OSError where it has ended, or is another user's."""
-    with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123 - quick
-        return file.read().split(b"\0")
+    return guard.send_signals(pid, [signal.SIGKILL], is_marked)
 
 
 def exit_code(status: int) -> int:

@@ -1,5 +1,8 @@
-"""Which of the installed GPUs CUDA_VISIBLE_DEVICES names."""
+"""CUDA in this process: which GPUs CUDA_VISIBLE_DEVICES shows it, and whether it has begun."""
 
+from __future__ import annotations
+
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -106,3 +109,14 @@ def _shortened(text: str) -> str:
 
 def _without_repetition(warnings: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(warnings))
+
+
+def has_initialized_cuda() -> bool:
+    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
+    folder = "/proc/self/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - pathlib loads much, and every client has this
+            with suppress(OSError):  # closed meanwhile
+                if os.readlink(f"{folder}/{name}").endswith("/nvidia-uvm"):  # noqa: PTH115 - the same
+                    return True
+    return False

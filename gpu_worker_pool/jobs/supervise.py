@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from gpu_worker_pool.client.backends.held_lease import Loss
-from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss
+from gpu_worker_pool.client.guarded_lease import command_env, grace_after_loss, limit_of, on_lease_clock
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT, Failure
@@ -109,10 +107,10 @@ async def supervise(
 ) -> Outcome:
     """Run the command and wait until no process of it is left.
 
-    `on_started` is called when it runs, `on_warning` with each warning that the lease will end, and with None where one is withdrawn; `on_lost` with
-    the reason of a loss. Signals are passed on to the command; where it `is_ended_by_signals`, one that is to end it also
-    ends it after its grace. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where
-    this raises anything else, or is cancelled, the guard is closed and cannot be used again.
+    `on_started` is called when it runs; `on_warning` with each warning that the lease will end, and with None where one is
+    withdrawn; `on_lost` with the reason of a loss. Signals are passed on to the command; where it `is_ended_by_signals`, one that is
+    to end it also ends it after its grace. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where this
+    raises anything else, or is cancelled, the guard is closed and cannot be used again.
     """
     run = _Supervised(guarded, assignment, command, on_warning, on_lost, is_ended_by_signals=is_ended_by_signals)
     try:
@@ -207,8 +205,7 @@ class _Supervised:
     @property
     def _limit(self) -> float | None:
         """When the command is to be gone: at its own limit, or at that of the lease. A server may end it a little before."""
-        ends_at = self._assignment.ends_at
-        limits = [self._own_limit, None if ends_at is None else _on_lease_clock(ends_at)]
+        limits = (self._own_limit, limit_of(self._assignment))
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -232,7 +229,7 @@ class _Supervised:
             if ending is None and known is not None:
                 self._guarded.tell_limit(self._limit, self._limit_grace_s)
             elif ending is not None and ending != known:
-                ends = _on_lease_clock(ending.ends_at)
+                ends = on_lease_clock(ending.ends_at)
                 # Where the server sees the processes of the command, it waits for their end.
                 is_seen = self._loss is not None and self._loss.is_local
                 ahead_s = 0.0 if is_seen else min(_KILL_AHEAD_S, (ends - boot_time()) / 10)
@@ -312,8 +309,3 @@ async def _first_of(ending: asyncio.Task[Ended], watching: Sequence[asyncio.Task
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {ending}:
             task.result()
-
-
-def _on_lease_clock(at: datetime) -> float:
-    """A local time on the clock of leases."""
-    return boot_time() + at.timestamp() - time.time()

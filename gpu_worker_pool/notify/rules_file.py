@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from gpu_worker_pool.host.replaceable import why_replaceable
+from gpu_worker_pool.host.state_dir import why_replaceable
 
 from .notice import Occasion
 from .rule import DEFAULT_TIMEOUT_S, Program, Rule, Target, Webhook

@@ -21,9 +21,9 @@ from gpu_worker_pool.gpus.probe import Probe
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.connections import raise_limit
 from gpu_worker_pool.host.gpu_lock import GpuLocks
 from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.host.limits import raise_limit
 from gpu_worker_pool.host.state_dir import StateDirError, state_dir
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import User, Users

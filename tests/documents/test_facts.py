@@ -47,6 +47,8 @@ NOT_SETTINGS = frozenset(
         "GPU_POOL_NODES",
         "GPU_POOL_NODE_RANK",
         "GPU_POOL_LEASE_FENCE",
+        "GPU_POOL_LEASE_SCOPE",
+        "GPU_POOL_GUARD",
         "GPU_POOL_BATCH_LINE",
         # What signs the notices of one command, and what a hook's program is told.
         SECRET_VARIABLE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.host.limits import ENOUGH, is_scarce, raise_limit
+from gpu_worker_pool.host.connections import ENOUGH, is_scarce, raise_limit
 from tests.server.box.deaths.processes import GENEROUS_S
 from tests.server.running import ROOT
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="ther
 class TestDescriptors:
     def test_the_limit_is_raised_as_far_as_it_goes(self) -> None:
         program = (
-            "import resource; from gpu_worker_pool.host.limits import raise_limit\n"
+            "import resource; from gpu_worker_pool.host.connections import raise_limit\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
             "print(raise_limit(), raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.host.login_sessions import logout_ends
+from gpu_worker_pool.host.systemd import logout_ends
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 UNIT = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/gpu-pool-jobs.service\n"

@@ -154,7 +154,7 @@ def submit(
 
 
 def _submit(store: JobStore, spec: JobSpec, *, json: bool) -> int:
-    from gpu_worker_pool.host.login_sessions import logout_ends  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.host.systemd import logout_ends  # noqa: PLC0415 - not for the help
 
     from .keeper_link import KeeperSilent, ask_keeper  # noqa: PLC0415
 

@@ -99,6 +99,6 @@ def join(
     """
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool join ID -- python train.py", USAGE)
-    from .joiner import join_lease  # noqa: PLC0415 - loads the client
+    from .gang import join_lease  # noqa: PLC0415 - loads the client
 
     return asyncio.run(join_lease(id_, command, grace, endpoint))

@@ -227,7 +227,9 @@ class Runner:
                         has_other_failed = failing.done() and failing.result() != 0
                         if is_told or (outcome.exit_code and not has_other_failed):
                             return outcome.code_of_run
-                    return await self._wait_for_others(assignment, failing, signals)
+                    # When the lease is lost they end by themselves.
+                    await _unless_interrupted(asyncio.wait({failing}), signals)
+                    return failing.result()
                 finally:
                     await cancel_and_wait(failing)
             finally:
@@ -242,20 +244,6 @@ class Runner:
         self.reporter.warn(text)
         guarded.end(self.grace_s)
         return code
-
-    async def _wait_for_others(self, assignment: Assignment, failing: asyncio.Task[int], signals: Signals) -> int:
-        """The exit code of the first that fails, or 0. They end by themselves when the lease is lost."""
-        losing = asyncio.ensure_future(assignment.lost.wait()) if assignment.lost is not None else failing
-        try:
-            waiting = asyncio.wait({failing, losing}, return_when=asyncio.FIRST_COMPLETED)
-            await _unless_interrupted(waiting, signals)
-        finally:
-            if losing is not failing:
-                losing.cancel()
-        if failing.done():
-            return failing.result()
-        self.reporter.lost(str(losing.result()))
-        return FAILED
 
 
 async def _unless_interrupted(waiting: Coroutine[Any, Any, _WaitedT], signals: Signals) -> _WaitedT:

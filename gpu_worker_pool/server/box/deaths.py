@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.connections import is_scarce
 from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.host.limits import is_scarce
 
 POLL_S = 0.25
 # Polled in one go; more would keep the event loop from its requests for milliseconds.

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
-from tests.cli.run.test_run import end, is_alive, read_line
+from tests.cli.run.test_run import end, is_alive, read_line, the_lease
 from tests.preloaded import stand_in
 from tests.server.leasing import eventually, take, wait_until_free
 from tests.server.running import free_port
@@ -144,6 +144,18 @@ def test_killed_with_9_the_outer_run_takes_the_inner_one_with_it(server: ServerP
     end(process)
     eventually(lambda: not is_alive(command), "the end of the inner one")
     wait_until_free(server)
+
+
+def test_with_the_outer_guard_killed_nothing_of_the_inner_command_lives_on(server: ServerProcess) -> None:
+    run = shlex.join([*GPU_POOL, "run", "-q"])  # the processes are those that a user has
+    inner = "setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 600' & wait"
+    process = start_gpu_pool("run", "-q", "--", "sh", "-c", f'{run} -- sh -c "$0"; true', inner, server=server)
+    orphan = int(read_line(process))
+    guard = the_lease(server)["pid"]
+    assert isinstance(guard, int)
+    os.kill(guard, signal.SIGKILL)
+    assert end(process) == 125
+    assert not is_alive(orphan)
 
 
 # Says when it begins and when it ends; another one at the same time would be seen in between.

@@ -1,4 +1,4 @@
-"""`gpu-pool run` in a pid namespace of its own that has the /proc of the machine, or none."""
+"""`gpu-pool run` in a pid namespace of its own, with its own /proc, with that of the machine, or with none."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def inside(server: ServerProcess, *command: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_with_the_proc_of_the_machine_all_that_the_command_left_is_ended(server: ServerProcess) -> None:
+def test_with_its_own_proc_all_that_the_command_left_is_ended(server: ServerProcess) -> None:
     # What lived on would be seen by `kill -0 -1`: it is the only other process in the namespace.
     script = (
         f'{" ".join(GPU_POOL)} run --grace 0.1s -- sh -c "$0"; echo "code $?"; kill -0 -1 2>&1 || echo nothing left'
     )
-    done = inside(server, "sh", "-c", script, STUBBORN)
+    done = inside(server, "--mount-proc", "sh", "-c", script, STUBBORN)
     assert done.stdout.splitlines()[0] == "code 0", done.stderr
     assert "nothing left" in done.stdout
 
 
-def test_without_a_proc_that_shows_it_the_command_is_not_started(server: ServerProcess) -> None:
-    script = f'mount -t tmpfs none /proc && {" ".join(GPU_POOL)} run --remote -- sh -c "echo ran"'
+@pytest.mark.parametrize("mount", ["true", "mount -t tmpfs none /proc"], ids=["of-the-machine", "none"])
+def test_without_a_proc_that_shows_it_the_command_is_not_started(server: ServerProcess, mount: str) -> None:
+    script = f'{mount} && {" ".join(GPU_POOL)} run --remote -- sh -c "echo ran"'
     done = inside(server, "--mount", "sh", "-c", script)
     assert done.returncode == 125
     assert "mount the /proc" in done.stderr
