@@ -113,7 +113,7 @@ def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
         ("run", "run [OPTIONS] -- CMD [ARG]..."),
         ("batch", "batch [OPTIONS] FILE|-"),
         ("drain", "drain [OPTIONS] [GPU]..."),
-        ("explain", "explain [OPTIONS] ID"),
+        ("explain", "explain [OPTIONS] [ID]"),
         ("release", "release [OPTIONS] [ID]..."),
         ("status", "status [OPTIONS]"),
     ],
