@@ -100,9 +100,10 @@ def out_of_order(journal: Path) -> tuple[int, int]:
     queued: dict[str, int] = {}
     grants = wrong = latest = 0
     for number, (kind, body) in enumerate(events):
-        if kind == "LeaseQueued":
-            queued[json.loads(body)["lease_id"]] = number
-        elif kind == "LeaseGranted" and (place := queued.get(json.loads(body)["lease_id"])) is not None:
+        event = json.loads(body)
+        if kind == "LeaseQueued" or "seq" in event:  # else it is granted after it was queued
+            queued[event["lease_id"]] = number
+        if kind == "LeaseGranted" and (place := queued.get(event["lease_id"])) is not None:
             grants += 1
             wrong += place < latest
             latest = max(latest, place)

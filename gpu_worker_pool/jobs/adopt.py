@@ -92,6 +92,7 @@ class Supervisor:
         self,
         store: JobStore,
         record: JobRecord,
+        *,
         run_id: str,
         guarded: Guarded,
         lease: Adopted,
@@ -119,8 +120,8 @@ class Supervisor:
         while self._task is not None:
             ending = await self._run_task(self._task, assignment)
             self._task = self._write(ending, may_take=not await self._must_stop(assignment))
-        usage, is_yielded = await self._lease.usage(), self._is_yielding and self._record.submission.waiting > 0
-        closed = RunClosed(at=time.time(), run=self._run_id, usage=usage, is_yielded=is_yielded)
+        is_yielded = self._is_yielding and self._record.submission.waiting > 0
+        closed = RunClosed(at=time.time(), run=self._run_id, is_yielded=is_yielded)
         self._record.write(lambda _: [closed])
         if is_yielded:
             await self._let_others_be_first()
@@ -228,7 +229,7 @@ class Supervisor:
 
     async def _run_command(self, life: JobLife, assignment: Assignment) -> Outcome:
         spec, key = self._spec, life.key
-        if not os.path.isdir(spec.cwd):  # noqa: PTH112 - Path.is_dir raises where this user may not look
+        if not os.path.isdir(spec.cwd):  # noqa: PTH112, ASYNC240 - Path.is_dir raises where this user may not look
             raise Failure(f"its directory {spec.cwd} is not there any more; make it, and use `gpu-pool retry`")
         command = spec.command_of(key.index)
         if spec.nodes > 1:
@@ -319,13 +320,18 @@ async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> No
         else:
             lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
             lease = await held.enter_async_context(adopted(lease_id, url, request_of(spec), os.environ))
-        supervisor = Supervisor(store, record, str(ticket["run"]), guarded, lease, notices)
+        run_id = str(ticket["run"])
+        supervisor = Supervisor(store, record, run_id=run_id, guarded=guarded, lease=lease, notices=notices)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, supervisor.look)
         loop.add_signal_handler(signal.SIGUSR2, supervisor.cancel)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, supervisor.stop)
         await supervisor.run()
+        await held.aclose()
+        if lease.usage is not None:
+            used = RunClosed(at=time.time(), run=run_id, usage=lease.usage)
+            record.write(lambda _: [used], is_synced=False)
 
 
 @contextlib.asynccontextmanager
@@ -338,7 +344,7 @@ async def _told(rules: Sequence[Rule], label: str) -> AsyncIterator[CommandNotic
         return
     sender = Sender(boot_time)
     yield CommandNotices(lambda notice: sender.tell(notice, rules), label)
-    while len(sender):
+    while len(sender):  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(_LOOK_S)
     await sender.finish(0.0)
 

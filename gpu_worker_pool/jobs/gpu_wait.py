@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import gpu_worker_pool
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.asking import make_request
 from gpu_worker_pool.client.events import ClientEvent, Tally
@@ -49,7 +48,7 @@ _UNUSED_S: Final = 60.0
 
 def supervisor_program(ticket: Path) -> list[str]:
     """The supervisor of a submission; `ticket` says which, and on what."""
-    folder = str(Path(gpu_worker_pool.__file__).parents[1])
+    folder = str(Path(__file__).parents[2])
     return [sys.executable, "-P", "-c", _SUPERVISOR, folder, str(ticket)]
 
 

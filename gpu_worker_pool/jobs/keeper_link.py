@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import gpu_worker_pool
 from gpu_worker_pool.failure import Failure
 
 from .job_store import JOBS_DIR_VARIABLE, JobStore
@@ -31,7 +30,7 @@ _MAIN: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.__main__ import main; sys.exit(main())"
 )
 # Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
-GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(gpu_worker_pool.__file__).parents[1]))
+GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(__file__).parents[2]))
 _CREDENTIALS: Final = struct.Struct("3i")
 # A keeper that ends and one that starts may cross; each round waits for one of them.
 _ROUNDS: Final = 5

@@ -96,31 +96,24 @@ async def release(client: GPUWorkerPoolClient, assignment: Assignment) -> None:
         await client.release_gpu(assignment)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adopted:
-    """A lease that another process requested, and whether a waiter would be served before a new request like it."""
+    """A lease that another process requested. `usage` is what was seen to be used of its GPUs, once it is released; None where
+    that is not known.
+    """
 
     assignment: Assignment
+    usage: Usage | None = None
     _backend: ServerLeases | None = None
 
     async def is_wanted(self) -> bool:
+        """Whether a waiter would be served before a new request like this one."""
         if self._backend is None or self.assignment.lease_id is None:
             return False
         try:
             return await self._backend.is_wanted(self.assignment.lease_id)
         except EndpointError:
             return False  # it is away, and can serve nobody
-
-    async def usage(self) -> Usage | None:
-        """What its processes were seen to use of its GPUs; None where the server does not say."""
-        if self._backend is None or self.assignment.lease_id is None:
-            return None
-        try:
-            reply = await self._backend.home.call("GET", f"/leases/{self.assignment.lease_id}")
-        except EndpointError:
-            return None
-        found = read(Usage, reply.data) or Usage()
-        return None if found == Usage() else found
 
 
 @asynccontextmanager
@@ -147,8 +140,9 @@ async def adopted(
         if assignment.ends_at is not None and request.time_limit_s is not None:
             assignment.assigned_at = assignment.ends_at - timedelta(seconds=request.time_limit_s)
         heartbeat.add(lease)
+        held = Adopted(assignment, _backend=backend)
         try:
-            yield Adopted(assignment, backend)
+            yield held
         finally:
             heartbeat.drop(lease_id)
             await heartbeat.close()
@@ -157,6 +151,9 @@ async def adopted(
                 # The end of the guard releases it as well.
                 with suppress(EndpointError):
                     await backend.release(lease_id)
+            with suppress(EndpointError):
+                reply = await backend.home.call("GET", f"/leases/{lease_id}")
+                held.usage = read(Usage, reply.data)
 
 
 async def _adopt(backend: ServerLeases, lease_id: str, request: Request) -> HeldLease:

@@ -142,7 +142,9 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunClosed:
-    """A supervisor takes no more tasks. `is_yielded`: another request comes first, though tasks are left."""
+    """A supervisor takes no more tasks. `is_yielded`: another request comes first, though tasks are left. It is written again
+    with the `usage`, which is known once the lease has ended.
+    """
 
     at: float
     run: str

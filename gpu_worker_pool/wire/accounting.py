@@ -108,7 +108,8 @@ class WeeksView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
     """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`;
-    `ended_by` names the caller that ended it, unless its holder did.
+    `ended_by` names the caller that ended it, unless its holder did. `peak_memory_mb` and `mean_utilization_percent` are as of
+    an ended lease, of all its GPUs together.
     """
 
     lease_id: str
@@ -120,6 +121,8 @@ class TimelineSpan:
     end_reason: EndReason | None
     is_shared: bool
     ended_by: str | None = None
+    peak_memory_mb: float | None = None
+    mean_utilization_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

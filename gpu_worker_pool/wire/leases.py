@@ -174,6 +174,16 @@ class LeaseView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedLeaseView(LeaseView):
+    """A lease that has ended. `peak_memory_mb` is the most memory that it was seen to use on all its GPUs together,
+    `mean_utilization_percent` the mean of what was read of them. Null is unknown, as the utilization of a shared GPU is.
+    """
+
+    peak_memory_mb: float | None = None
+    mean_utilization_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingLeaseView(LeaseView):
     """A queued lease, shown by its id, with the obstacle at each GPU."""
 
@@ -188,7 +198,7 @@ class ActiveLeaseView(LeaseView):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainingLeaseView(LeaseView):
+class DrainingLeaseView(EndedLeaseView):
     """A lease that ended while its processes still hold memory on some of its GPUs."""
 
     draining_gpus: tuple[GpuRef, ...] = ()
@@ -236,7 +246,7 @@ class HeldLeaseView:
     nodes: tuple[NodePart, ...] = ()
 
 
-AnyLease = LeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView | GangLeaseView
+AnyLease = LeaseView | EndedLeaseView | WaitingLeaseView | ActiveLeaseView | DrainingLeaseView | GangLeaseView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,8 @@ class CheckedPool(QueueChecks):
         self._read_use()
         for event in events:
             self._check(event, command)
+        queued = {event.lease_id for event in events if isinstance(event, self.core.events.LeaseQueued)}
+        assert not queued & self.just_granted, "a lease that is granted at once was queued"
         if isinstance(command, self.core.commands.Observe) and gpus == set(self.state.slots):
             ended = any(isinstance(event, self.core.events.LeaseEnded) for event in events)
             assert may_serve or ended or not self.just_granted & waiting, (
@@ -250,13 +252,19 @@ class CheckedPool(QueueChecks):
         return holder.process is not None and holder.node in {None, node}
 
     def _LeaseQueued(self, event: Any, command: Any) -> None:  # noqa: N802
-        assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
-        due = self.model.live + event.request.ttl_s
         assert event.requested_at == event.at + self.model.wall
-        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, event.requested_at)
+        self._add(event)
+
+    def _add(self, event: Any) -> None:
+        assert event.seq > max((lease.seq for lease in self.model.leases.values()), default=0)
+        due, asked_at = self.model.live + event.request.ttl_s, event.at + self.model.wall
+        self.model.leases[event.lease_id] = Lease(event.lease_id, event.request, event.seq, due, asked_at)
 
     def _LeaseGranted(self, event: Any, command: Any) -> None:  # noqa: N802
         model = self.model
+        if event.request is not None:
+            assert event.requested_at is None
+            self._add(event)
         self.outcomes.append(model.look())
         # What the last look reserved stays reserved while nothing happens but that one waiter comes.
         expected = [found for found in (model.next_served(), model.next_served(as_settled=True)) if found is not None]
@@ -413,6 +421,10 @@ class CheckedPool(QueueChecks):
             for lease in self.model.on(gpu)
             if lease.id in self.just_granted
         )
+
+    def _LeasesMeasured(self, event: Any, command: Any) -> None:  # noqa: N802
+        assert isinstance(command, self.core.commands.Observe)
+        assert all(use.is_known and self.model.leases[use.lease_id].state == "active" for use in event.uses)
 
     def _ProcessesAttributed(self, event: Any, command: Any) -> None:  # noqa: N802
         mine = self.seen.get((event.gpu, event.lease_id))

@@ -177,7 +177,7 @@ def kept(custody: type[Custody], fleet: Fleet = Fleet()) -> Fleet:  # noqa: B008
 
 AGENT_MUTANTS: Sequence[FleetMutant] = (
     FleetMutant("a box announces itself first", led(LooksItself)),
-    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=2166),
+    FleetMutant("a reading has the pool time heard before", boxed(ReceivedMinusAge), near=21537),
     FleetMutant("the box ends a lease by its TTL, not the leader", led(ExpiresItself)),
     FleetMutant("a client is told of a grant that its box keeps", led(TellsUnkept)),
     FleetMutant("a waiter takes its grant up by a call after it", led(TellsUntaken)),

@@ -8,6 +8,7 @@ from typing import Any
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from tests.fleet.simulated_candidate import SETTINGS, SimulatedCandidate
 from tests.fleet.simulated_world import World
@@ -55,11 +56,10 @@ class LeasesInJournal:
             case ev.TakenOver():
                 self.taken_over = event.at
             case ev.LeaseQueued():
-                if event.lease_id in self.ttls:
-                    self.world.violate(f"{event.lease_id} was written twice")
-                self.queue[event.lease_id], self.ttls[event.lease_id] = event.seq, event.request.ttl_s
-                self.safe_since[event.lease_id] = event.at
+                self.add(event, event.request)
             case ev.LeaseGranted():
+                if event.request is not None:
+                    self.add(event, event.request)
                 self.check_grant(event)
             case ev.GrantWithdrawn():
                 if event.lease_id in self.queue or event.lease_id in self.passed_over:
@@ -69,6 +69,12 @@ class LeasesInJournal:
                 self.safe_since[event.lease_id] = event.at
             case ev.LeaseEnded():
                 self.check_end(event)
+
+    def add(self, event: ev.LeaseQueued | ev.LeaseGranted, request: Request) -> None:
+        if event.lease_id in self.ttls:
+            self.world.violate(f"{event.lease_id} was written twice")
+        self.queue[event.lease_id], self.ttls[event.lease_id] = event.seq, request.ttl_s
+        self.safe_since[event.lease_id] = event.at
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
         if event.lease_id not in self.queue and event.lease_id not in self.passed_over:
@@ -103,7 +109,7 @@ def check_acknowledged(world: World) -> None:
     queued = {
         stored.event.lease_id: stored.event.seq
         for stored in database.events
-        if isinstance(stored.event, ev.LeaseQueued)
+        if isinstance(stored.event, ev.LeaseQueued | ev.LeaseGranted) and stored.event.request is not None
     }
     granted = {stored.event.lease_id for stored in database.events if isinstance(stored.event, ev.LeaseGranted)}
     there = [agent.box for agent in world.agents.values() if not agent.is_dead and agent.custody.is_welcome]

@@ -19,6 +19,6 @@ def test_a_fleet_without_the_guard_is_caught(mutant: FleetMutant) -> None:
 
 def search(mutant: FleetMutant) -> None:
     with collecting_seldom() as collect_after:
-        for seed in range(mutant.near, HISTORIES):
+        for seed in range(mutant.near, mutant.near + HISTORIES):
             simulate(seed, mutant.fleet)
             collect_after(seed)

@@ -105,13 +105,10 @@ def test_a_random_history_keeps_what_is_promised_and_can_be_replayed_from_its_li
             ready = [life for life in lives if not life.state.is_over and life.state is not JobState.RUNNING]
             assert first.key == min(ready, key=lambda life: (life.behind or 0, places[life.key])).key
         assert len({life.run for life in now.running()}) == len(now.running())  # a supervisor runs one at a time
-    again = replay(terms, (decode(encode(event).rstrip(b"\n")) for event in written))
-    assert list(again.lives()) == list(now.lives())
-    assert (again.open_runs, again.requested_at, again.next_task()) == (
-        now.open_runs,
-        now.requested_at,
-        now.next_task(),
-    )
+    replayed = replay(terms, (decode(encode(event).rstrip(b"\n")) for event in written))
+    assert list(replayed.lives()) == list(now.lives())
+    assert (replayed.open_runs, replayed.requested_at) == (now.open_runs, now.requested_at)
+    assert replayed.next_task() == now.next_task()
 
 
 @pytest.mark.parametrize(

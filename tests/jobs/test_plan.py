@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.jobs.job_key import ArrayTasks, JobKey, parse_array
-from gpu_worker_pool.jobs.life import AfterFailure, CancelAsked, JobState, Submission
+from gpu_worker_pool.jobs.life import AfterFailure, CancelAsked, JobEvent, JobState, Submission
 from gpu_worker_pool.jobs.plan import JobPlan, make_plan
 
 from .lives import OPENED, became, in_state, started, submission
@@ -33,7 +33,8 @@ def test_jobs_are_requested_in_the_order_of_their_submission_higher_priority_fir
 
 
 def test_a_job_waits_for_all_those_it_comes_after() -> None:
-    second, other = submission(5, after=(JobKey(3), JobKey(4, 1))), [OPENED, started(1), became(JobState.ENDED, 1)]
+    second = submission(5, after=(JobKey(3), JobKey(4, 1)))
+    other: list[JobEvent] = [OPENED, started(1), became(JobState.ENDED, 1)]
     four = submission(4, *other, started(0), became(JobState.FAILED, 0), tasks=2)
     assert plan(second, submission(3, *other, tasks=2), four).request == (3,)
     three = submission(3, *other, started(0), became(JobState.ENDED, 0), tasks=2)

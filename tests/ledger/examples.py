@@ -11,6 +11,7 @@ from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, R
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
 from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
+from gpu_worker_pool.core.model.lease_use import LeaseUse
 from gpu_worker_pool.core.model.request import (
     MAX_GPUS,
     MAX_PRIORITY,
@@ -62,6 +63,8 @@ EVENTS: tuple[ev.DurableEvent, ...] = (
         22.0, "tokens", ("ab" * 32,), AccessToken("ab" * 32, "alice", Role.OPERATOR, 1.7e9, "root", "her laptop")
     ),
     ev.WallTimeSet(1.75, 1.7e9),
+    ev.LeasesMeasured(23.0, (LeaseUse("a", 30720.5, 1234.5, 20), LeaseUse("b", None, 97.0, 1))),
+    ev.LeaseGranted(23.0, "b", (GPU,), 9, 23.5, 83.0, 250, 5.0, REQUEST, 13, 22.5),
 )
 ENDED = EndedLease("a", REQUEST, (GPU, OTHER), 8, 1700000003.125, 1700000004.0, 1700000006.0, EndReason.HOLDER_DIED)
 
@@ -177,7 +180,18 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
     ),
     ev.LeaseQueued: st.builds(ev.LeaseQueued, floats, texts, requests, wholes, floats),
     ev.LeaseGranted: st.builds(
-        ev.LeaseGranted, floats, texts, some_gpus, wholes, floats, st.none() | floats, st.none() | wholes
+        ev.LeaseGranted,
+        floats,
+        texts,
+        some_gpus,
+        wholes,
+        floats,
+        st.none() | floats,
+        st.none() | wholes,
+        st.none() | floats,
+        st.none() | requests,
+        wholes,
+        st.none() | floats,
     ),
     ev.LeaseWarned: st.builds(ev.LeaseWarned, floats, texts, st.none() | reasons, floats),
     ev.Configured: st.one_of(
@@ -193,7 +207,21 @@ BY_KIND: dict[type[ev.DurableEvent], st.SearchStrategy[ev.DurableEvent]] = {
         ]
     ),
     ev.UseCounted: st.builds(ev.UseCounted, floats, optional, floats, floats, some_floats),
-    ev.LeaseEnded: st.builds(ev.LeaseEnded, floats, texts, reasons, some_gpus, floats),
+    ev.LeaseEnded: st.builds(
+        ev.LeaseEnded,
+        floats,
+        texts,
+        reasons,
+        some_gpus,
+        floats,
+        peak_memory_mb=st.none() | floats,
+        mean_utilization_percent=st.none() | floats,
+    ),
+    ev.LeasesMeasured: st.builds(
+        ev.LeasesMeasured,
+        floats,
+        st.lists(st.builds(LeaseUse, texts, st.none() | floats, floats, wholes), max_size=3).map(tuple),
+    ),
     ev.GpuDrained: st.builds(ev.GpuDrained, floats, texts, gpus),
     ev.ProcessesAttributed: st.builds(
         ev.ProcessesAttributed, floats, texts, gpus, st.lists(processes, max_size=3).map(tuple)

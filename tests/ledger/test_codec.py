@@ -66,6 +66,11 @@ GOLDEN = (
         '"name":"alice","role":"operator","added_at":1700000000.0,"added_by":"root","note":"her laptop"}}'
     ),
     '{"kind":"WallTimeSet","at":1.75,"offset_s":1700000000.0}',
+    '{"kind":"LeasesMeasured","at":23.0,"uses":[["a",30720.5,1234.5,20],["b",null,97.0,1]]}',
+    (
+        '{"kind":"LeaseGranted","at":23.0,"lease_id":"b","gpus":[["box","GPU-0"]],"fence":9,"granted_at":23.5,"limit":83.0,'
+        '"weight":250,"take_up_s":5.0,"request":' + REQUEST_LINE + ',"seq":13,"requested_at":22.5}'
+    ),
 )
 GOLDEN_ENDED = (
     '{"id":"a","request":' + REQUEST_LINE + ',"gpus":[["box","GPU-0"],["box","GPU-1"]],"fence":8,'

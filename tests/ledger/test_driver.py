@@ -118,9 +118,9 @@ async def test_a_request_is_answered_when_it_is_written_and_not_before() -> None
     assert not answer.done()
     assert not shown.done(), "a grant was shown that is not written"
     writer.finish()
-    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+    assert kinds(await answer) == ["LeaseGranted"]
     assert isinstance(await shown, ActiveLease)
-    assert kinds(writer.journal.load(1).events)[-2:] == ["LeaseQueued", "LeaseGranted"]
+    assert kinds(writer.journal.load(1).events)[-2:] == ["NodeJoined", "LeaseGranted"]
 
 
 async def test_somebody_who_waits_is_told_when_the_grant_is_written_and_not_before() -> None:
@@ -191,7 +191,7 @@ async def test_writes_are_held_no_longer_than_agreed() -> None:
     answer = asyncio.ensure_future(driver.do(ask("a")))
     await writer.next_order()
     writer.finish()
-    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+    assert kinds(await answer) == ["LeaseGranted"]
 
 
 async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
@@ -218,7 +218,6 @@ async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
         "TakenOver",
         "NodeJoined",
         "NodeJoined",
-        "LeaseQueued",
         "LeaseGranted",
     ]
 
@@ -240,7 +239,7 @@ async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_
     drains = await driver.find("a")
     assert isinstance(drains, EndedLease)
     assert drains.draining
-    assert kinds(writer.journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
+    assert kinds(writer.journal.load(1).events)[-3:] == ["NodeJoined", "LeaseGranted", "LeaseEnded"]
 
 
 async def test_what_came_after_a_batch_that_failed_is_written_behind_it() -> None:
@@ -270,7 +269,7 @@ async def test_a_batch_that_is_written_while_the_server_stops_is_answered_and_no
     (batch, done), writer.orders = writer.orders[0], []
     driver.close()
     done(batch, None)
-    assert kinds(await answer) == ["LeaseQueued", "LeaseGranted"]
+    assert kinds(await answer) == ["LeaseGranted"]
     assert driver.trouble == "the server is stopping"
 
 
@@ -396,7 +395,7 @@ async def test_a_history_that_has_grown_long_is_compacted() -> None:
     await driver.do(ask("last"))
     events = journal.load(1).events
     assert len(events) < 100
-    assert {event.lease_id for event in events if isinstance(event, ev.LeaseQueued)} >= {"kept", "last"}
+    assert ev.new_leases(events).keys() >= {"kept", "last"}
 
 
 async def test_a_thread_writes_and_what_it_wrote_is_there_when_it_is_closed() -> None:
@@ -413,7 +412,7 @@ async def test_a_thread_writes_and_what_it_wrote_is_there_when_it_is_closed() ->
     await driver.do(ask("a"))
     driver.note(cmd.Release("a"))
     driver.close()
-    assert kinds(journal.load(1).events)[-3:] == ["LeaseQueued", "LeaseGranted", "LeaseEnded"]
+    assert kinds(journal.load(1).events)[-3:] == ["NodeJoined", "LeaseGranted", "LeaseEnded"]
     with pytest.raises(NotWritten, match="stopping"):
         await driver.do(ask("b"))
 

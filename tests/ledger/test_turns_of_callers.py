@@ -23,9 +23,7 @@ def send(
 async def test_calls_are_carried_out_in_the_order_in_which_they_came() -> None:
     driver = await opened(work_clock=Work(TURN_S / 5))
     began: list[str] = []
-    driver.early_listeners.append(
-        lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
-    )
+    driver.early_listeners.append(lambda events: began.extend(ev.new_leases(events)))
     ids = [f"ada{number}" for number in range(36)] + [f"bob{number}" for number in range(3)]
     await asyncio.gather(*(call for id_ in ids for call in send(driver, [ask(id_)], id_[:3])))
     assert began == ids
@@ -52,9 +50,7 @@ async def test_a_turn_ends_when_its_processor_time_is_over() -> None:
     driver = await opened(work_clock=Work(TURN_S / 5))
     held, began, turns_of = "held", list[str](), list[int]()
     await driver.do(ask(held))
-    driver.early_listeners.append(
-        lambda events: began.extend(event.lease_id for event in events if isinstance(event, ev.LeaseQueued))
-    )
+    driver.early_listeners.append(lambda events: began.extend(ev.new_leases(events)))
     ids = [f"ada{number}" for number in range(36)]
     asked = send(driver, [ask(lease_id) for lease_id in ids], "ada")
     await asyncio.sleep(0)

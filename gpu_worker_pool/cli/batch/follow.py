@@ -114,7 +114,9 @@ class Follower:
             assignment = await acquire(client, request_of(self._record.spec), guarded.pid)
             record = self._store.load_one(self._record.number)
             assert record is not None  # noqa: S101 - it was submitted a moment ago
-            supervisor = Supervisor(self._store, record, secrets.token_hex(8), guarded, Adopted(assignment))
+            supervisor = Supervisor(
+                self._store, record, run_id=secrets.token_hex(8), guarded=guarded, lease=Adopted(assignment)
+            )
             self._inside.append(supervisor)
             tasks.append(asyncio.create_task(supervisor.run()))
         return tasks

@@ -12,7 +12,7 @@ from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration, show_moment
+from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
@@ -36,6 +36,8 @@ class PastLease:
     started_at: float | None
     ended_at: float | None
     end_reason: str | None
+    peak_memory_mb: float | None
+    mean_utilization_percent: float | None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -46,6 +48,8 @@ class PastLease:
             "started_at": iso_time(self.started_at),
             "ended_at": iso_time(self.ended_at),
             "end_reason": self.end_reason,
+            "peak_memory_mb": self.peak_memory_mb,
+            "mean_utilization_percent": self.mean_utilization_percent,
         }
 
     def as_row(self, now: float) -> list[str | Text]:
@@ -57,8 +61,8 @@ class PastLease:
             Text(", ".join(self.gpus)),
             show_moment(self.started_at, now),
             "-" if took is None else show_duration(took),
-            "-",
-            "-",
+            "-" if self.peak_memory_mb is None else show_memory(self.peak_memory_mb),
+            "-" if self.mean_utilization_percent is None else f"{self.mean_utilization_percent:.0f}%",
             Text(self.end_reason or ""),
             Text(self.command or "-"),
         ]
@@ -134,5 +138,7 @@ def _ask(endpoints: list[str] | None, since_at: float, known: Collection[str | N
                     read_time(span.since),
                     read_time(span.until),
                     span.end_reason,
+                    span.peak_memory_mb,
+                    span.mean_utilization_percent,
                 )
     return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)

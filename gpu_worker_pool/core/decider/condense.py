@@ -36,6 +36,7 @@ class Condensed:
         self._members = [(slot.key, *item) for slot in state.slots.values() for item in slot.members.items()]
         fences = tuple(ev.NodeFence(*item) for item in sorted(state.fences.items()))
         self._counters = ev.HistoryCondensed(state.clock, fences, state.next_seq, state.last_durations_s)
+        self._lease_uses = tuple(state.lease_uses.values())
         self._waiting = tuple(state.queue)
         self._usage = [(owner, use.used, use.as_of, use.recent) for owner, use in state.usage.items()]
         self._tables = [(table, tuple(getattr(state, table).items())) for table in TABLES]
@@ -53,10 +54,22 @@ class Condensed:
             yield from _granted(lease, at)
         for key, lease_id, processes in self._members:
             yield ev.ProcessesAttributed(at, lease_id, key, processes)
+        if self._lease_uses:
+            yield ev.LeasesMeasured(at, self._lease_uses)
         for lease in granted:
             if isinstance(lease, EndedLease):
                 since = at if lease.drains_since is None else lease.drains_since
-                yield ev.LeaseEnded(since, lease.id, lease.reason, lease.draining, lease.ended_at, lease.by, lease.why)
+                yield ev.LeaseEnded(
+                    since,
+                    lease.id,
+                    lease.reason,
+                    lease.draining,
+                    lease.ended_at,
+                    lease.by,
+                    lease.why,
+                    lease.peak_memory_mb,
+                    lease.mean_utilization_percent,
+                )
         # After the ends of leases that drain: how long these lasted is counted already.
         yield self._counters
         waiting = {lease.id: lease for lease in self._leases if isinstance(lease, QueuedLease)}
@@ -97,12 +110,20 @@ def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
 def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent]:
     assert lease.fence is not None and lease.granted_at is not None  # noqa: S101, PT018 - it was granted
     seq = lease.seq if isinstance(lease, ActiveLease) else NO_SEQ
-    queued = ev.LeaseQueued(at, lease.id, lease.request, seq, lease.requested_at)
-    granted = ev.LeaseGranted(at, lease.id, lease.gpus, lease.fence, lease.granted_at)
+    granted = ev.LeaseGranted(
+        at,
+        lease.id,
+        lease.gpus,
+        lease.fence,
+        lease.granted_at,
+        request=lease.request,
+        seq=seq,
+        requested_at=lease.requested_at,
+    )
     if isinstance(lease, EndedLease):
         warned = [] if lease.warned is None else [ev.LeaseWarned(at, lease.id, lease.warned, at)]
-        return [queued, granted, *warned]
+        return [granted, *warned]
     weight = None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
     ending = lease.ending
     warnings = [] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)]
-    return [queued, replace(granted, limit=lease.limit, weight=weight), *warnings]
+    return [replace(granted, limit=lease.limit, weight=weight), *warnings]

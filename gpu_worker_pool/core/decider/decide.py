@@ -33,6 +33,8 @@ UNNAMED = "an unnamed caller"
 
 # The leases that one tick ends at most. While a decision lasts, no caller is answered.
 MOST_DUE = 256
+# A restart loses at most this much of what active leases were seen to use.
+MEASURED_EVERY_S = 60.0
 
 
 def decide(state: PoolState, command: cmd.Command, now: float) -> list[ev.Event]:
@@ -54,7 +56,10 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     refused = _too_many(state, request)
     if refused is not None:
         return [Refused(now, refused[0], lease_id, refused[1])]
-    return [ev.LeaseQueued(now, lease_id, request, state.next_seq, now + state.wall_offset_s)]
+    newcomer = QueuedLease(lease_id, request, state.next_seq, now + state.wall_offset_s)
+    # It is granted at once, or queued. Where others are still to be served first, it waits for that.
+    found = QueuePass() if state.is_behind else serve_queue(state, now, newcomer=newcomer)
+    return served(state, found, now, newcomer)
 
 
 def _too_many(state: PoolState, request: Request) -> tuple[RefusalCode, str] | None:
@@ -148,6 +153,8 @@ def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Even
                 and _has_left(lease, members.get(lease_id, ()), reading, state.settings.context_mb)
             ):
                 events.append(ev.GpuDrained(now, lease_id, slot.key))
+    if state.lease_uses and now - state.measured >= MEASURED_EVERY_S:
+        events.append(ev.LeasesMeasured(now, tuple(state.lease_uses.values())))
     return [*events, *idle_warnings(state, readings, now)]
 
 
@@ -220,15 +227,17 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
     return served(state, found, now)
 
 
-def served(state: PoolState, found: QueuePass, now: float) -> list[ev.Event]:
-    """The events of a pass over the queue."""
+def served(state: PoolState, found: QueuePass, now: float, newcomer: QueuedLease | None = None) -> list[ev.Event]:
+    """The events of a pass over the queue. A newcomer that was not served is queued."""
     fences: dict[str, int] = {}
     events: list[ev.Event] = []
+    if newcomer is not None and all(grant.lease_id != newcomer.id for grant in found.grants):
+        events.append(ev.LeaseQueued(now, newcomer.id, newcomer.request, newcomer.seq, newcomer.requested_at))
     for grant in found.grants:
         fence = 1 + max([fences.get(key.node, state.fences.get(key.node, 0)) for key in grant.gpus])
         for key in grant.gpus:
             fences[key.node] = fence
-        events.append(_granted(state, grant, fence, now))
+        events.append(_granted(state, grant, fence, now, newcomer))
         events += _absorb_draining(state, grant, now)
     events += [_preempted(state, lease_id, now) for lease_id in found.victims]
     events += [withdrawn(state.active(lease_id), now) for lease_id in found.spared]
@@ -238,22 +247,29 @@ def served(state: PoolState, found: QueuePass, now: float) -> list[ev.Event]:
     return events
 
 
-def _granted(state: PoolState, grant: Grant, fence: int, now: float) -> ev.LeaseGranted:
-    waited = state.queued(grant.lease_id)
-    request = waited.request
+def _granted(state: PoolState, grant: Grant, fence: int, now: float, newcomer: QueuedLease | None) -> ev.LeaseGranted:
+    is_new = newcomer is not None and newcomer.id == grant.lease_id
+    waited = newcomer if newcomer is not None and is_new else state.queued(grant.lease_id)
+    request, gpus = waited.request, grant.gpus
     limit_s = time_limit_of(state, request.holder.owner, request.time_limit_s)
-    limit = None if limit_s is None else now + limit_s
-    weight = sum(weight_of(state.facts.of(key).total_mb, request.wishes) for key in grant.gpus)
-    is_usual = weight == FULL_WEIGHT * len(grant.gpus)
-    granted_at = now + state.wall_offset_s
-    take_up_s = state.settings.take_up_s
+    weight = sum(weight_of(state.facts.of(key).total_mb, request.wishes) for key in gpus)
+    granted_at, take_up_s = now + state.wall_offset_s, state.settings.take_up_s
     if waited.requested_at == granted_at:
         take_up_s = None  # the answer to the request itself
     elif take_up_s is not None:
         within_s = state.settings.away_take_up_s if waited.id in state.away else take_up_s
         take_up_s = min(within_s, request.ttl_s / 2)
     return ev.LeaseGranted(
-        now, waited.id, grant.gpus, fence, granted_at, limit, None if is_usual else weight, take_up_s
+        now,
+        waited.id,
+        gpus,
+        fence,
+        granted_at,
+        None if limit_s is None else now + limit_s,
+        None if weight == FULL_WEIGHT * len(gpus) else weight,
+        take_up_s,
+        request if is_new else None,
+        waited.seq if is_new else 0,
     )
 
 

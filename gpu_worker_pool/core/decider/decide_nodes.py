@@ -10,6 +10,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.events import RefusalCode, Refused
 from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
+from gpu_worker_pool.core.model.lease_use import LeaseUse
 from gpu_worker_pool.core.model.state import PoolState
 
 
@@ -64,7 +65,9 @@ def ended_lease(  # noqa: PLR0917 - as the event
     gpus = lease.gpus if isinstance(lease, ActiveLease) else ()
     if not state.settings.awaits_reading_after_release:
         gpus = tuple(key for key in gpus if state.slots[key].members.get(lease.id))
-    return ev.LeaseEnded(now, lease.id, reason, gpus, now + state.wall_offset_s, by, why)
+    use = state.lease_uses.get(lease.id, LeaseUse(lease.id))
+    used = (use.peak_memory_mb, use.mean_utilization_percent)
+    return ev.LeaseEnded(now, lease.id, reason, gpus, now + state.wall_offset_s, by, why, *used)
 
 
 def _live(state: PoolState) -> list[QueuedLease | ActiveLease]:

@@ -10,6 +10,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
+from gpu_worker_pool.core.model.lease_use import LeaseUse
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import RECENT_LEASES, OwnerUse, PoolState
 
@@ -27,6 +28,7 @@ _QUIET = (
     ev.TimeLost,
     ev.QueueSettled,
     ev.NodeAnnounced,
+    ev.LeasesMeasured,
 )
 
 
@@ -72,15 +74,26 @@ def _configured(state: PoolState, event: ev.Configured) -> None:
 
 def _lease_queued(state: PoolState, event: ev.LeaseQueued) -> None:
     lease = QueuedLease(event.lease_id, event.request, event.seq, event.requested_at)
+    _count_new(state, lease)
     state.leases[lease.id] = lease
-    state.live_count[lease.request.holder.owner] += 1
     state.queue.join(lease)
     state.restart_ttl(lease, event.at)
-    state.next_seq = max(state.next_seq, event.seq + 1)
+
+
+def _count_new(state: PoolState, lease: QueuedLease) -> None:
+    state.live_count[lease.request.holder.owner] += 1
+    state.next_seq = max(state.next_seq, lease.seq + 1)
 
 
 def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
-    waited = state.queued(event.lease_id)
+    if event.request is not None:
+        requested_at = event.granted_at if event.requested_at is None else event.requested_at
+        waited = QueuedLease(event.lease_id, event.request, event.seq, requested_at)
+        _count_new(state, waited)
+    else:
+        waited = state.queued(event.lease_id)
+        state.queue.leave(waited)
+        _lose_claims(state, waited.id)
     request = waited.request
     weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
     lease = ActiveLease(
@@ -99,8 +112,6 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
     if event.take_up_s is not None:
         state.untaken.add(lease.id)
         state.ttl_due.set(lease.id, state.live(event.at) + event.take_up_s)
-    state.queue.leave(waited)
-    _lose_claims(state, waited.id)
     _occupy(state, lease, event.gpus, weight, event.at)
     if request.preemptible:
         state.preemptible.add(lease.id)
@@ -109,6 +120,7 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
 def _grant_withdrawn(state: PoolState, event: ev.GrantWithdrawn) -> None:
     lease = state.active(event.lease_id)
     state.limit_due.drop(lease.id)
+    state.lease_uses.pop(lease.id, None)
     _hold_no_more(state, lease, event.at)
     for key in lease.gpus:
         slot = state.slots[key]
@@ -215,6 +227,7 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     assert not isinstance(lease, EndedLease), lease  # noqa: S101 - a broken invariant must not go on
     state.ttl_due.drop(lease.id)
     state.limit_due.drop(lease.id)
+    state.lease_uses.pop(lease.id, None)
     for clients in (state.untaken, state.away, state.passed_over):
         clients.discard(lease.id)
     _count_live(state, lease.request.holder.owner, -1)
@@ -229,6 +242,8 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
         event.reason,
         event.by,
         event.why,
+        peak_memory_mb=event.peak_memory_mb,
+        mean_utilization_percent=event.mean_utilization_percent,
     )
     if isinstance(lease, QueuedLease):
         _lose_claims(state, lease.id)
@@ -332,6 +347,26 @@ def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
             slot.busy = event.at
         elif is_busy or was_away:
             slot.busy = max(reading.at, slot.busy)
+    _measure(state, {reading.gpu.key for reading in event.readings}, event.at)
+
+
+def _measure(state: PoolState, read: set[GpuKey], at: float) -> None:
+    """Add what these GPUs were just read to do to the use of their leases."""
+    for lease_id in {lease_id for key in read for lease_id in state.slots[key].occupants}:
+        lease = state.leases[lease_id]
+        if not isinstance(lease, ActiveLease):
+            continue
+        use = state.lease_uses.get(lease_id, LeaseUse(lease_id))
+        use = use.with_memory(lease, state.slots).with_utilization(lease, state.slots, read)
+        if use.is_known:
+            if not state.lease_uses:
+                state.measured = at
+            state.lease_uses[lease_id] = use
+
+
+def _leases_measured(state: PoolState, event: ev.LeasesMeasured) -> None:
+    state.measured = event.at
+    state.lease_uses.update((use.lease_id, use) for use in event.uses if use.lease_id in state.leases)
 
 
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
@@ -366,4 +401,5 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.ProcessesAttributed: _processes_attributed,
     ev.GpusObserved: _gpus_observed,
     ev.UseCounted: _use_counted,
+    ev.LeasesMeasured: _leases_measured,
 }

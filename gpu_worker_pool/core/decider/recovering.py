@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -28,7 +30,7 @@ def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> li
         now, kept.id, gpus, kept.fence, kept.granted_at, _limit(state, kept, now), _unusual_weight(state, kept, gpus)
     )
     if known is None:
-        return [ev.LeaseQueued(now, kept.id, kept.request, NO_SEQ, kept.requested_at), granted]
+        return [replace(granted, request=kept.request, seq=NO_SEQ, requested_at=kept.requested_at)]
     # The grant alone may be lost, and the request be there.
     return [granted] if isinstance(known, QueuedLease) and known.request == kept.request else []
 

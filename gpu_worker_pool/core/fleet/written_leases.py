@@ -107,9 +107,9 @@ class WrittenLeases:
         an event before it.
         """
         for event in events:
+            for lease_id, request in ev.new_leases((event,)).items():
+                self._watch(lease_id, request)
             match event:
-                case ev.LeaseQueued():
-                    self._watch(event.lease_id, event.request)
                 case ev.LeaseGranted():
                     self._granted(event, state)
                 case ev.GrantWithdrawn():

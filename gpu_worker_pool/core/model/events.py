@@ -7,6 +7,7 @@ an answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason, Reservation
+from .lease_use import LeaseUse
 from .request import Request, Wishes
 
 
@@ -94,7 +96,8 @@ class LeaseQueued(DurableEvent):
 @dataclass(frozen=True, slots=True)
 class LeaseGranted(DurableEvent):
     """`limit` and `weight` are as in ActiveLease; without a weight each GPU counts in full. The client of a lease that waited
-    takes the grant up within `take_up_s`; None if it need not.
+    takes the grant up within `take_up_s`; None if it need not. A lease that was granted at once, and so never queued, comes
+    with its `request` and `seq`; `requested_at` is then None if it is `granted_at`.
     """
 
     lease_id: str
@@ -104,6 +107,15 @@ class LeaseGranted(DurableEvent):
     limit: float | None = None
     weight: int | None = None
     take_up_s: float | None = None
+    request: Request | None = None
+    seq: int = 0
+    requested_at: float | None = None
+
+
+def new_leases(events: Iterable[Event]) -> dict[str, Request]:
+    """The requests of the leases that the pool did not know before these events, by their ids."""
+    asked = [event for event in events if isinstance(event, LeaseQueued | LeaseGranted)]
+    return {event.lease_id: event.request for event in asked if event.request is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,8 @@ class LeaseWarned(DurableEvent):
 class LeaseEnded(DurableEvent):
     """The holder no longer has these GPUs. Processes of the lease may still be on those in `draining`.
 
-    `by` names the caller that ended it, and `why` gives its words. `by` is None if the holder did, or nobody.
+    `by` names the caller that ended it, and `why` gives its words. `by` is None if the holder did, or nobody. What it used of
+    its GPUs is as in LeaseUse.
     """
 
     lease_id: str
@@ -144,6 +157,8 @@ class LeaseEnded(DurableEvent):
     ended_at: float
     by: str | None = None
     why: str | None = None
+    peak_memory_mb: float | None = None
+    mean_utilization_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +191,13 @@ class UseCounted(DurableEvent):
     used: float
     as_of: float
     recent: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesMeasured(DurableEvent):
+    """What the active leases were seen to use until now. It is written now and then, so that a restart loses little of it."""
+
+    uses: tuple[LeaseUse, ...]
 
 
 @dataclass(frozen=True, slots=True)

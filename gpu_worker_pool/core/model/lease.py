@@ -140,7 +140,7 @@ class KeptLease:
 class EndedLease:
     """Ended. A lease that never left the queue has no GPUs, fence or granted_at. `by` and `why` are as in LeaseEnded.
     `warned` is for what its holder had been told to end, if it did so in time. `draining` are the GPUs not yet known to be
-    free of it; `drains_since` is on the pool's clock.
+    free of it; `drains_since` is on the pool's clock. The most memory and the mean utilization are as in LeaseUse.
     """
 
     id: str
@@ -156,6 +156,9 @@ class EndedLease:
     warned: EndReason | None = None
     draining: tuple[GpuKey, ...] = ()
     drains_since: float | None = None
+    # What was seen since it was last written is lost by a restart, so these do not count for equality.
+    peak_memory_mb: float | None = field(default=None, compare=False)
+    mean_utilization_percent: float | None = field(default=None, compare=False)
 
     @property
     def was_left_by_holder(self) -> bool:

@@ -12,6 +12,7 @@ from .deadlines import Deadlines
 from .facts import PoolFacts
 from .gpu import GpuKey, Node
 from .lease import ActiveLease, EndedLease, Lease, QueuedLease, Reservation
+from .lease_use import LeaseUse
 from .request import Wishes
 from .settings import PoolSettings
 from .slot import GpuSlot
@@ -96,6 +97,9 @@ class PoolState:
     # What each owner uses, and how long the last leases of the pool lasted.
     usage: dict[str | None, OwnerUse] = field(default_factory=dict)
     last_durations_s: tuple[float, ...] = ()
+    # What the active leases were seen to use since they were granted, and when that was last written.
+    lease_uses: dict[str, LeaseUse] = field(default_factory=dict, compare=False)
+    measured: float = field(default=-inf, compare=False)
     # What operators have set (see configured.py).
     excluded: dict[GpuKey, str] = field(default_factory=dict)
     new_gpus: dict[str, str] = field(default_factory=dict)
@@ -184,6 +188,11 @@ class PoolState:
     def is_settled_at(self, now: float) -> bool:
         """Whether a pass over the queue would find nothing."""
         return self._has_nothing_to_settle or max(now, self.clock) <= self.settled_until
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the queue has not been served since the last event that may let a waiter be."""
+        return not self._has_nothing_to_settle and self.settled_until == -inf
 
     @property
     def _has_nothing_to_settle(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
 from .lease import QueuedLease
-from .request import Wishes
+from .request import Request, Wishes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,32 +41,34 @@ class LeaseQueue:
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
-        request = lease.request
-        terms, owner = (request.wishes, request.time_limit_s, request.preemptible), request.holder.owner
-        of_any = self._count(terms, None, RequestClass(*terms))
-        self._class_of[lease.id] = self._count(terms, (owner,), RequestClass(*terms, owner, of_any))
-        self._of_owner[owner] += 1
+        own_class = self._class_of[lease.id] = self.class_for(lease.request)
+        self._count(own_class, 1)
         insort(self._keys, (*lease.order, lease.id))
         insort(self._arrivals, (lease.requested_at, lease.id))
 
     def leave(self, lease: QueuedLease) -> None:
+        self._count(self._class_of.pop(lease.id), -1)
         del self._keys[bisect_left(self._keys, (*lease.order, lease.id))]
         del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
-        left = self._class_of.pop(lease.id)
-        terms = (left.wishes, left.time_limit_s, left.preemptible)
-        for key in ((terms, None), (terms, (left.owner,))):
-            request_class, number = self._classes.pop(key)
-            if number > 1:
-                self._classes[key] = (request_class, number - 1)
-        self._of_owner[left.owner] -= 1
-        if not self._of_owner[left.owner]:
-            del self._of_owner[left.owner]
 
-    def _count(self, terms: object, owner: object, new: RequestClass) -> RequestClass:
-        """The class of these requests, with one more waiter."""
-        known, number = self._classes.get((terms, owner), (new, 0))
-        self._classes[terms, owner] = (known, number + 1)
-        return known
+    def _count(self, own: RequestClass, change: int) -> None:
+        """Count one waiter of this class more, or less. A class without waiters is forgotten."""
+        for owner, each in ((None, own.of_any_owner or own), ((own.owner,), own)):
+            key = (own.wishes, own.time_limit_s, own.preemptible, owner)
+            _, number = self._classes.pop(key, (each, 0))
+            if number + change:
+                self._classes[key] = (each, number + change)
+        self._of_owner[own.owner] += change
+        if not self._of_owner[own.owner]:
+            del self._of_owner[own.owner]
+
+    def class_for(self, request: Request) -> RequestClass:
+        """The class of a request: the same as that of the waiters that are like it."""
+        terms, owner = (request.wishes, request.time_limit_s, request.preemptible), request.holder.owner
+        if (known := self._classes.get((*terms, (owner,)))) is not None:
+            return known[0]
+        of_any_owner, _ = self._classes.get((*terms, None)) or (RequestClass(*terms), 0)
+        return RequestClass(*terms, owner, of_any_owner)
 
     def copy(self) -> LeaseQueue:
         classes = self._class_of.copy(), self._classes.copy()

@@ -6,6 +6,8 @@ comes the owner that used least for its weight, and then the request that came f
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -29,18 +31,23 @@ class Order:
         self._now = now
         self._use: dict[str | None, float] = {}
 
-    def lease_ids(self, node: str | None = None) -> list[str]:
-        """All waiters, the next one first; with a node, only those that GPUs of this node may serve."""
+    def lease_ids(self, node: str | None = None, newcomer: QueuedLease | None = None) -> list[str]:
+        """All waiters, the next one first, and a newcomer in its place; with a node, only those that GPUs of this node may serve."""
         queue = self._state.queue
         keys = queue.keys
         if node is not None:
             keys = [key for key in keys if queue.class_of(key[-1]).wishes.node in {None, node}]
         if self._state.settings.fair_share:
-            return [place[-1] for place in sorted(map(self._place, keys))]
-        return [queue_key[-1] for queue_key in keys]
+            new = [] if newcomer is None else [self.place_of(newcomer)]
+            return [place[-1] for place in sorted([*map(self._place, keys), *new])]
+        lease_ids = [queue_key[-1] for queue_key in keys]
+        if newcomer is not None:
+            lease_ids.insert(bisect_left(keys, (*newcomer.order, newcomer.id)), newcomer.id)
+        return lease_ids
 
     def place_of(self, lease: QueuedLease) -> Place:
-        return self._place((*lease.order, lease.id))
+        is_preemptible, negative_priority, seq = lease.order
+        return (is_preemptible, negative_priority, self._use_of(lease.request.holder.owner), seq, lease.id)
 
     def position(self, lease: QueuedLease) -> int:
         """The position in the queue; 1 is served next."""
@@ -66,10 +73,13 @@ class Order:
 
     def _place(self, queue_key: QueueKey) -> Place:
         is_preemptible, negative_priority, seq, lease_id = queue_key
-        used = self._use_of(self._state.queue.class_of(lease_id).owner) if self._state.settings.fair_share else 0.0
+        used = self._use_of(self._state.queue.class_of(lease_id).owner)
         return (is_preemptible, negative_priority, used, seq, lease_id)
 
     def _use_of(self, owner: str | None) -> float:
+        """What an owner has used by its weight; nothing where that does not matter."""
+        if not self._state.settings.fair_share:
+            return 0.0
         if owner not in self._use:
             use = self._state.usage.get(owner)
             used = use.used_at(self._now) if use else 0.0

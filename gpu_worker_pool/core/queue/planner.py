@@ -269,7 +269,9 @@ class Reserving:
     GPUs stay reserved for as long as a GPU may drain.
     """
 
-    def __init__(self, state: PoolState, now: float, planner: Planner, withheld: Withheld) -> None:
+    def __init__(
+        self, state: PoolState, now: float, planner: Planner, withheld: Withheld, newcomer: QueuedLease | None = None
+    ) -> None:
         self._state = state
         self._now = now
         self._planner = planner
@@ -280,7 +282,9 @@ class Reserving:
         self._tried_lately = frozenset(self.no_date_until)
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
         self._look_again_at = min(self.no_date_until.values(), default=inf)
-        first_due = state.queue.first_asked_at + self._due_after_s if len(state.queue) else inf
+        # A newcomer asks after all others.
+        first_asked_at = state.queue.first_asked_at if len(state.queue) else newcomer.requested_at if newcomer else inf
+        first_due = first_asked_at + self._due_after_s
         self.is_any_due = first_due <= now
         if not self.is_any_due:
             self._look_again(first_due)

@@ -80,22 +80,31 @@ class InVain(Generic[T]):
         return found
 
 
-def serve_queue(state: PoolState, now: float, placer: Placer | None = None, *, last: str | None = None) -> QueuePass:
-    """Find the waiters that can be served; with `last`, of those up to this one. Another placer chooses other GPUs (see
-    benchmarks/replay).
+def serve_queue(
+    state: PoolState,
+    now: float,
+    placer: Placer | None = None,
+    *,
+    newcomer: QueuedLease | None = None,
+    last: str | None = None,
+) -> QueuePass:
+    """Find the waiters that can be served. A `newcomer` is served as if it waited, in its place. With `last`, only waiters up to
+    this one are. Another placer chooses other GPUs (see benchmarks/replay).
     """
-    waiters = Order(state, now).lease_ids()
-    return _Pass(state, now, placer or Placer(state, now)).run(
-        waiters[: None if last is None else waiters.index(last) + 1]
-    )
+    waiters = Order(state, now).lease_ids(newcomer=newcomer)
+    if last is not None:
+        waiters = waiters[: waiters.index(last) + 1]
+    return _Pass(state, now, placer or Placer(state, now), newcomer).run(waiters)
 
 
 class _Pass:
-    def __init__(self, state: PoolState, now: float, placer: Placer) -> None:
+    def __init__(self, state: PoolState, now: float, placer: Placer, newcomer: QueuedLease | None) -> None:
         self._state = state
         self._now = now
+        # The newcomer is in no queue.
+        self._new = {} if newcomer is None else {newcomer.id: (newcomer, state.queue.class_for(newcomer.request))}
         self._placer, self._withheld = placer, Withheld(state, now)
-        self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld)
+        self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld, newcomer)
         self._places, self._rooms = InVain(self._placer.place), InVain(Preemption(self._placer).claim)
         self._is_alike = state.treats_owners_alike
         self._found = QueuePass(no_date_until=self._reserving.no_date_until)
@@ -109,12 +118,12 @@ class _Pass:
         for lease_id in waiters:
             if lease_id in state.passed_over:
                 continue
-            own_class = state.queue.class_of(lease_id)
+            lease, own_class = self._new.get(lease_id) or (None, state.queue.class_of(lease_id))
             request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
             may_reserve = withheld.reservation is None and self._reserving.is_any_due
             if request_class in unserved and not state.facts.left_to and not may_reserve:
                 continue  # as a waiter of its class before
-            if self._is_over_after(lease_id, request_class) or len(found.grants) >= MOST_GRANTS:
+            if self._is_over_after(lease or state.queued(lease_id), request_class) or len(found.grants) >= MOST_GRANTS:
                 return found
         awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
         found.spared = spared(state, awaited, self._now)
@@ -123,7 +132,7 @@ class _Pass:
         found.settled_until = None if found.spared else until
         return found
 
-    def _is_over_after(self, lease_id: str, request_class: RequestClass) -> bool:
+    def _is_over_after(self, lease: QueuedLease, request_class: RequestClass) -> bool:
         """Serve one waiter if it can be. Return whether the others can be told only with what was found so far."""
         state = self._state
         is_new = request_class not in self._unserved
@@ -131,7 +140,6 @@ class _Pass:
             self._unserved[request_class] = False
         if not self._unserved.get(request_class, True):
             return False
-        lease = state.queued(lease_id)
         kept = self._withheld.kept_from(request_class) if is_new or state.facts.left_to else NOTHING
         if is_new:
             gpus = self._places.find(request_class.wishes, kept, self._gone)
@@ -140,12 +148,12 @@ class _Pass:
         if state.facts.left_to:
             own = _left_gpu(self._placer, lease, self._unserved, self._gone | kept)
             if own is not None:
-                self._found.grants.append(Grant(lease_id, (own,)))
+                self._found.grants.append(Grant(lease.id, (own,)))
                 return True
         if is_new and state.preemptible and not request_class.preemptible:
             claim = self._rooms.find(request_class.wishes, kept, self._gone)
             if claim is not None:
-                return self._claim(lease_id, claim)
+                return self._claim(lease.id, claim)
         self._unserved[request_class] = True
         return self._reserve(lease, request_class)
 

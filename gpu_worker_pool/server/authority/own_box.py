@@ -95,10 +95,10 @@ class OwnBox:
 
     def _follow_early(self, events: Sequence[ev.Event]) -> None:
         left: set[GpuKey] = set()
+        for lease_id, request in ev.new_leases(events).items():
+            self._watch(request.holder, lease_id)
         for event in events:
-            if isinstance(event, ev.LeaseQueued):
-                self._watch(event.request.holder, event.lease_id)
-            elif isinstance(event, ev.LeaseEnded):
+            if isinstance(event, ev.LeaseEnded):
                 left.update(event.draining)
             elif isinstance(event, ev.GrantWithdrawn):
                 self._sampler.sample_soon()  # whether it was used is told by the next reading

@@ -129,10 +129,10 @@ class Presence:
     def _follow(self, events: Sequence[ev.Event]) -> None:
         if not self._driver.is_in_charge:
             return
+        for lease_id in ev.new_leases(events):
+            self.expect_claim(lease_id)
         for event in events:
-            if isinstance(event, ev.LeaseQueued):
-                self.expect_claim(event.lease_id)
-            elif isinstance(event, ev.GrantWithdrawn):
+            if isinstance(event, ev.GrantWithdrawn):
                 logger.info(
                     "the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id
                 )

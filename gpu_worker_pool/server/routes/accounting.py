@@ -321,4 +321,6 @@ def _span(lease: ActiveLease | EndedLease) -> wire.TimelineSpan:
         end_reason=None if ended is None else ended.reason,
         is_shared=lease.request.wishes.is_shared,
         ended_by=None if ended is None else ended.by,
+        peak_memory_mb=None if ended is None else ended.peak_memory_mb,
+        mean_utilization_percent=None if ended is None else ended.mean_utilization_percent,
     )

@@ -73,7 +73,7 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
         request = _with_process(call, request, is_admin=caller.is_admin)
     events = await pool.request(lease_id, request, caller=call.turn_name(caller))
     _refuse(lease_id, events)
-    is_new = any(isinstance(event, ev.LeaseQueued) and event.lease_id == lease_id for event in events)
+    is_new = lease_id in ev.new_leases(events)
     lease = await _known(pool, lease_id)
     if form.wait_s > 0 and isinstance(lease, QueuedLease) and pool.has_room_to_wait:
         await pool.wait(lease, form.wait_s, call.gone(), renewed_by=call.turn_name(caller))

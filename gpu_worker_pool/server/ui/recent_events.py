@@ -37,14 +37,11 @@ class RecentEvents:
         self._kept: deque[tuple[ev.Event, Lease | None]] = deque(maxlen=KEPT)
 
     def follow(self, events: Sequence[ev.Event]) -> None:
-        """Note events, without waits that ended in a grant at once."""
-        granted = {event.lease_id for event in events if isinstance(event, ev.LeaseGranted)}
         find = self._state().find
         for event in events:
-            if _kind(event) is None or (isinstance(event, ev.LeaseQueued) and event.lease_id in granted):
-                continue
-            lease_id = getattr(event, "lease_id", None)
-            self._kept.append((event, None if lease_id is None else find(lease_id)))
+            if _kind(event) is not None:
+                lease_id = getattr(event, "lease_id", None)
+                self._kept.append((event, None if lease_id is None else find(lease_id)))
 
     def views(self, scope: Target = EVERYTHING) -> tuple[RecentEvent, ...]:
         """The views of those within a scope, latest first."""
@@ -54,7 +51,7 @@ class RecentEvents:
 
     def _view(self, event: ev.Event, lease: Lease | None) -> RecentEvent:
         state = self._state()
-        request = event.request if isinstance(event, ev.LeaseQueued) else lease.request if lease else None
+        request = getattr(event, "request", None) or (lease.request if lease else None)
         return RecentEvent(
             at=iso_time(event.at + state.wall_offset_s),
             kind=cast("RecentKind", _kind(event)),
@@ -81,7 +78,7 @@ def _is_within(event: ev.Event, lease: Lease | None, scope: Target) -> bool:
     if scope.node is None:
         return True
     nodes = {key.node for key in _gpus(event, lease)}
-    request = event.request if isinstance(event, ev.LeaseQueued) else lease.request if lease else None
+    request = getattr(event, "request", None) or (lease.request if lease else None)
     return scope.node in nodes or (not nodes and request is not None and request.wishes.node in {None, scope.node})
 
 

@@ -134,7 +134,7 @@ def lease_view(
             still = gpu_refs(state, lease.draining)
             return _ended(wire.DrainingLeaseView, state, lease, "draining", "; ".join(why), draining_gpus=still)
         case EndedLease():
-            return _ended(wire.LeaseView, state, lease, "ended", str(lease.reason))
+            return _ended(wire.EndedLeaseView, state, lease, "ended", str(lease.reason))
 
 
 def set_aside_view(state: PoolState, lease: ActiveLease, now: float) -> wire.LeaseView:
@@ -213,6 +213,8 @@ def _ended(
         end_reason=lease.reason,
         ended_by=lease.by,
         end_note=_end_note(lease),
+        peak_memory_mb=lease.peak_memory_mb,
+        mean_utilization_percent=lease.mean_utilization_percent,
         **own,
     )
 

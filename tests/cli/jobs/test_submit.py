@@ -52,15 +52,13 @@ def test_no_value_of_the_environment_is_on_a_command_line(user: UserJobs) -> Non
     assert user.until(id_).life.state is JobState.ENDED
 
 
-def test_what_a_job_used_is_measured(user: UserJobs) -> None:
-    id_ = user.script("while [ ! -e done-2 ]; do sleep 0.05; done")
-    eventually(lambda: user.job(id_).life.usage, "its use is measured")
-    (user.folder / "done-2").touch()
-    usage = user.until(id_).life.usage
-    assert usage is not None
-    assert usage.peak_memory_mb is not None
-    assert usage.peak_memory_mb > 0
-    assert usage.peak_utilization_percent is not None
+def test_what_a_job_used_is_measured_by_the_server(user: UserJobs) -> None:
+    id_ = user.script("sleep 0.5")
+    user.until(id_)
+    peak_mb = eventually(lambda: user.job(id_).usage.peak_memory_mb, "it is known")
+    (shown,) = [job for job in user.call("history", "--mine", "--json").json["jobs"] if job["id"] == id_]
+    assert shown["peak_memory_mb"] == peak_mb > 0
+    assert shown["mean_utilization_percent"] is not None
 
 
 def test_an_array_runs_each_index_and_a_job_after_it_waits_for_all(user: UserJobs) -> None:

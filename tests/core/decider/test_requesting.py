@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
-from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, reading, refusals
+from tests.core.build import START, WALL_OFFSET_S, Box, key, reading, refusals, request
 from tests.core.decider.examples import ENDINGS, held
 
 # --- asking --------------------------------------------------------------------------------------------------------
 
 
-def test_a_free_gpu_is_granted_in_the_same_step() -> None:
+def test_a_lease_that_is_granted_at_once_is_never_queued() -> None:
     box = Box(reading())
 
-    events = box.ask("a")
+    granted, *others = box.ask("a")
 
-    assert of_kind(events, ev.LeaseGranted) == [ev.LeaseGranted(START, "a", (key(),), 1, START + WALL_OFFSET_S)]
+    asked: dict[str, Any] = {"request": request(worker="a"), "seq": 1}
+    assert granted == ev.LeaseGranted(START, "a", (key(),), 1, START + WALL_OFFSET_S, **asked)
+    assert not any(isinstance(event, ev.DurableEvent) for event in others)
+
+
+def test_a_lease_that_is_granted_at_once_goes_before_those_that_cannot_be() -> None:
+    box = Box(reading())
+    box.ask("wide", among=("7", "GPU-none"), node="elsewhere")
+
+    granted, *_ = box.ask("a")
+
+    assert isinstance(granted, ev.LeaseGranted)
+    assert box.stage("wide") == "queued"
 
 
 def test_asking_again_does_not_take_a_second_gpu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.core.queue.serve import serve_queue
+from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
 from tests.core.large_pool import LargePool
 from tests.core.plain_pass import plain_pass
 
@@ -18,8 +21,17 @@ STEPS = 90
 ONE_NODE, SEVERAL_NODES = (24,), (12, 10, 8, 6)
 
 
-def check_pass(state: PoolState, now: float) -> None:
+def check_pass(state: PoolState, now: float, command: cmd.Command | None = None) -> None:
     found, expected = serve_queue(state, now), plain_pass(state, now)
+    check_same(found, expected)
+    if isinstance(command, cmd.RequestLease) and not state.is_behind:
+        newcomer = QueuedLease(command.lease_id, command.request, state.next_seq, now + state.wall_offset_s)
+        queued = ev.LeaseQueued(now, newcomer.id, newcomer.request, newcomer.seq, newcomer.requested_at)
+        with_it = replay(pickle.loads(pickle.dumps(state)), [queued])  # noqa: S301 - our own bytes
+        check_same(serve_queue(state, now, newcomer=newcomer), plain_pass(with_it, now))
+
+
+def check_same(found: QueuePass, expected: QueuePass) -> None:
     assert found.grants == expected.grants
     assert (found.victims, found.claims, found.spared) == (expected.victims, expected.claims, expected.spared)
     assert (found.reservation, found.no_date_until) == (expected.reservation, expected.no_date_until)
@@ -29,8 +41,9 @@ def check_pass(state: PoolState, now: float) -> None:
 def carry_out(pool: LargePool, command: cmd.Command) -> None:
     """One step, in which each pass over the queue is held against the plain one."""
     state, now = pool.state, pool.now
-    for part in (cmd.Tick(), command):
-        replay(state, decide(state, part, now))
+    replay(state, decide(state, cmd.Tick(), now))
+    check_pass(state, now, command)
+    replay(state, decide(state, command, now))
     check_pass(state, now)
     while events := decide(state, cmd.ServeQueue(), now):
         replay(state, events)

@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.request import Request
 from tests.e2e.history_check import ROUNDED_S, Violation
 from tests.e2e.run_history import LeaseRecord, Line, RunHistory
 
@@ -197,22 +198,22 @@ def check_fences(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
 
 
 def check_order(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
-    waiting: dict[str, ev.LeaseQueued] = {}
+    waiting: dict[str, tuple[int, Request]] = {}
     for row in history.journal:
         event = row.event
-        if isinstance(event, ev.LeaseQueued):
-            waiting[event.lease_id] = event
-        elif isinstance(event, ev.LeaseEnded):
+        if isinstance(event, ev.LeaseQueued | ev.LeaseGranted) and event.request is not None:
+            waiting[event.lease_id] = event.seq, event.request
+        if isinstance(event, ev.LeaseEnded):
             waiting.pop(event.lease_id, None)
-        elif isinstance(event, ev.LeaseGranted) and (served := waiting.pop(event.lease_id, None)) is not None:
-            for other in waiting.values():
+        elif isinstance(event, ev.LeaseGranted) and (found := waiting.pop(event.lease_id, None)) is not None:
+            seq, request = found
+            for other, (before, others) in waiting.items():
                 # One that a box brought back has no place in line.
-                if other.seq <= 0 or _line(other) != _line(served):
+                if before <= 0 or _line(others) != _line(request):
                     continue
                 tally["order"] += 1
-                if other.seq < served.seq and other.request.priority >= served.request.priority:
-                    text = f"at {row.position}, {served.lease_id} was granted before {other.lease_id}"
-                    yield Violation("order", text)
+                if before < seq and others.priority >= request.priority:
+                    yield Violation("order", f"at {row.position}, {event.lease_id} was granted before {other}")
 
 
 def check_served(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
@@ -245,8 +246,7 @@ def _ends(line: Line, at: float) -> bool:
     return bool(line["at"] <= at and is_end)
 
 
-def _line(queued: ev.LeaseQueued) -> tuple[object, ...]:
-    request = queued.request
+def _line(request: Request) -> tuple[object, ...]:
     return request.wishes, request.holder.owner, request.preemptible
 
 

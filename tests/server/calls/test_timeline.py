@@ -33,6 +33,8 @@ def ended(lease_id: str, granted_at: float | None, ended_at: float, gpus: int = 
         granted_at,
         ended_at,
         EndReason.EXPIRED,
+        peak_memory_mb=30_000.5,
+        mean_utilization_percent=61.5,
     )
 
 
@@ -105,6 +107,8 @@ def test_the_last_hours_are_shown_with_what_is_held_now(server: ServerProcess, b
         "end_reason": "expired",
         "is_shared": False,
         "ended_by": None,
+        "peak_memory_mb": 30_000.5,
+        "mean_utilization_percent": 61.5,
     }
     assert by_gpu(server.json("/timeline?hours=1.5")) == {"GPU-0": ["late"]}
     assert by_gpu(server.json("/timeline?hours=168"))["GPU-0"] == ["early", "long-ago", "late"]

@@ -180,6 +180,8 @@ _VARYING = re.compile(
     rf'|"(?P<time_key>{_TIME_KEYS})":"(?P<time>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}Z)"'
     r'|"timestamp":"(?P<local>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})"'
     rf'|"(?P<key>{_MEASURED_KEYS})":(?P<open>\[?)(?P<number>\d+(?P<fraction>\.\d+(e-?\d+)?|e-\d+)?)(?P<close>\]?)'
+    # Whether there was a reading while the lease lasted is a matter of milliseconds.
+    r'|"(?P<use_key>peak_memory_mb|mean_utilization_percent)":(?:null|\d+\.\d+)'
     r'|"(?P<id_key>server_id|pool_id|machine)":"[0-9a-f]{16}"'
     r'|"port":(?P<port>\d+)'
     r'|"version":"(?P<version>[^"]+)"\}$'
@@ -200,6 +202,8 @@ def _without(found: re.Match[str]) -> str:
     if found["key"]:
         kind = "<fraction>" if found["fraction"] else "<whole number>"
         return f'"{found["key"]}":{found["open"]}{kind}{found["close"]}'
+    if found["use_key"]:
+        return f'"{found["use_key"]}":<fraction or null>'
     if found["id_key"]:
         return f'"{found["id_key"]}":"<id>"'
     if found["port"]:
