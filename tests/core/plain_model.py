@@ -166,6 +166,8 @@ class Model(PlainGpus):
             self.now if at is None else at,
             self.limit_s(lease.request) or self.expected_s(lease.owner) or 3600.0,
         )
+        if lease.request.preemptible and self.limit_s(lease.request) is None:
+            lasts_s = FOREVER
         for booking in self.bookings.values():
             starts = booking.starts_at - self.wall - late_s
             is_over = booking.ends_at is not None and booking.ends_at - self.wall <= now

@@ -97,3 +97,19 @@ def test_a_lease_that_is_granted_when_a_booking_begins_is_not_queued_first() -> 
     state.request_a_share(memory_mb=8000)
     assert state.pool.state.active("lease2")
     state.teardown()
+
+
+def test_a_preemptible_request_is_not_granted_what_a_booking_is_about_to_need() -> None:
+    """That its owner's leases were short so far does not end it before the booking begins."""
+    state = QueueMachine()
+    state.start(
+        settings={"reserve_after_s": 0.0, "preempt_grace_s": 60.0, "awaits_reading_after_release": False}, size=2
+    )
+    state.book(begins=20.0, gpu=None, gpus=1, lasts_s=None, number=1, owner="bob")
+    short = state.request_a_share(memory_mb=8000)
+    state.end(how="leave", lease=short)
+    terms = {"owner": "ada", "priority": 0, "wishes": PLAIN}
+    state.request_on_terms(preemptible=False, time_limit_s=40.0, **terms)
+    state.request_on_terms(preemptible=True, time_limit_s=None, **terms)
+    assert state.pool.state.queued("lease3")
+    state.teardown()

@@ -83,6 +83,8 @@ class Withheld:
             return False
         limit_s = time_limit_of(state, request_class.owner, request_class.time_limit_s)
         lasts_s = limit_s or predicted_s(state, request_class.owner) or UNKNOWN_LASTS_S
+        if request_class.preemptible and limit_s is None:
+            lasts_s = inf  # it would be told to make room at once
         return now + late_s + lasts_s > starts
 
     def _is_booked_by(self, owner: str | None, key: GpuKey) -> bool:
