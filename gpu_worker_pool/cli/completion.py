@@ -46,7 +46,7 @@ def run(what: str, rest: list[str]) -> int:
         for word, about in candidates(rest):
             out().print(f"{word}\t{about}" if about else word)
         return 0
-    shell = rest[0] if rest else Path(os.environ.get("SHELL", "")).name
+    shell = rest[0] if rest else Path(os.environ.get("SHELL") or "bash").name
     if shell not in _SCRIPTS:
         raise Failure(f"there is no completion for {shell or 'this shell'!r}; write {what} bash, zsh or fish", USAGE)
     if what == "--show-completion":

@@ -62,6 +62,11 @@ class Parameter:
         self.is_argument = isinstance(self.declared, Argument)
 
     @property
+    def takes_rest(self) -> bool:
+        """Whether all words from the first one on belong to a command that is to be run."""
+        return (self.declared.metavar or "").startswith("-- ")
+
+    @property
     def flags(self) -> tuple[str, ...]:
         flags = self.declared.flags or (f"--{self.name.strip('_').replace('_', '-')}",)
         return tuple(part for flag in flags for part in flag.split("/"))
@@ -95,9 +100,8 @@ class Parameter:
         declared = self.declared
         shown: Any = {"help": argparse.SUPPRESS if declared.hidden else declared.help.replace("%", "%%")}
         if self.is_argument:
-            takes_rest = (declared.metavar or "").startswith("-- ")
             is_optional = self.default is not _MISSING
-            number = argparse.REMAINDER if takes_rest else "*" if self.is_list else "?" if is_optional else None
+            number = argparse.REMAINDER if self.takes_rest else "*" if self.is_list else "?" if is_optional else None
             parser.add_argument(
                 self.name, nargs=number, metavar=declared.metavar or self.name.upper(), type=_typed(self), **shown
             )
@@ -213,7 +217,9 @@ def parser_of(path: str, function: Callable[..., Any]) -> argparse.ArgumentParse
 def read(path: str, function: Callable[..., Any], typed: Sequence[str]) -> dict[str, Any]:
     """The values for the parameters of a command, as they were typed. Failure for what it does not understand."""
     parser = parser_of(path, function)
-    found, unknown = parser.parse_known_args(list(typed))
+    # With options between the words of a list: `drain 0 --reason fan 1`.
+    is_mixed = any(each.is_argument and each.is_list and not each.takes_rest for each in parameters(function))
+    found, unknown = (parser.parse_known_intermixed_args if is_mixed else parser.parse_known_args)(list(typed))
     if unknown:
         raise Failure(_unknown(path, function, unknown), USAGE)
     values = vars(found)

@@ -99,7 +99,7 @@ def _screen(console: Console) -> Iterator[None]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits for so many seconds; whether `q` was typed meanwhile. The terminal is left as it was."""
+    """A function that waits for some seconds; whether `q` was typed meanwhile. The terminal is left as it was."""
     if not sys.stdin.isatty():
         yield _sleep
         return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import subprocess
 import time
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from hashlib import sha256
 from math import modf, trunc
 from pathlib import Path
 
@@ -62,6 +61,8 @@ def boot_id() -> str:
 @cache
 def machine_fingerprint() -> str:
     """A public value that two programs share only on one machine and boot. The boot id is the proof, and not public."""
+    from hashlib import sha256  # noqa: PLC0415 - a command that only looks needs none of it
+
     return sha256(f"gpu-worker-pool {boot_id()}".encode()).hexdigest()[:16]
 
 
@@ -73,7 +74,7 @@ def _named_by_linux() -> str | None:
 
 
 def _named_by_macos() -> str | None:
-    if platform.system() != "Darwin":
+    if os.uname().sysname != "Darwin":
         return None
     # Not kern.boottime, which moves whenever the wall clock is set.
     command = [_SYSCTL, "-n", "kern.bootsessionuuid"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_worker_pool.cli.output import Console, Text
+from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
@@ -113,7 +116,7 @@ def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
         ("run", "run [OPTIONS] -- CMD [ARG]..."),
         ("batch", "batch [OPTIONS] FILE|-"),
         ("drain", "drain [OPTIONS] [GPU]..."),
-        ("explain", "explain [OPTIONS] ID"),
+        ("explain", "explain [OPTIONS] [ID]"),
         ("release", "release [OPTIONS] [ID]..."),
         ("status", "status [OPTIONS]"),
     ],
@@ -121,3 +124,42 @@ def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
 def test_help_shows_the_usage_as_manuals_do(command: str, usage: str) -> None:
     done = called(command, "--help", env={"COLUMNS": "120"})
     assert done.out.splitlines()[0] == f"Usage: gpu-pool {usage}"
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def shown(*rows: tuple[str, str, str], width: int | None = None) -> list[str]:
+    table = make_table("ID", "HOW", "COMMAND", whole=("ID",))
+    for row in rows:
+        table.add_row(*row)
+    file = io.StringIO()
+    print_table(Console(file, is_terminal=width is not None, width=width, has_colours=False), table)
+    return file.getvalue().splitlines()
+
+
+LONG = "the request was refused because no GPU of this pool has as much memory as it asks for, and none ever will"
+
+
+def test_one_long_message_does_not_push_the_other_lines_of_a_pipe_apart() -> None:
+    """The lab's bug 11: `history | less` was 250 columns wide after one refused job."""
+    heading, short, long = shown(("1", "released", "train.py"), ("2", LONG, "eval.py"))
+    assert heading == "ID  HOW       COMMAND"
+    assert short == "1   released  train.py"
+    assert long == f"2   {LONG}  eval.py"
+
+
+def test_on_a_terminal_lines_are_broken_between_words() -> None:
+    lines = shown(("1", "released", "train.py"), ("2", LONG, "eval.py"), width=40)
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[1].split() == ["1", "released", "train.py"]
+    words = " ".join(line[4:30] for line in lines[2:]).split()
+    assert [word for word in words if word not in {"eval.py", "|"}][:8] == LONG.split()[:8]
+
+
+def test_what_is_a_line_is_cut_and_not_wrapped() -> None:
+    file = io.StringIO()
+    Console(file, is_terminal=True, width=20, has_colours=False).print(
+        Text("a very long command that goes on", is_line=True)
+    )
+    assert file.getvalue() == "a very long comma...\n"

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated
 
 from gpu_worker_pool.cli.declare import Argument
+from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import Console, Text, complain, out, print_body
 from gpu_worker_pool.cli.pools.lease_search import ask_lease, ask_pools_or_fail, complete_lease_id, find_lease
@@ -63,15 +64,36 @@ async def _ask(servers: Servers, text: str | None) -> list[tuple[LeaseReport, Po
     """The lease at each endpoint that has it, and the pool there; without an id, all that the caller waits for."""
     reports = await ask_pools_or_fail(servers)
     by_endpoint = {report.endpoint: report for report in reports}
+    live = distinct_leases(reports)
     if text is None:
         names = await ask_names(servers)
-        live = distinct_leases(reports)
         found = [each for each in live if each.view.state == "queued" and each.view.owner == names.get(each.endpoint)]
+    elif (job := _leases_of_job(text)) is not None:
+        ids, worker_id = job
+        found = [each for each in live if each.id in ids or (worker_id and each.view.worker_id == worker_id)]
+        if not found and not ids:
+            raise Failure(
+                f"job {text} has not asked for a GPU yet; `gpu-pool jobs {text}` shows what it waits for", REFUSED
+            )
+        found = found or await find_lease(servers, reports, ids[-1])
     else:
         found = await find_lease(servers, reports, text)
     # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
     fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
     return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
+
+
+def _leases_of_job(text: str) -> tuple[list[str], str] | None:
+    """The leases that a job of this user had, and the name under which it asks; None where the text is not a job's number."""
+    if not text.isdecimal():
+        return None
+    from gpu_worker_pool.cli.jobs.jobs import own_store  # noqa: PLC0415 - only for a job
+
+    record = own_store().load_one(int(text))
+    if record is None:
+        return None
+    runs = record.submission.runs.values()
+    return [run.lease_id for run in runs if run.lease_id is not None], record.submission.requested_by
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:

@@ -89,7 +89,7 @@ class Demo:
             return answer.json if answer.status == 200 else None
 
     def note_back(self, outage: Outage, words: str) -> None:
-        """Record an outage that is over, and what has become of the leases of then."""
+        """Record an outage that is over, and what has become of the leases that were there."""
         outage.back_at = boot_time()
         self.say(f"{words} after {outage.back_at - outage.killed_at:.1f} s")
         with self._changed:

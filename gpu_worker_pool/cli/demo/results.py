@@ -38,7 +38,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Outage:
-    """A time in which nothing was granted. `answers`: each lease of then, by its id, as the server shows it afterwards."""
+    """A time in which nothing was granted. `answers`: each lease that was there, by its id, as the server shows it afterwards."""
 
     of: str
     killed_at: float

@@ -18,9 +18,10 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": 
 
 
 def doctor(endpoint: Endpoints = None, json: Json = False) -> int:
-    """Look at the driver, the GPUs, the ports, the endpoints and the settings, and say what to do.
+    """Check this machine and the servers it uses, and say what to do.
 
-    Ends with 0 where there is no problem, and with 1 where there is one; a warning is none.
+    It looks at the driver, the GPUs, the port, the endpoints and the settings, and changes nothing. Ends with 1 if there is
+    a problem, else with 0.
     """
     with complaints() as heard:
         servers = Servers(endpoint, timeout_s=ASK_S)

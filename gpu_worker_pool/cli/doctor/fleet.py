@@ -86,7 +86,7 @@ def check_database(settings: ServerSettings) -> Iterator[Finding]:
 
 def check_boxes(settings: ServerSettings) -> Iterator[Finding]:
     """The boxes, as the leader knows them."""
-    urls = [address_for_itself(settings, settings.port), *(listed_boxes(settings) or ())]
+    urls = [address_for_itself(settings, settings.port), *(listed_boxes(settings) or ()), *_leaders(settings)]
     listed = Servers(urls, timeout_s=ASK_S).run(_list)
     if listed is None:
         how = "start this server, or wait for a leader; `gpu-pool fleet` shows the boxes then"
@@ -95,6 +95,16 @@ def check_boxes(settings: ServerSettings) -> Iterator[Finding]:
         return
     with suppress(FleetUnusable):  # fleet-settings says so
         yield from judge_boxes(listed, settings.gpu_pool_node, own_address(settings, settings.port))
+
+
+def _leaders(settings: ServerSettings) -> Sequence[str]:
+    """The boxes that the database names; fleet-database says where it cannot be asked."""
+    with suppress(ModuleNotFoundError, JournalError):
+        if not listed_boxes(settings):
+            from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - its driver may be missing
+
+            return asyncio.run(look(fleet_url(settings), settings.gpu_pool_fleet_pool or None)).leaders
+    return ()
 
 
 async def _list(servers: Servers) -> FleetList | None:

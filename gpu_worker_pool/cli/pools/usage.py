@@ -19,7 +19,7 @@ from .servers import ServerAnswer, Servers, nobody_answered
 
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS = tuple(item.name for item in fields(UsageTotal))
-NO_REPORT = "its answer is not a report of usage; is it an older or another kind of server?"
+NO_REPORT = "its answer is not a report of usage; is it a GPU server of another version?"
 STATISTICS_ONLY = "it has statistics only, no leases, so there is no ledger to report from"
 NO_USAGE = "it has leases, but is too old to report from them; update it"
 _INVALID_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})

@@ -8,6 +8,7 @@ from time import time
 from typing import Any, Final
 
 from gpu_worker_pool.cli.output import complain
+from gpu_worker_pool.cli.pools.naming import show_gpus
 from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
@@ -50,7 +51,7 @@ class RunReporter:
         elif not self.is_quiet:
             after = f" after {show_duration(waited_s)}" if has_waited else ""
             until = "" if ends_at is None else f" until {show_moment(ends_at, time())}"
-            complain(f"GPU {', '.join(map(str, gpus))} granted{after}{until}")
+            complain(f"{show_gpus(list(map(str, gpus)))} granted{after}{until}")
 
     def inside(self, assignment: Assignment) -> None:
         """The GPUs are those of the lease around this process."""

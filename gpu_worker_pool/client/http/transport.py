@@ -160,10 +160,9 @@ class Transport:
         if not self._uses_sockets or parts.scheme != "http":
             return None
         path, is_loopback = find_socket(self._environ, port=parts.port or 80), is_local(server)
-        if path is None or is_dead(path):
+        is_unclear = not is_loopback or (self._is_named and is_configured(self._environ))
+        if path is None or not is_unclear or is_dead(path):
             return path if is_loopback else None  # for a socket that is dead, `call` decides about the port
-        if is_loopback and not (self._is_named and is_configured(self._environ)):
-            return path
         async with self._deciding:
             if server not in self._settled:
                 pool = url_of_pool(url)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -247,3 +248,17 @@ def test_what_is_outside_the_pool_is_named_where_it_holds_much() -> None:
     lines = _shown(_read(_crowded())).splitlines()
     assert any(line.endswith("outside the pool: python, pid 4711, 58.0 GiB") for line in lines)
     assert not any("Xorg" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [("status", "--watch"), ("top",)])
+def test_it_is_drawn_again_until_q(server: ServerProcess, command: tuple[str, ...]) -> None:
+    env = environment(server)
+    with Terminal([*GPU_POOL, *command, "--interval", "0.1s"], env, columns=100, rows=12) as terminal:
+        first = terminal.wait_for("GPUs, ")
+        assert "every 0.1 s, q quits" in first
+        drawn = terminal.all_output.count(b"\x1b[H")
+        while terminal.all_output.count(b"\x1b[H") < drawn + 3:
+            terminal.wait_for("GPUs, ")
+            terminal._read(time.monotonic() + 30)
+        terminal.type("q")
+        assert terminal.wait() == 0

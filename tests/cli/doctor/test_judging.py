@@ -118,15 +118,15 @@ def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_
 
 def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path) -> None:
     file = tmp_path / "hooks.toml"
-    file.write_text('[[hook]]\non = ["lost"]\nmail = "a@b.c"\n', encoding="utf-8")
+    file.write_text('[[hook]]\non = ["lost"]\nurl = "json://localhost"\n', encoding="utf-8")
     file.chmod(0o600)
     settings = ServerSettings(_env_file=None, gpu_pool_hooks_file=str(file))
     (fine,) = server.check_hooks(settings)
-    file.write_text(file.read_text() + '[[hook]]\non = ["gone"]\nmail = "a@b.c"\n', encoding="utf-8")
+    file.write_text(file.read_text() + '[[hook]]\non = ["gone"]\nurl = "json://localhost"\n', encoding="utf-8")
     (bad,) = server.check_hooks(settings)
 
     assert (fine.status, bad.status) == ("ok", "problem")
-    assert "hook 2: on has 'gone'" in bad.message
+    assert 'hook 2: on.0: "gone"' in bad.message
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_gpus_have_the_names_of_their_nodes(fleet: Fleet) -> None:
     command = ("run", "--gpus", str(GPUS), "--nodes", "2", "--", "sh", "-c", "echo $GPU_POOL_LEASE_GPUS")
     done = gpu_pool(*command, env={"GPU_SERVICE_ENDPOINT": fleet.candidates[1].url})
     names = ", ".join(f"{node}:{index}" for node in NODES for index in range(GPUS))
-    assert f"GPU {names} granted" in done.err
+    assert f"GPUs {names} granted" in done.err
     assert done.out.strip() == ",".join(map(str, range(GPUS))), "a command knows those of its own box"
 
 
