@@ -85,7 +85,7 @@ def start_keeper(store: JobStore) -> None:
     """Start a keeper that has no terminal and outlives this process; wait until it answers. Failure where it cannot."""
     store.make()
     ours, theirs = os.pipe2(os.O_CLOEXEC)
-    # It outlives a lease or a job around this process, and is no part of either.
+    # It outlives a lease or a job around this process, and does not belong to either.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
     env = {**kept, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
     try:
