@@ -86,6 +86,7 @@ class Crew:
         self._name = f"GPUExecutor-{next(_numbers)}"
         # A garbage collection may close an executor in a thread that has the lock.
         self._lock = threading.RLock()
+        self._settling = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -195,12 +196,14 @@ class Crew:
 
     def _settle(self, task: Task, settle: Callable[..., None], *args: Any) -> None:
         """Settle a future, which calls its callbacks. Never in the loop."""
-        self._tasks.pop(task.number, None)
-        _settling.crew = self
-        try:
-            settle(*args)
-        finally:
-            _settling.crew = None
+        # One after the other, as the callbacks of other executors are called.
+        with self._settling:
+            self._tasks.pop(task.number, None)
+            _settling.crew = self
+            try:
+                settle(*args)
+            finally:
+                _settling.crew = None
 
     # --- From here on, everything runs in the loop, except `_answered`. ----------------------------------------------
 
@@ -476,7 +479,7 @@ class Crew:
             try:
                 answer = worker.pool.submit(program.run, task.call)
             except RuntimeError:
-                # The pool is broken. The task has certainly not begun, so sending it to another worker is no repetition.
+                # The pool is broken. The task has certainly not begun, so another worker begins it for the first time.
                 self._put_back(task)
                 self._hang_up(worker)
                 return True

@@ -34,6 +34,7 @@ from gpu_worker_pool.models import Assignment, GPUAssignment, LeaseEnding
 from gpu_worker_pool.notify.rules import Rule, rules_of_command
 from gpu_worker_pool.notify.sender import Sender
 
+from .gpu_wait import config_of
 from .job_spec import JobSpec
 from .job_store import JobRecord, JobStore
 from .keeper_link import GPU_POOL, NoKeeper, lock_keeper, poke, start_keeper
@@ -319,7 +320,9 @@ async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> No
             lease = Adopted(GPUAssignment(0, "supervisor", datetime.now()))  # noqa: DTZ005 - it is not used
         else:
             lease_id, url = str(ticket["lease_id"]), str(ticket["url"])
-            lease = await held.enter_async_context(adopted(lease_id, url, request_of(spec), os.environ))
+            is_named = config_of(spec, os.environ).is_named
+            adopting = adopted(lease_id, url, request_of(spec), os.environ, is_named=is_named)
+            lease = await held.enter_async_context(adopting)
         run_id = str(ticket["run"])
         supervisor = Supervisor(store, record, run_id=run_id, guarded=guarded, lease=lease, notices=notices)
         loop = asyncio.get_running_loop()

@@ -40,8 +40,6 @@ _WAIT: Final = 'read -r _ && exec "$0" "$@"'
 _SUPERVISOR: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.jobs.adopt import main; sys.exit(main())"
 )
-# Of the keeper's environment; the job has its own.
-_KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "TZ", "GPU_POOL_FAILPOINT")
 _UNLIMITED_S: Final = 1e9
 _UNUSED_S: Final = 60.0
 
@@ -252,7 +250,6 @@ class GpuWait:
                 # Its own folder may be deleted, and its session is not that of any terminal.
                 cwd="/",
                 start_new_session=True,
-                env={name: os.environ[name] for name in _KEPT if name in os.environ},
             )
         except OSError as error:
             raise Failure(f"no process can be started for it: {error.strerror}") from None

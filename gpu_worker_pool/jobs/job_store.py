@@ -31,7 +31,7 @@ from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.state_dir import StateDirError, check_is_private, state_dir, sync_folder
 
 from .job_spec import JobSpec
-from .journal import Journal, JournalUnreadable
+from .journal import JobJournal, JournalUnreadable
 from .life import JobEvent, JobState, Submission, TasksClosed
 
 JOBS_DIR_VARIABLE: Final = "GPU_POOL_JOBS_DIR"
@@ -65,7 +65,7 @@ class JobRecord:
     number: int
     spec: JobSpec
     folder: Path
-    journal: Journal | None
+    journal: JobJournal | None
     submission: Submission
     trouble: str | None = None
 
@@ -230,7 +230,7 @@ class JobStore:
             trouble, spec = f"{folder / 'job.json'}: {error}", _unknown_spec(folder)
         terms = spec.terms(number)
         try:
-            journal = Journal(folder / "journal.jsonl", terms)
+            journal = JobJournal(folder / "journal.jsonl", terms)
         except OSError as error:
             record = JobRecord(number, spec, folder, None, Submission(terms))
             record._fail(error)  # noqa: SLF001 - of this module

@@ -81,7 +81,7 @@ def decode(line: bytes) -> JobEvent:
     return event
 
 
-class Journal:
+class JobJournal:
     """A journal, and the submission as its events have made it. It stays open, so that a supervisor goes on where the name
     of the file is gone.
     """

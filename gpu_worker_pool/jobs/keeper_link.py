@@ -31,6 +31,7 @@ _MAIN: Final = (
 )
 # Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
 GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(__file__).parents[2]))
+_OF_OTHERS: Final = ("GPU_POOL_GUARD", "GPU_POOL_LEASE_", "GPU_POOL_JOB_ID")
 _CREDENTIALS: Final = struct.Struct("3i")
 # A keeper that ends and one that starts may cross; each round waits for one of them.
 _ROUNDS: Final = 5
@@ -84,7 +85,9 @@ def start_keeper(store: JobStore) -> None:
     """Start a keeper that has no terminal and outlives this process; wait until it answers. Failure where it cannot."""
     store.make()
     ours, theirs = os.pipe2(os.O_CLOEXEC)
-    env = {**os.environ, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
+    # It outlives a lease or a job around this process, and does not belong to either.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
+    env = {**kept, JOBS_DIR_VARIABLE: str(store.root), READY_VARIABLE: str(theirs)}
     try:
         try:
             with _open_log(store.root / LOG_FILE) as log:

@@ -118,10 +118,16 @@ class Adopted:
 
 @asynccontextmanager
 async def adopted(
-    lease_id: str, url: str, request: GpuRequest, environ: Mapping[str, str] = os.environ
+    lease_id: str,
+    url: str,
+    request: GpuRequest,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    is_named: bool = True,
 ) -> AsyncIterator[Adopted]:
     """The lease that another process requested for this one's guard, with what the server at `url` says of it: kept alive,
-    and released at the end. `request` is as it was requested; `environ` has the settings (the token, say).
+    and released at the end. `request` is as it was requested; `environ` has the settings (the token, say). Where the server
+    is not `is_named` by the user, it may be reached by a socket that is.
 
     A server that is away is waited for: the lease lasts as long as the guard. Failure where the lease is over, or is not
     as requested.
@@ -131,7 +137,7 @@ async def adopted(
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     ((endpoint_id, where),) = config.endpoints.items()
-    async with Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ) as transport:
+    async with Transport(ca_file=config.ca_file, is_named=is_named, environ=config.environ) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
         lease = await _adopt(backend, lease_id, request.as_request(config.ttl_s))
         lease.names = (endpoint_id,) * len(lease.gpus)

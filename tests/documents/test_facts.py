@@ -22,7 +22,7 @@ from gpu_worker_pool.core.model.gpu_names import MAX_NAMES
 from gpu_worker_pool.core.queue import verdicts
 from gpu_worker_pool.gpus.simulated import MODELS
 from gpu_worker_pool.host import unix_socket
-from gpu_worker_pool.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE
+from gpu_worker_pool.jobs.job_spec import ARRAY_ID_VARIABLE, ARRAY_INDEX_VARIABLE, RESTART_VARIABLE
 from gpu_worker_pool.jobs.job_store import JOBS_DIR_VARIABLE
 from gpu_worker_pool.jobs.keeper import KEEP_VARIABLE
 from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE
@@ -58,6 +58,7 @@ NOT_SETTINGS = frozenset(
         JOB_ID_VARIABLE,
         ARRAY_ID_VARIABLE,
         ARRAY_INDEX_VARIABLE,
+        RESTART_VARIABLE,
         JOBS_DIR_VARIABLE,
         KEEP_VARIABLE,
     }

@@ -113,5 +113,5 @@ def _leased(name: str) -> type[unittest.TestCase]:
     return found
 
 
-for _name in MODULES.keys() - {"BaseTestCase"}:
+for _name in sorted(MODULES.keys() - {"BaseTestCase"}):
     setattr(sys.modules[__name__], f"Leased{_name}", _leased(_name))

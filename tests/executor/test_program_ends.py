@@ -169,7 +169,7 @@ def test_a_second_ctrl_c_ends_what_ignores_the_first_whatever_its_grace_and_a_th
             terminal.type("\x03")
         assert terminal.wait() == -signal.SIGINT
 
-    assert "WorkerLostError" in terminal.text
+    assert b"WorkerLostError" in terminal.all_output
     assert has_ended(task.pid)
     assert active(server) == []
 

@@ -18,7 +18,7 @@ from gpu_worker_pool.jobs.gpu_wait import JobPools
 from gpu_worker_pool.jobs.job_key import JobKey
 from gpu_worker_pool.jobs.job_spec import JobSpec
 from gpu_worker_pool.jobs.job_store import JobStore, jobs_folder
-from gpu_worker_pool.jobs.journal import Journal, JournalUnreadable, encode
+from gpu_worker_pool.jobs.journal import JobJournal, JournalUnreadable, encode
 from gpu_worker_pool.jobs.keeper import kept_s
 from gpu_worker_pool.jobs.keeper_link import lock_keeper
 from gpu_worker_pool.jobs.life import (
@@ -55,15 +55,15 @@ def spec(**options: object) -> JobSpec:
     return JobSpec(submitted_at=1.0, command=("true",), label="true", cwd="/", **options)  # type: ignore[arg-type]
 
 
-def journal(folder: Path, data: bytes = b"") -> Journal:
+def journal(folder: Path, data: bytes = b"") -> JobJournal:
     path = folder / "journal.jsonl"
     path.write_bytes(data)
-    return Journal(path, TERMS)
+    return JobJournal(path, TERMS)
 
 
 def test_every_event_is_read_as_it_was_written_also_by_another_process_that_has_it_open(tmp_path: Path) -> None:
     first = journal(tmp_path)
-    second = Journal(first.path, TERMS)
+    second = JobJournal(first.path, TERMS)
     first.write(lambda _: EVENTS[:2])
     first.write(lambda _: EVENTS[2:4])
     assert second.refresh() == EVENTS[:4]
@@ -74,7 +74,7 @@ def test_every_event_is_read_as_it_was_written_also_by_another_process_that_has_
 
 def test_a_decision_is_made_on_all_that_others_have_written(tmp_path: Path) -> None:
     first = journal(tmp_path)
-    second = Journal(first.path, TERMS)
+    second = JobJournal(first.path, TERMS)
     first.write(lambda _: [OPENED, started(0)])
     assert second.write(lambda now: [started(life.key.index)] if (life := now.next_task()) else []) == [started(1)]
 
@@ -100,7 +100,7 @@ def test_a_journal_that_was_cut_anywhere_is_understood_and_goes_on(cut_at: int) 
         assert known == EVENTS[: len(known)]
         assert sum(len(encode(event)) for event in known) <= cut_at
         cut.write(lambda _: EVENTS[len(known) : len(known) + 1])
-        assert Journal(cut.path, TERMS).refresh() == EVENTS[: len(known) + 1]
+        assert JobJournal(cut.path, TERMS).refresh() == EVENTS[: len(known) + 1]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def _done_before(kept: StateFile) -> dict[str, Any]:
     became of each line.
     """
     from gpu_worker_pool.jobs.job_store import JobStore  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.jobs.journal import Journal  # noqa: PLC0415
+    from gpu_worker_pool.jobs.journal import JobJournal  # noqa: PLC0415
     from gpu_worker_pool.jobs.life import JobState  # noqa: PLC0415
 
     from .lines import is_good  # noqa: PLC0415
@@ -169,7 +169,7 @@ def _done_before(kept: StateFile) -> dict[str, Any]:
     if last is None or record is None or record.journal is None:
         return done
     _wait_for_killed(store, record)
-    events = Journal(record.journal.path, record.submission.terms).refresh()
+    events = JobJournal(record.journal.path, record.submission.terms).refresh()
     attempts = Attempts(record, {int(index): key for index, key in last["keys"].items()})
     for event, facts in list(attempts.ended(events))[noted:]:
         if event.becomes is not JobState.CANCELLED:
@@ -210,7 +210,7 @@ def _run(spec: JobSpec, progress: Progress, kept: StateFile | None, *, is_new: b
     from gpu_worker_pool.jobs.adopt import request_of  # noqa: PLC0415
     from gpu_worker_pool.jobs.job_spec import BatchFacts  # noqa: PLC0415
 
-    from .follow import Follower  # noqa: PLC0415
+    from .follow import BatchFollower  # noqa: PLC0415
 
     store, lines, proc = own_store(), progress.to_run(), own_proc()
     lease = find_lease_around(spec.endpoints, os.environ)
@@ -239,7 +239,7 @@ def _run(spec: JobSpec, progress: Progress, kept: StateFile | None, *, is_new: b
         keys = {str(line.number): line.key for line in lines}
         kept.append({"submission": number, "folder": str(store.root), "keys": keys})
     progress.record = record
-    follower = Follower(store, record, progress, kept)
+    follower = BatchFollower(store, record, progress, kept)
     if not is_inside:
         wake_for(store, number)
     return asyncio.run(follower.run(is_inside=is_inside))

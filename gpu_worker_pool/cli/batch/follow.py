@@ -31,7 +31,7 @@ _KEEPER_S: Final = 2.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Follower:
+class BatchFollower:
     def __init__(self, store: JobStore, record: JobRecord, progress: Progress, kept: StateFile | None) -> None:
         self._store, self._record, self._progress, self._kept = store, record, progress, kept
         self._lines = {line.number: line for line in progress.lines}
