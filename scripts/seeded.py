@@ -26,7 +26,6 @@ HOURS_OF_PAST = 7.0
 
 ASKERS: list[tuple[str, dict[str, Any]]] = [
     ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "labels": {"command": "train.py"}}),
-    ("ada-check", {"owner": "ada", "parent": "ada-llm", "labels": {"command": "validate.py"}}),
     ("bob-eval", {"owner": "bob", "model": "A100", "labels": {"command": "eval.py"}}),
     ("carol-serve", {"owner": "carol", "memory_mb": 9000, "model": "L4", "labels": {"command": "serve.py"}}),
     ("dan-notebook", {"owner": "dan", "memory_mb": 6000, "model": "L4", "labels": {"command": "jupyter lab"}}),

@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES.get(name, ".contexts"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -158,7 +158,9 @@ def _meant(report: PoolReport, names: Sequence[str] | None) -> list[str]:
         if not of_node and not (name.isdigit() or name.startswith(("GPU-", "MIG-"))):
             known = [gpu.id for gpu in report.gpus]
             if name not in known:
-                raise Failure(f"{name!r} is not a GPU of {report.endpoint}; it has {', '.join(known)}", USAGE)
+                nodes = sorted({gpu.view.node for gpu in report.gpus if gpu.view.node} - {report.view.node})
+                there = f"its nodes are {', '.join(nodes)}" if nodes else f"it has {', '.join(known)}"
+                raise Failure(f"{name!r} is not a GPU of {report.endpoint}; {there}", USAGE)
         found += of_node or [name]
     return list(dict.fromkeys(found))
 

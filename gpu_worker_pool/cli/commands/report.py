@@ -67,7 +67,7 @@ def report(
     found = servers.run(lambda servers: ask_usage(servers, path))
     _warn(found)
     if json:
-        print_answers(servers, [(each.endpoint, each.url, each.error, each.body) for each in found.servers])
+        print_answers(found.servers)
     elif as_csv:
         _print_csv(found)
     else:

@@ -149,6 +149,8 @@ async def _book(servers: Servers, booking_id: str, form: dict[str, Any], gpus: l
 def _local(report: PoolReport, name: str) -> str:
     """A GPU as the server calls it; in a fleet, `gpu-01:2` by its UUID."""
     known = {gpu.id: gpu.view.uuid for gpu in report.gpus if gpu.view.uuid}
+    if ":" in name and name not in known:
+        raise Failure(f"{name!r} is not a GPU of {report.endpoint}; `gpu-pool status` shows all", USAGE)
     return known.get(name, name)
 
 

@@ -92,7 +92,7 @@ def status(
         reports = servers.run(lambda opened: _ask(opened, is_whole=json, is_mine=mine))
         check_any_is_up(reports)
         if json:
-            print_answers(servers, [(each.endpoint, each.url, each.error, each.body) for each in reports])
+            print_answers(reports)
         else:
             show(out(), reports, time.time())
         if not watch:

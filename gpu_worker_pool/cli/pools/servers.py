@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
@@ -247,13 +247,28 @@ def _how_to_log_in(url: str) -> str:
     return "Log in with a token that may (`gpu-pool login`), or set GPU_POOL_TOKEN to it."
 
 
-def print_answers(servers: Servers, answers: Sequence[tuple[str, str, str | None, Any]]) -> None:
-    """For --json: what the server answered; of several, each with its `endpoint`, `url` and `error`."""
-    if len(servers.ids) == 1:
-        print_body(answers[0][3])
+class Answered(Protocol):
+    """What one server answered; `same_as` names an earlier endpoint of the same server."""
+
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def same_as(self) -> str | None: ...
+    @property
+    def body(self) -> Any: ...
+
+
+def print_answers(answers: Sequence[Answered]) -> None:
+    """For --json: what the server answered; of several, each with its `endpoint`, `url`, `error` and `same_as`."""
+    if len(answers) == 1:
+        print_body(answers[0].body)
         return
-    shown = [
-        {"endpoint": endpoint, "url": url, "error": error, **(body if isinstance(body, dict) else {})}
-        for endpoint, url, error, body in answers
-    ]
-    print_body({"endpoints": shown})
+    about = (
+        {"endpoint": each.endpoint, "url": each.url, "error": each.error, "same_as": each.same_as} for each in answers
+    )
+    bodies = [each.body if isinstance(each.body, dict) else {} for each in answers]
+    print_body({"endpoints": [{**facts, **body} for facts, body in zip(about, bodies, strict=True)]})

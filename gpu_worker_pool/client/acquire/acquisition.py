@@ -203,8 +203,9 @@ class Acquisition:
         return self._won
 
     def _is_refused(self) -> bool:
+        """Whether every place that answers has refused it. One that is down would be waited for in silence, for ever."""
         refused = {key for key, bid in self._bids.items() if bid.refusal is not None}
-        return bool(refused) and refused >= {place.key for place, _ in self._places.all()}
+        return bool(refused) and refused >= {place.key for place, _ in self._places.all() if place.is_healthy}
 
     async def _bid(self, bid: Bid) -> None:
         """Ask at one place, and wait in its queue, until it grants the request, refuses it or is down."""

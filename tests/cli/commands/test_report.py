@@ -96,7 +96,7 @@ def test_json_is_what_each_server_answers(server: ServerProcess) -> None:
     assert (up["since"], up["until"]) == ("2026-03-01T00:00:00.000Z", "2026-03-02T00:00:00.000Z")
     assert (up["node"], up["error"], up["is_complete"]) == ("box", None, False)
     assert [item["owner"] for item in up["owners"]] == ["ada", AWKWARD, None, "bob"]
-    assert down.keys() == {"endpoint", "url", "error"}
+    assert down.keys() == {"endpoint", "url", "error", "same_as"}
     assert down["error"]
 
 

@@ -79,9 +79,9 @@ def test_json_is_what_the_server_answers_and_of_several_each_with_its_name(serve
 
     both = called("status", "--json", "-e", f"{server.url},http://127.0.0.1:{free_port()}").json
     there, away = both["endpoints"]
-    assert there.keys() == {"endpoint", "url", "error", *one.json}
+    assert there.keys() == {"endpoint", "url", "error", "same_as", *one.json}
     assert (there["error"], there["url"]) == (None, server.url)
-    assert away.keys() == {"endpoint", "url", "error"}
+    assert away.keys() == {"endpoint", "url", "error", "same_as"}
     assert away["error"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, Seen, lease, not_found, saying
+from tests.server.running import free_port
 
 
 async def dripping(_: Seen, writer: asyncio.StreamWriter) -> None:
@@ -97,3 +98,13 @@ def test_only_the_variables_of_cuda_reach_the_command() -> None:
         done = gpu_pool("run", "--", "env", server=server.url)
     assert "CUDA_VISIBLE_DEVICES=0\n" in done.out
     assert "odd" not in done.out
+
+
+def test_where_all_that_answer_refuse_a_box_that_is_down_is_not_waited_for() -> None:
+    """The lab's bug 7: without a token and with one box down, `run` waited for ever, without a word."""
+    refusal = (401, {"detail": "Without a token, only calls from the server's own machine may change anything"})
+    with ForeignServer(ScriptedLeases(put=refusal).behaviour()) as server:
+        both = f"{server.url},http://127.0.0.1:{free_port()}"
+        done = gpu_pool("run", "--remote", "-e", both, "--", "echo", "ran")
+    assert (done.code, done.out) == (125, "")
+    assert "Without a token" in done.err
