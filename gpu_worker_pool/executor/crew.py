@@ -31,7 +31,7 @@ from gpu_worker_pool.wire.endings import after_warning
 
 from . import worker as program
 from .errors import ExecutorBrokenError, WorkerLostError
-from .leases import Leases
+from .leases import WorkerLeases
 from .spawning import main_module
 from .tasks import Task, pickled_call, travelled
 from .worker_process import EndingWay, Phase, Worker
@@ -227,7 +227,7 @@ class Crew:
         loop, options = asyncio.get_running_loop(), self._options
         loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, f"{self._name}-waiting"))
         self._stopped: asyncio.Future[None] = loop.create_future()
-        self._leases = Leases(options.wishes, options.client_options, self._see_gpus, options.lease_timeout_s)
+        self._leases = WorkerLeases(options.wishes, options.client_options, self._see_gpus, options.lease_timeout_s)
         try:
             self._take_in()
             await self._stopped

@@ -33,7 +33,7 @@ _PATH: Final = "/pool?queue=0&leases=1000"
 _ELSEWHERE: Final = "its GPUs are in another machine, and the tasks would run on this one"
 
 
-class Leases:
+class WorkerLeases:
     """Requests leases. `wishes` are those of `request_gpu`, `options` those of the client.
 
     A request fails after `timeout_s`, until which it also waits for a server that does not answer; None: it waits for a GPU

@@ -18,7 +18,7 @@ from typing import Any, Final
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
-from gpu_worker_pool.jobs.supervise import Command, supervise
+from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.endings import after_warning
 
@@ -123,7 +123,7 @@ class Worker:
         self.gpu_ids, self.grace_s = tuple(assignment.gpu_ids), grace_s
         with open(os.devnull, "wb") as nothing:  # noqa: ASYNC230, PTH123 - quick
             output, errors = (number if _is_open(number) else nothing.fileno() for number in (1, 2))
-            command = Command(
+            command = SupervisedCommand(
                 argv=worker_command(),
                 env=os.environ,
                 streams=(self._theirs.fileno(), output, errors),

@@ -55,7 +55,7 @@ from .life import (
 )
 from .limited_log import limited_log
 from .notices import CommandNotices
-from .supervise import Command, Outcome, supervise
+from .supervise import Outcome, SupervisedCommand, supervise
 
 _LOST_EVENTS: Final = (
     "its journal is damaged: it has a log of an attempt that the journal does not know; see whether it still runs, and use "
@@ -250,7 +250,7 @@ class Supervisor:
             return await supervise(
                 self._guarded,
                 assignment,
-                Command(
+                SupervisedCommand(
                     argv=command,
                     env={**self._environ, **spec.variables(key, life.attempts - 1)},
                     streams=(self._nothing, log, log),

@@ -2,7 +2,7 @@
 
     async with Guarded.start() as guarded:
         assignment = await acquire(client, request, guarded.pid)        # or that of `async with adopted(...) as lease`
-        outcome = await supervise(guarded, assignment, Command(argv, os.environ))
+        outcome = await supervise(guarded, assignment, SupervisedCommand(argv, os.environ))
         await release(client, assignment)
 
 The lease must be released only after `supervise` has returned or raised: nothing of the command is left then.
@@ -46,7 +46,7 @@ _MAX_UPDATE_INTERVAL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class SupervisedCommand:
     """A command, and how to run it. Its environment is `env` with the variables of the lease.
 
     `group` is its process group; 0: one of its own. `grace_s` is the time between SIGTERM and SIGKILL, less where the GPU
@@ -97,7 +97,7 @@ class Outcome:
 async def supervise(
     guarded: Guarded,
     assignment: Assignment,
-    command: Command,
+    command: SupervisedCommand,
     *,
     on_started: Callable[[], None] = lambda: None,
     on_warning: Callable[[LeaseEnding | None], None] = lambda _: None,
@@ -134,7 +134,7 @@ class _Supervised:
         self,
         guarded: Guarded,
         assignment: Assignment,
-        command: Command,
+        command: SupervisedCommand,
         on_warning: Callable[[LeaseEnding | None], None],
         on_lost: Callable[[str], None],
         *,

@@ -16,7 +16,7 @@ from gpu_worker_pool.failure import FAILED, TAKEN_BACK, TIME_LIMIT, Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.jobs.leases import GpuRequest, adopted
 from gpu_worker_pool.jobs.limited_log import limited_log
-from gpu_worker_pool.jobs.supervise import Command, Outcome, supervise
+from gpu_worker_pool.jobs.supervise import Outcome, SupervisedCommand, supervise
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
 from gpu_worker_pool.notices import EndNotice, Loss
 from gpu_worker_pool.testing import ServerProcess
@@ -58,8 +58,8 @@ def output() -> Iterator[tuple[int, int]]:
         os.close(writing)
 
 
-def shell(script: str, out: int = 1, **options: float) -> Command:
-    return Command(argv=["sh", "-c", script], env=dict(os.environ), streams=(0, out, 2), **options)  # type: ignore[arg-type]
+def shell(script: str, out: int = 1, **options: float) -> SupervisedCommand:
+    return SupervisedCommand(argv=["sh", "-c", script], env=dict(os.environ), streams=(0, out, 2), **options)  # type: ignore[arg-type]
 
 
 async def ready(descriptor: int) -> str:
@@ -139,7 +139,7 @@ async def test_a_command_has_a_limit_of_its_own_and_the_next_one_starts_again(gu
 async def test_a_command_that_cannot_be_run_is_a_failure_and_the_guard_can_run_the_next(guarded: Guarded) -> None:
     lease = Lease()
     with pytest.raises(Failure, match="cannot be run"):
-        await supervise(guarded, lease.assignment, Command(argv=["/etc/passwd"], env={}))
+        await supervise(guarded, lease.assignment, SupervisedCommand(argv=["/etc/passwd"], env={}))
     assert await supervise(guarded, lease.assignment, shell("exit 0")) == Outcome(0)
 
 
@@ -173,7 +173,9 @@ async def test_of_a_long_output_the_end_is_kept_in_two_files(guarded: Guarded, t
     path = tmp_path / "log"
     script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"
     async with limited_log(path, 4000) as log:
-        await supervise(guarded, Lease().assignment, Command(argv=["sh", "-c", script], env={}, streams=(0, log, log)))
+        await supervise(
+            guarded, Lease().assignment, SupervisedCommand(argv=["sh", "-c", script], env={}, streams=(0, log, log))
+        )
     old, new = path.with_name("log.old").read_text(), path.read_text()
     assert len(old) == 2000
     assert len(new) < 2000

@@ -118,10 +118,13 @@ def judge_boxes(listed: FleetList, node: str, own: str) -> Iterator[Finding]:
     name, up = "fleet-boxes", [box for box in listed.boxes if box.state == "up"]
     text = f"{len(listed.boxes)} boxes, {len(up)} of them heard of, led by {listed.leader or 'nobody'}"
     yield Finding(name, "ok" if listed.leader else "problem", text)
-    versions = {box.version or "unknown" for box in up}
-    if len(versions) > 1:
+    boxes_of: dict[str, list[str]] = {}
+    for box in up:
+        boxes_of.setdefault(box.version or "unknown", []).append(box.node)
+    if len(boxes_of) > 1:
+        found = "; ".join(f"{version} on {', '.join(sorted(boxes_of[version]))}" for version in sorted(boxes_of))
         how = "that is for the time of an upgrade: upgrade the others too, the leader last"
-        yield Finding(name, "warning", f"the boxes have different versions: {', '.join(sorted(versions))}", how)
+        yield Finding(name, "warning", f"the boxes have different versions: {found}", how)
     for box in listed.boxes:
         if box.state != "up":
             how = "start its server again, or check its key (GPU_POOL_FLEET_KEY); `gpu-pool fleet forget` removes it"

@@ -29,7 +29,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.guarded import Ended, Guarded, check_can_run, given_input
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.jobs.signals import Signals, has_controlling_terminal
-from gpu_worker_pool.jobs.supervise import Command, supervise
+from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import GPUAssignment
 from gpu_worker_pool.notices import BEATS_PER_TTL, Loss
 from gpu_worker_pool.wire.fleet import FleetList
@@ -223,7 +223,7 @@ async def join_lease(lease_id: str, argv: Sequence[str], grace_s: float, endpoin
             lost=lost,
         )
         group = os.getpgrp() if has_controlling_terminal() else 0
-        command = Command(argv=argv, env=os.environ, group=group, grace_s=grace_s)
+        command = SupervisedCommand(argv=argv, env=os.environ, group=group, grace_s=grace_s)
         following = asyncio.create_task(_follow(servers, own, lease_id, lost))
         try:
             async with Guarded.start() as guarded:

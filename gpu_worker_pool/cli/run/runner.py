@@ -22,7 +22,7 @@ from gpu_worker_pool.errors import PoolError, WorkerTimeoutError
 from gpu_worker_pool.host.guarded import Guarded, check_can_run
 from gpu_worker_pool.jobs.leases import UNLIMITED_S, GpuRequest, acquire, release
 from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
-from gpu_worker_pool.jobs.supervise import Command, Outcome, supervise
+from gpu_worker_pool.jobs.supervise import Outcome, SupervisedCommand, supervise
 
 from .gang import Gang, OtherBoxes, join_line
 from .reporter import RunReporter
@@ -175,7 +175,7 @@ class Runner:
         outcome = await supervise(
             guarded,
             assignment,
-            Command(
+            SupervisedCommand(
                 argv=self.command,
                 env=os.environ,
                 group=os.getpgrp() if has_controlling_terminal() else 0,

@@ -83,5 +83,5 @@ def test_boxes_are_judged_by_state_and_version() -> None:
         for item in judge_boxes(FleetList(id="x", epoch=1, leader="a", boxes=boxes), "d", "")
     ]
     assert ("ok", "3 boxes, 2 of them heard of, led by a") in found
-    assert ("warning", "the boxes have different versions: 1.0.0, 9.0.0") in found
+    assert ("warning", "the boxes have different versions: 1.0.0 on c; 9.0.0 on a") in found
     assert ("warning", "b is not heard of; nothing is granted there") in found
