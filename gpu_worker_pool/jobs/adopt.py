@@ -64,6 +64,7 @@ _LOST_EVENTS: Final = (
 # How often a server is asked whether another request comes before the next task: tasks may take a few milliseconds.
 _ASK_EVERY_S: Final = 0.1
 _LOOK_S: Final = 0.2
+_WRITE_AGAIN_S: Final = 1.0
 # How soon another supervisor of the same submission releases its GPUs too.
 _YIELD_AGAIN_S: Final = 1.0
 # How long the keeper may take to request again, and how often it is looked for.
@@ -117,10 +118,10 @@ class Supervisor:
             gpus = assignment.uuids, assignment.nodes, assignment.gpu_ids
             self._notices.set_lease(assignment.lease_id, assignment.server_url, *gpus)
         opened = RunOpened(at=time.time(), run=self._facts(assignment))
-        self._task = self._write(lambda _: [opened], may_take=True)
+        self._task = await self._write(lambda _: [opened], may_take=True)
         while self._task is not None:
             ending = await self._run_task(self._task, assignment)
-            self._task = self._write(ending, may_take=not await self._must_stop(assignment))
+            self._task = await self._write(ending, may_take=not await self._must_stop(assignment))
         is_yielded = self._is_yielding and self._record.submission.waiting > 0
         closed = RunClosed(at=time.time(), run=self._run_id, is_yielded=is_yielded)
         self._record.write(lambda _: [closed])
@@ -145,18 +146,33 @@ class Supervisor:
             nodes=tuple(assignment.nodes),
         )
 
-    def _write(self, first: Decide, *, may_take: bool) -> JobLife | None:
-        """Write events, and take the next task in the same breath; the task. It is on the disk before its command starts."""
+    async def _write(self, first: Decide, *, may_take: bool) -> JobLife | None:
+        """Write events, and take the next task in the same breath; the task. It is on the disk before its command starts. This
+        waits until the disk can be written.
+        """
         taken: list[JobLife] = []
+        is_first_written = False
 
         def decide(submission: Submission) -> Iterator[JobEvent]:
-            yield from first(submission)
+            nonlocal is_first_written
+            if not is_first_written:
+                yield from first(submission)
+            is_first_written = True
             if may_take and not self._is_stopping and (life := submission.next_task()) is not None:
                 yield TaskStarted(at=time.time(), index=life.key.index, run=self._run_id)
                 taken.append(submission.life(life.key.index))
 
-        self._record.write(decide)
-        return taken[0] if taken else None
+        while True:
+            taken.clear()
+            try:
+                self._record.write(decide)
+            except OSError as error:
+                if self._record.trouble is not None:
+                    raise
+                print(f"job {self._record.number} cannot be written down: {error.strerror}", file=sys.stderr)  # noqa: T201 - the keeper's log
+                await asyncio.sleep(_WRITE_AGAIN_S)
+            else:
+                return taken[0] if taken else None
 
     async def _must_stop(self, assignment: Assignment) -> bool:
         """Whether these GPUs are not for another task: the lease ends, each task has a limit of its own, or another request
@@ -200,7 +216,7 @@ class Supervisor:
             return lambda _: [interrupted(life, time.time(), _LOST_EVENTS)]
         except Failure as failure:
             return self._ended(life, failure.code, str(failure))
-        if self._is_stopping and not self._is_cancelled and outcome.why is None:
+        if self._is_stopping and not self._is_cancelled and outcome.why is None and outcome.exit_code != 0:
             return lambda _: [interrupted(life, time.time(), "its supervisor was told to end while it ran")]
         if outcome.is_lost:
             return self._ended(life, None, outcome.why)

@@ -147,7 +147,7 @@ class GpuWait:
 
     async def run(self, since: float) -> None:
         """Wait for the GPUs, which are wanted since then; start the supervisor, and wait until it is gone. Failure where they
-        cannot be had; returns early where the process that waits was killed.
+        cannot be had, OSError where no process can be started; returns early where the process that waits was killed.
         """
         ticket = self.store.root / f".new-ticket-{self.run_id}"
         try:
@@ -240,19 +240,16 @@ class GpuWait:
     # --- the process ---------------------------------------------------------------------------------------------------
 
     def _spawn(self, ticket: Path) -> subprocess.Popen[bytes]:
-        """Start the process that becomes the guard; Failure where that cannot be done."""
+        """Start the process that becomes the guard; OSError where that cannot be done."""
         program = [*guard_program(), "--supervise", *supervisor_program(ticket)]
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [_SHELL, "-c", _WAIT, *program],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                # Its own folder may be deleted, and its session is not that of any terminal.
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Failure(f"no process can be started for it: {error.strerror}") from None
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            [_SHELL, "-c", _WAIT, *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # Its own folder may be deleted, and its session is not that of any terminal.
+            cwd="/",
+            start_new_session=True,
+        )
         return self._process
 
     @property

@@ -42,6 +42,9 @@ _CLEAN_S: Final = 3600.0
 # A supervisor that ends before it has begun may do so again.
 _MOST_FALSE_STARTS: Final = 3
 _AGAIN_S: Final = 1.0
+_SET_ASIDE_S: Final = 10.0
+# How long a server may take to let a request go, before other jobs are looked after.
+_WITHDRAW_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -63,16 +66,24 @@ class Keeper:
         self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
         self._yielded_at: dict[int, float] = {}
-        # Submissions that cannot be dealt with now, and why that was said.
-        self._set_aside: dict[int, str] = {}
+        # Submissions that cannot be written, and until when each is left alone.
+        self._set_aside: dict[int, float] = {}
         self.changed = asyncio.Event()
+        self._pokes: list[asyncio.Event] = []
+        self._withdrawn: list[asyncio.Task[None]] = []
         self._busy_at = time.monotonic()
         self._cleaned_at: float | None = None
 
     async def run(self) -> None:
         """Run until there is nothing to do."""
         while not self._is_done():
+            pokes, self._pokes = self._pokes, []
             self._step()
+            if self._withdrawn:
+                withdrawn, self._withdrawn = self._withdrawn, []
+                await asyncio.wait(withdrawn, timeout=_WITHDRAW_S)
+            for poke in pokes:
+                poke.set()
             await self._pools.close_unused({wait.pool for wait in self._waits if wait.pool is not None})
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
@@ -80,6 +91,12 @@ class Keeper:
             self.changed.clear()
         await self._sender.finish(FINISH_S)
         await self._pools.close()
+
+    async def poke(self) -> None:
+        """Look at the files of the jobs now; returns when that is done, and requests that are not needed are withdrawn."""
+        self._pokes.append(poke := asyncio.Event())
+        self.changed.set()
+        await poke.wait()
 
     def _is_done(self) -> bool:
         """Whether the keeper may end: nothing waits or runs, and has not for a while; or its folder is gone."""
@@ -101,8 +118,7 @@ class Keeper:
             self._deal(self._records[number], partial(self._close, becomes=JobState.SKIPPED, why=why))
         self._withdraw(plan.withdraw)
         for number in plan.request:
-            if number not in self._set_aside:
-                self._deal(self._records[number], self._request)
+            self._deal(self._records[number], self._request)
         if self._cleaned_at is None or time.monotonic() - self._cleaned_at >= _CLEAN_S:
             self._cleaned_at = time.monotonic()
             self._forget_old()
@@ -111,6 +127,7 @@ class Keeper:
         for wait, task in self._waits.items():
             if wait.record.number in numbers and not wait.is_granted:
                 task.cancel()
+                self._withdrawn.append(task)
 
     def _take_in(self) -> None:
         """Read what is new, and what it comes after; drop what is over, unless another one comes after it."""
@@ -129,19 +146,17 @@ class Keeper:
             record = self._records[number]
             if not record.submission.open_runs:
                 self._store.note_over(self._records.pop(number))
-                self._set_aside.pop(number, None)
         self._records = dict(sorted(self._records.items()))
 
     def _deal(self, record: JobRecord, deal: Callable[[JobRecord], None]) -> None:
+        """Do this for a submission; one that cannot be written is left alone for a while."""
+        if time.monotonic() < self._set_aside.get(record.number, 0.0):
+            return
         try:
             deal(record)
         except OSError as error:
-            why = error.strerror or str(error)
-            if self._set_aside.get(record.number) != why:
-                self._say(f"job {record.number} cannot be written down: {why}; trying again")
-            self._set_aside[record.number] = why
-        else:
-            self._set_aside.pop(record.number, None)
+            self._say(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
+            self._set_aside[record.number] = time.monotonic() + _SET_ASIDE_S
 
     def _look_after(self, record: JobRecord) -> None:
         """Watch the supervisors of a submission; end a batch whose command is gone."""
@@ -186,8 +201,10 @@ class Keeper:
                         f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran"
                     )
             except OSError as error:
+                if record.trouble is not None:
+                    break  # its journal is damaged, and says nothing any more
                 self._say(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_SET_ASIDE_S)
             else:
                 break
         del self._watches[record.number, run.id]
@@ -229,6 +246,10 @@ class Keeper:
             await self._fail(wait, JobState.CANCELLED if error.was_ended else JobState.FAILED, error)
         except (Failure, PoolError) as error:
             await self._fail(wait, JobState.FAILED, error)
+        except OSError as error:
+            # A machine that can start no process now can later.
+            self._say(f"no process can be started for job {wait.record.number}: {error.strerror}; trying again")
+            await asyncio.sleep(_AGAIN_S)
         except Exception as error:  # noqa: BLE001 - one job must not end the others
             self._say(f"job {wait.record.number}: {type(error).__name__}: {error}")
             await self._fail(wait, JobState.FAILED, Failure(f"the keeper failed: {type(error).__name__}: {error}"))

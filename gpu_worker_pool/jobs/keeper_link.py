@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -170,15 +170,17 @@ def lock_keeper(root: Path) -> int | None:
     return descriptor
 
 
-async def listen(store: JobStore, on_poke: Callable[[], None]) -> asyncio.Server:
-    """Answer commands of this user with the pid of this process. The address is in a file that only this user can read.
-    Failure where that file cannot be written.
+async def listen(store: JobStore, on_poke: Callable[[], Awaitable[None]]) -> asyncio.Server:
+    """Answer commands of this user with the pid of this process, once `on_poke` has returned, or after a while. The address is
+    in a file that only this user can read. Failure where that file cannot be written.
     """
 
-    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if uid_at(writer.get_extra_info("socket")) in {0, os.geteuid()}:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_S / 2):
+                    await on_poke()
             writer.write(f"{os.getpid()}\n".encode())
-            on_poke()
         writer.close()
 
     address = f"gpu-worker-pool/keeper/{secrets.token_hex(16)}"

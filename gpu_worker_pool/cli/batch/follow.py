@@ -7,15 +7,18 @@ import os
 import secrets
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 from gpu_worker_pool.cli.jobs.job_control import cancel_tasks
 from gpu_worker_pool.cli.run.sources import Sources, find_lease_around
 from gpu_worker_pool.cli.tasks import cancel_and_wait
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.failure import SIGNAL_BASE, Failure
 from gpu_worker_pool.host.guarded import Guarded
+from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.jobs.adopt import Supervisor, request_of
+from gpu_worker_pool.jobs.gpu_wait import until_gone
 from gpu_worker_pool.jobs.job_store import JobRecord, JobStore
 from gpu_worker_pool.jobs.keeper_link import wake_keeper
 from gpu_worker_pool.jobs.leases import Adopted, acquire
@@ -28,6 +31,7 @@ SOME_FAILED: Final = 1
 _LOOK_S: Final = 0.1
 # How often the keeper is looked for: one that was killed is started again.
 _KEEPER_S: Final = 2.0
+_RELEASE_S: Final = 5.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -64,7 +68,7 @@ class BatchFollower:
             if submission.is_over or (tasks and all(task.done() for task in tasks)):
                 break
             if submission.is_stopped and not submission.counts[JobState.RUNNING]:
-                cancel_tasks(self._record, submission.terms.indices)  # no more of them are started
+                self._cancel()  # no more of them are started
                 continue
             if not tasks and time.monotonic() - looked_at >= _KEEPER_S:
                 looked_at = time.monotonic()
@@ -74,8 +78,19 @@ class BatchFollower:
         for task in tasks:
             await task
         self._take_in()
+        if not tasks:
+            await self._until_released()
         if self._record.trouble is not None:
             raise Failure(f"the journal of the batch cannot be read: {self._record.trouble}")
+
+    async def _until_released(self) -> None:
+        """Wait for the end of its supervisors: their GPUs are released then."""
+        machine = Machine.here()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_S):
+                for run in self._record.submission.runs.values():
+                    if machine.is_alive(ProcessId(run.guard_pid, run.guard_started)):
+                        await until_gone(run.guard_pid)
 
     def _take_in(self) -> None:
         submission = self._record.submission
@@ -89,6 +104,12 @@ class BatchFollower:
                 is_again = event.becomes is JobState.SUBMITTED
                 self._progress.tell_end(self._lines[event.index], noted, over, is_again=is_again)
 
+    def _cancel(self) -> None:
+        """Cancel what is left. By another reader of the journal: this one must see each event."""
+        record = self._store.load_one(self._record.number)
+        if record is not None:
+            cancel_tasks(record, record.submission.terms.indices)
+
     def _end(self, number: int) -> None:
         """The first time, cancel what waits and ask what runs to end. The second time, kill it."""
         if self._ended_by is not None:
@@ -96,7 +117,7 @@ class BatchFollower:
                 os.kill(run.guard_pid, signal.SIGKILL)
             return
         self._ended_by = number
-        cancel_tasks(self._record, self._record.submission.terms.indices)
+        self._cancel()
         for supervisor in self._inside:
             supervisor.look()
         if not self._inside:

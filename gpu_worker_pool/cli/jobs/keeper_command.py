@@ -121,7 +121,7 @@ async def _run(store: JobStore, ready: Ready, *, stays: bool) -> None:
 
     pass_on_warnings(_say)
     keeper = Keeper(store, os.environ, _say, stays=stays)
-    server = await listen(store, keeper.changed.set)
+    server = await listen(store, keeper.poke)
     ready.say("ready")
     await keeper.run()
     server.close()

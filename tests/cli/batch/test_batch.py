@@ -154,8 +154,8 @@ def test_broken_off_it_ends_what_runs_leaves_the_queue_and_goes_on_later(server:
     assert second.code == 125
     assert "another gpu-pool batch" in second.err
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, err
     assert "0 of 4 done, 0 failed, 4 not run" in out
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert server.json("/pool")["queue_length"] == 0
