@@ -48,7 +48,7 @@ class WorkerSettings:
     parent: int
 
 
-class Worker:
+class DemoWorker:
     def __init__(self, settings: WorkerSettings, name: str) -> None:
         self._settings, self._name = settings, name
         self._random = random.Random(f"{settings.seed}/{name}")  # noqa: S311 - no secret
@@ -109,7 +109,7 @@ def main(settings: WorkerSettings) -> None:
     for name in settings.names:
         if os.fork() == 0:
             die_with(parent)
-            Worker(settings, name).work()
+            DemoWorker(settings, name).work()
             return
     for _ in settings.names:
         os.wait()
