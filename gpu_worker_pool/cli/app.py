@@ -17,7 +17,7 @@ from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .output import OutputClosed, complain, is_output_broken, out, stop_printing
 
 
-class CommandEntry(NamedTuple):
+class CommandPlace(NamedTuple):
     """Where a command is, and what it does in a line. A group has several commands by name; `""` is the group alone."""
 
     module: str
@@ -27,52 +27,52 @@ class CommandEntry(NamedTuple):
 
 # In the order of the help. Each is loaded only if it is typed.
 EVERYDAY: Final = {
-    "run": CommandEntry(".run.command", "Wait for GPUs, run a command on them, release them."),
-    "submit": CommandEntry(".jobs.submit", "The same in the background: prints an id and returns."),
-    "batch": CommandEntry(".batch.command", "Run many commands, each on its own GPUs."),
-    "jobs": CommandEntry(".jobs.jobs", "List your jobs: what runs, what waits and why."),
-    "logs": CommandEntry(".jobs.logs", "Print what a job wrote; -f follows it."),
-    "cancel": CommandEntry(".jobs.job_control", "Stop jobs."),
-    "status": CommandEntry(".commands.status", "Show every GPU, who holds it, and who waits; --watch follows it."),
-    "explain": CommandEntry(".commands.explain", "Say why your requests wait, or tell about one lease."),
-    "history": CommandEntry(".jobs.history", "Show jobs that are over, and how they ended."),
-    "doctor": CommandEntry(".doctor.command", "Check this machine and the servers, and say what to do."),
+    "run": CommandPlace(".run.command", "Wait for GPUs, run a command on them, release them."),
+    "submit": CommandPlace(".jobs.submit", "The same in the background: prints an id and returns."),
+    "batch": CommandPlace(".batch.command", "Run many commands, each on its own GPUs."),
+    "jobs": CommandPlace(".jobs.jobs", "List your jobs: what runs, what waits and why."),
+    "logs": CommandPlace(".jobs.logs", "Print what a job wrote; -f follows it."),
+    "cancel": CommandPlace(".jobs.job_control", "Stop jobs."),
+    "status": CommandPlace(".commands.status", "Show every GPU, who holds it, and who waits; --watch follows it."),
+    "explain": CommandPlace(".commands.explain", "Say why your requests wait, or tell about one lease."),
+    "history": CommandPlace(".jobs.history", "Show jobs that are over, and how they ended."),
+    "doctor": CommandPlace(".doctor.command", "Check this machine and the servers, and say what to do."),
 }
 MORE: Final = {
-    "top": CommandEntry(".commands.status", "Follow the pool, as status --watch does."),
-    "leases": CommandEntry(".commands.leases", "List all leases: those that hold GPUs and those that wait."),
-    "release": CommandEntry(".commands.release", "End leases, or take requests out of the queue."),
-    "retry": CommandEntry(".jobs.job_control", "Run jobs again that are over."),
-    "join": CommandEntry(".run.command", "Run a command on this box's part of a lease of run --nodes."),
-    "report": CommandEntry(".commands.report", "Add up GPU-hours by owner."),
-    "reservations": CommandEntry(".commands.reserve", "List bookings and planned drains."),
-    "login": CommandEntry(".commands.login", "Keep a server and your token there."),
-    "logout": CommandEntry(".commands.login", "Forget a server and your token there."),
-    "demo": CommandEntry(".demo.command", "See a pool at work: a worker and the server are killed."),
+    "top": CommandPlace(".commands.status", "Follow the pool, as status --watch does."),
+    "leases": CommandPlace(".commands.leases", "List all leases: those that hold GPUs and those that wait."),
+    "release": CommandPlace(".commands.release", "End leases, or take requests out of the queue."),
+    "retry": CommandPlace(".jobs.job_control", "Run jobs again that are over."),
+    "join": CommandPlace(".run.command", "Run a command on this box's part of a lease of run --nodes."),
+    "report": CommandPlace(".commands.report", "Add up GPU-hours by owner."),
+    "reservations": CommandPlace(".commands.reserve", "List bookings and planned drains."),
+    "login": CommandPlace(".commands.login", "Keep a server and your token there."),
+    "logout": CommandPlace(".commands.login", "Forget a server and your token there."),
+    "demo": CommandPlace(".demo.command", "See a pool at work: a worker and the server are killed."),
 }
 OPERATE: Final = {
-    "serve": CommandEntry(".serve.command", "Start the server on this machine."),
-    "drain": CommandEntry(".commands.drain", "Take GPUs out of service."),
-    "undrain": CommandEntry(".commands.drain", "Put GPUs back into service."),
-    "reserve": CommandEntry(".commands.reserve", "Book GPUs for an owner and a time."),
-    "quota": CommandEntry(
+    "serve": CommandPlace(".serve.command", "Start the server on this machine."),
+    "drain": CommandPlace(".commands.drain", "Take GPUs out of service."),
+    "undrain": CommandPlace(".commands.drain", "Put GPUs back into service."),
+    "reserve": CommandPlace(".commands.reserve", "Book GPUs for an owner and a time."),
+    "quota": CommandPlace(
         ".commands.quota",
         "Show and set how much each owner may use.",
         {"list": "list_quotas", "set": "set_quota", "remove": "remove_quota"},
     ),
-    "token": CommandEntry(
+    "token": CommandPlace(
         ".commands.token",
         "Show and set who may use the server from other machines.",
         {"list": "list_tokens", "add": "add_token", "revoke": "revoke_token"},
     ),
-    "fleet": CommandEntry(
+    "fleet": CommandPlace(
         ".commands.fleet",
         "Show the boxes of a fleet, and forget those that are gone.",
         {"": "show_fleet", "forget": "forget_node"},
     ),
-    "backup": CommandEntry(".commands.backup", "Copy the pool of this box into one file."),
-    "restore": CommandEntry(".commands.backup", "Put a backup in the place of the journal."),
-    "keeper": CommandEntry(".jobs.keeper_command", "Run the submitted jobs; submit starts it by itself."),
+    "backup": CommandPlace(".commands.backup", "Copy the pool of this box into one file."),
+    "restore": CommandPlace(".commands.backup", "Put a backup in the place of the journal."),
+    "keeper": CommandPlace(".jobs.keeper_command", "Run the submitted jobs; submit starts it by itself."),
 }
 COMMANDS: Final = EVERYDAY | MORE | OPERATE
 _USAGE: Final = "Usage: gpu-pool COMMAND [OPTIONS]\n\nLease GPUs to jobs, so that no two of them collide.\n"
@@ -173,7 +173,7 @@ def _command(name: str, rest: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _overview(*sections: dict[str, CommandEntry]) -> str:
+def _overview(*sections: dict[str, CommandPlace]) -> str:
     lines = [_USAGE]
     for section in sections:
         lines += [f"  {name:<14}{command.help}" for name, command in section.items()]

@@ -181,7 +181,7 @@ class HelpWanted(Exception):  # noqa: N818 - what was typed
     """`--help` was typed; the text is the help."""
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _OptionParser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> NoReturn:  # noqa: ARG002 - as argparse has it
         raise HelpWanted(self.format_help())
 
@@ -197,7 +197,7 @@ def parser_of(path: str, function: Callable[..., Any]) -> argparse.ArgumentParse
     declared = parameters(function)
     words = [each.declared.metavar or each.name.upper() for each in declared if each.is_argument]
     help_text = re.sub(r"`([^`\n]+)`", r"\1", function.__doc__ or "")
-    parser = _CommandParser(
+    parser = _OptionParser(
         prog=path,
         usage=" ".join([path, "[OPTIONS]", *words]).replace("%", "%%"),
         description=help_text.replace("%", "%%"),

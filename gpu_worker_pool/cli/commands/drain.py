@@ -20,6 +20,8 @@ from gpu_worker_pool.cli.pools.servers import Servers, failure_of, one_server
 from gpu_worker_pool.cli.units import parse_moment, show_moment
 
 POLL_S = 1.0
+# What the server says where the operator has given no reason.
+UNEXPLAINED = "drained by the operator"
 GpuArguments = Annotated[
     list[str] | None,
     Argument(
@@ -96,7 +98,8 @@ def undrain(
 
 
 def _drained(gpu: GpuReport, report: PoolReport, starts_at: float | None, now: float) -> str:
-    why = f" ({gpu.view.reason})" if gpu.view.reason else ""
+    given = (gpu.view.reason or "").removeprefix("taken out of service: ")
+    why = f" ({given})" if given and given != UNEXPLAINED else ""
     if starts_at is not None:
         return f"GPU {gpu.id} will be out of service from {show_moment(starts_at, now)}"
     holders = [lease for lease in report.leases if lease.id in gpu.view.leases]
