@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.testing import ServerProcess
 
 VARIABLES = ("GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINT")

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
+from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, USAGE, Failure
 
 from .declare import HelpWanted, read
-from .failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from .output import OutputClosed, complain, is_output_broken, out, stop_printing
 
 

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gpu_worker_pool.failure import USAGE, Failure
+
 from .app import COMMANDS, function_of
 from .declare import flags_of, parameters
-from .failure import USAGE, Failure
 from .output import out
 
 _SCRIPTS: Final = {

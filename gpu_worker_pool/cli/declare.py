@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
-from .failure import USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 
 MORE: Final = "More options"
 _COLUMN: Final = 26

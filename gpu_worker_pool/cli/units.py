@@ -8,8 +8,7 @@ from typing import Final
 
 from gpu_worker_pool.amounts import parse_memory_mb as parse_memory_mb  # noqa: PLC0414 - for all commands
 from gpu_worker_pool.amounts import parse_span
-
-from .failure import USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 
 _NEAR_S: Final = 6 * 86_400.0
 # In the year 6000; later ones cannot be shown in every time zone.

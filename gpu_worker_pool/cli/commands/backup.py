@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.units import show_moment
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.clock import iso_time
 
 if TYPE_CHECKING:

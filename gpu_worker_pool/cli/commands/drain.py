@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.live import StatusLine
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_body
@@ -18,6 +17,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pool, read_gpu
 from gpu_worker_pool.cli.pools.report import GpuReport, PoolReport, check_any_is_up, show_gpus, show_holding
 from gpu_worker_pool.cli.pools.servers import Servers, failure_of, one_server
 from gpu_worker_pool.cli.units import parse_moment, show_moment
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 
 POLL_S = 1.0
 # What the server says where the operator has given no reason.

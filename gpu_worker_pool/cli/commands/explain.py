@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Annotated
 
 from gpu_worker_pool.cli.declare import Argument
-from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import Console, Text, complain, out, print_body
 from gpu_worker_pool.cli.pools.lease_search import ask_lease, ask_pools_or_fail, complete_lease_id, find_lease
@@ -25,6 +24,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
+from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.wire.endings import ending
 from gpu_worker_pool.wire.leases import ObstacleView
 

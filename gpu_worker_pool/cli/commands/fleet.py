@@ -7,12 +7,12 @@ from typing import Annotated
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument
-from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import Text, out, plain, print_body
 from gpu_worker_pool.cli.pools.servers import FLEET, ServerAnswer, Servers, call, failure_of, nobody_answered
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, show_duration
+from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
 from gpu_worker_pool.wire.reader import read
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import complain, out, plain
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.logins import (
     Login,

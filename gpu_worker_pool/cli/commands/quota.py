@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_body
 from gpu_worker_pool.cli.pools.servers import call, one_server
 from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s, show_duration
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
 from gpu_worker_pool.wire.reader import has_all, read
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from gpu_worker_pool.cli.declare import Option
-from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, confirm, err, out, plain, print_body
 from gpu_worker_pool.cli.pools.lease_search import EMPTY_ID, LeaseIds, ask_pools_or_fail, find_lease, lease_path
@@ -16,6 +15,7 @@ from gpu_worker_pool.cli.pools.reading import ask_names, read_lease
 from gpu_worker_pool.cli.pools.report import LeaseReport, distinct_leases, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers, failure_of
 from gpu_worker_pool.cli.units import count
+from gpu_worker_pool.failure import USAGE, Failure
 
 Reason = Annotated[
     str | None, Option("--reason", metavar="TEXT", help="Why; the holder, the log and `explain` show it.")

@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import Annotated, Final
 
 from gpu_worker_pool.cli.declare import Option
-from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
 from gpu_worker_pool.cli.output import complain, out
 from gpu_worker_pool.cli.pools.servers import Servers, print_answers
 from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_moment, show_duration
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.accounting import UsageTotal
 from gpu_worker_pool.wire.same_server import same_pool
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Option
-from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json, Model
 from gpu_worker_pool.cli.output import complain, out, plain, print_body
 from gpu_worker_pool.cli.pools.plans import HELD_BACK, BookingReport, show_plan
@@ -18,6 +17,7 @@ from gpu_worker_pool.cli.pools.report import PoolReport, check_any_is_up
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, call, failure_of, one_server
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import parse_duration_s, parse_moment
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.wire.plans import BookingView
 from gpu_worker_pool.wire.reader import read
 

@@ -10,13 +10,13 @@ from http import HTTPStatus
 from typing import Annotated
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import REFUSED, Failure
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_body
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, call, failure_of, one_server
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.configured import Role
+from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 from gpu_worker_pool.wire.plans import TokenList, TokenView
 from gpu_worker_pool.wire.reader import read

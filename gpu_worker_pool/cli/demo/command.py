@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gpu_worker_pool.cli.declare import Option
-from gpu_worker_pool.cli.failure import SIGNAL_BASE
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import complain, print_json
+from gpu_worker_pool.failure import SIGNAL_BASE
 
 BROKEN = 1
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_worker_pool.cli.failure import Failure
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerDidNotStartError, ServerProcess, inherited_environment
 

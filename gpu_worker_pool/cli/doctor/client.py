@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import split_endpoints
 

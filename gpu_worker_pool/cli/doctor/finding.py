@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.output import WarningHandler, plain
+from gpu_worker_pool.failure import Failure
 
 Status = Literal["ok", "warning", "problem", "skipped"]
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument
-from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 
 from .reading import ask_pools, read_lease
 from .report import LeaseReport, PoolReport, check_any_is_up, distinct_leases

@@ -11,12 +11,12 @@ from time import monotonic
 from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import plain, print_body
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.http.grace import gather_with_grace
 from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import split_endpoints
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from typing import Any
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
 from gpu_worker_pool.wire.reader import has_all, read, read_time
 from gpu_worker_pool.wire.same_server import pool_key, same_as

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 
 GpusOrAll = Annotated[
     int | None,

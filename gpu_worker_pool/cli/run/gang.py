@@ -15,7 +15,6 @@ from http import HTTPStatus
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.cli.output import complain, plain
 from gpu_worker_pool.cli.pools.lease_search import lease_path
 from gpu_worker_pool.cli.pools.servers import FLEET, Servers
@@ -24,6 +23,7 @@ from gpu_worker_pool.client.backends.grant_check import UnbelievableGrant, envir
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_own_address
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.guarded import Ended, Guarded, check_can_run, given_input

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, TypeVar
 
-from gpu_worker_pool.cli.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
@@ -19,6 +18,7 @@ from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
 from gpu_worker_pool.errors import PoolError, WorkerTimeoutError
+from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.host.guarded import Guarded, check_can_run
 from gpu_worker_pool.jobs.leases import UNLIMITED_S, GpuRequest, acquire, release
 from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.declare import Option, parameters
-from gpu_worker_pool.cli.failure import FAILED, Failure
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import OutputClosed, Text, out, print_json, stop_printing
 from gpu_worker_pool.cli.table import show_beside
 from gpu_worker_pool.cli.units import count, parse_duration_s
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
+from gpu_worker_pool.failure import FAILED, Failure
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 
 from .announcement import Announcement, GpusShown, Writing

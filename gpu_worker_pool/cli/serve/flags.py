@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.cli.failure import USAGE, Failure
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 

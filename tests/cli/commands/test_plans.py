@@ -9,8 +9,8 @@ from datetime import datetime
 
 import pytest
 
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.units import parse_moment, show_moment
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called

@@ -15,10 +15,10 @@ import pytest
 
 from gpu_worker_pool.cli.commands.report import _as_text, limit_s
 from gpu_worker_pool.cli.commands.report import report as report_command
-from gpu_worker_pool.cli.failure import Failure
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
 from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
 from gpu_worker_pool.cli.units import parse_moment
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.cli.own_process import Done, gpu_pool
