@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli import failure
+from gpu_worker_pool import failure
 from gpu_worker_pool.cli.app import COMMANDS, function_of, paths
 from gpu_worker_pool.cli.declare import HelpWanted, flags_of, read
 from gpu_worker_pool.cli.serve.command import FLAGS
