@@ -151,7 +151,9 @@ async def test_signals_that_its_starter_had_blocked_end_neither_the_guard_nor_ar
                 await start(guarded, "grep -E 'Sig(Blk|Ign)' /proc/self/status", writing)
                 assert (await guarded.wait()).exit_code == 0
                 found = (await read_line(reading)).split()
-                ours = sum(1 << (number - 1) for number in blocked)  # other signals may have been ignored before this test
+                ours = sum(
+                    1 << (number - 1) for number in blocked
+                )  # other signals may have been ignored before this test
                 assert [int(found[1], 16), int(found[3], 16) & ours] == [0, 0]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
