@@ -40,6 +40,7 @@ class BatchFollower:
         self._store, self._record, self._progress, self._kept = store, record, progress, kept
         self._lines = {line.number: line for line in progress.lines}
         self._attempts = Attempts(record, {line.number: line.key for line in progress.lines})
+        self._over = progress.done
         self._ended_by: int | None = None
         self._inside: list[Supervisor] = []
 
@@ -93,16 +94,13 @@ class BatchFollower:
                         await until_gone(run.guard_pid)
 
     def _take_in(self) -> None:
-        submission = self._record.submission
         for event, noted in self._attempts.ended(self._record.refresh()):
             if self._kept is not None and (self._ended_by is None or is_good(noted)):
                 self._kept.append(noted)
             if self._ended_by is None and event.index is not None:
-                over = (
-                    self._progress.done + submission.counts[JobState.FAILED] + submission.counts[JobState.INTERRUPTED]
-                )
                 is_again = event.becomes is JobState.SUBMITTED
-                self._progress.tell_end(self._lines[event.index], noted, over, is_again=is_again)
+                self._over += not is_again
+                self._progress.tell_end(self._lines[event.index], noted, self._over, is_again=is_again)
 
     def _cancel(self) -> None:
         """Cancel what is left. By another reader of the journal: this one must see each event."""

@@ -126,6 +126,10 @@ def test_jobs_have_a_gpu_each_and_a_later_run_goes_on_where_the_first_failed(
     log = (tmp_path / first.json["jobs"][0]["log"]).read_text(encoding="utf-8")
     assert log.splitlines()[1] in {"on 0", "on 1"}
     assert "\x1b" not in first.err  # no colours where there is no terminal
+    counted = [
+        text.split("[")[1].split("/")[0] for text in first.err.splitlines() if "again later" not in text and "[" in text
+    ]
+    assert counted == ["1", "2", "3", "4", "5", "6"], first.err
 
     (tmp_path / "mended").touch()
     second = batch("--json", "jobs.txt", server=server, cwd=tmp_path)
