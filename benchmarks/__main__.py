@@ -106,7 +106,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only check that everything runs; write nothing")
     parser.add_argument("--only", action="append", choices=tuple(PARTS), help="only this part; may be given again")
-    parser.add_argument("--base", metavar="COMMIT", help="the commit to compare with; by default that of benchmarks.beside")
+    parser.add_argument(
+        "--base", metavar="COMMIT", help="the commit to compare with; by default that of benchmarks.beside"
+    )
     parser.add_argument("--openb", type=Path, metavar="FOLDER", help="the folder of the public trace OpenB")
     parser.add_argument("--write", action="store_true", help="measure nothing, and write the page again")
     options = parser.parse_args()

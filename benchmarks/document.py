@@ -70,9 +70,7 @@ def _lines(stored: Mapping[str, Any]) -> Iterator[str]:
     for part, about in PARTS.items():
         yield f"- **{part}**: {about}{_run(parts.get(part))}"
     notes = [f"- {name}: {each.note}" for name, each in figures.items() if each.note]
-    left_out = [
-        f"- {part}: {what}: {why}" for part, each in parts.items() for what, why in each["left_out"].items()
-    ]
+    left_out = [f"- {part}: {what}: {why}" for part, each in parts.items() for what, why in each["left_out"].items()]
     for title, lines in (("Notes", notes), ("Left out", left_out)):
         if lines:
             yield f"\n## {title}\n"

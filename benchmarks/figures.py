@@ -81,7 +81,9 @@ def compare(ours: Sequence[float], theirs: Sequence[float], unit: str, beside_na
     )
 
 
-def alone(values: Sequence[float], unit: str, note: str = "", of: Callable[[Iterable[float]], float] | None = None) -> Figure:
+def alone(
+    values: Sequence[float], unit: str, note: str = "", of: Callable[[Iterable[float]], float] | None = None
+) -> Figure:
     """Return the median of the rounds, or what `of` makes of them."""
     return Figure((of or statistics.median)(values), unit, min(values), max(values), len(values), note=note)
 
@@ -127,7 +129,12 @@ def cells(target: Target, figure: Figure | None) -> list[str]:
     ratio, unit = ("", figure.unit) if figure.ratio is None else (quantity(figure.ratio, RATIO), RATIO)
     rounds = f"{quantity(figure.low, unit)} to {quantity(figure.high, unit)}" if figure.rounds > 1 else ""
     verdict = target.verdict(figure.value, figure.ratio)
-    return [quantity(figure.value, figure.unit), beside, ratio, rounds, bound(target), verdict]
+    value = quantity(figure.value, figure.unit)
+    if verdict == "missed" and bound(target).endswith((f" {value}", f" {ratio}")):
+        # A miss must not look like the bound.
+        value = quantity(figure.value, figure.unit, digits=5)
+        ratio = ratio and quantity(figure.ratio or 0.0, RATIO, digits=5)
+    return [value, beside, ratio, rounds, bound(target), verdict]
 
 
 def bound(target: Target) -> str:
@@ -137,16 +144,17 @@ def bound(target: Target) -> str:
     return "" if target.at_least is None else f"≥ {quantity(target.at_least, target.unit)}"
 
 
-def quantity(value: float, unit: str) -> str:
+def quantity(value: float, unit: str, digits: int = 3) -> str:
     """Format a number with its unit; seconds in the unit that fits: 430 µs, 1.23 ms, 2.10 s."""
     if unit == "s" and 0 < abs(value) < 1:
-        return f"{number(value * 1e3)} ms" if abs(value) >= 1e-3 else f"{number(value * 1e6)} µs"
-    return f"{number(value)} {unit}".rstrip()
+        is_long = abs(value) >= 1e-3
+        return f"{number(value * (1e3 if is_long else 1e6), digits)} {'ms' if is_long else 'µs'}"
+    return f"{number(value, digits)} {unit}".rstrip()
 
 
-def number(value: float) -> str:
-    """Format a number to three significant digits; a whole one has no decimals."""
+def number(value: float, digits: int = 3) -> str:
+    """Format a number to so many significant digits; a whole one has no decimals."""
     if value == int(value):
         return f"{int(value):,}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"

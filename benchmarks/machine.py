@@ -29,11 +29,11 @@ def machine() -> dict[str, str]:
     }
 
 
-def commit() -> str:
-    """Return the measured commit, and say whether the working tree has changes that are not in it."""
+def commit(*others: str) -> str:
+    """Return the measured commit, and say whether the working tree has changes that are not in it, also in these other folders."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "--", "gpu_worker_pool", "benchmarks")
+        changed = _git("status", "--porcelain", "--", "gpu_worker_pool", "benchmarks", *others)
     except (OSError, subprocess.SubprocessError):
         return "not known"
     return f"{head}{', with changes that are not in it' if changed else ''}"

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.contenders.contender import Queue, serving
@@ -35,7 +36,7 @@ BASH = ("/bin/bash", "--norc", "--noprofile", "-c", PROBE, "probe")
 def gaps_s(times: Sequence[tuple[float, float]]) -> list[float]:
     """Return the time from the end of each command to the beginning of the next. RuntimeError if two have run at once."""
     ordered = sorted(times)
-    found = [after[0] - before[1] for before, after in zip(ordered, ordered[1:], strict=False)]
+    found = [after[0] - before[1] for before, after in pairwise(ordered)]
     if any(gap < 0 for gap in found):
         raise RuntimeError(f"two commands have run at once: {found}")
     return found

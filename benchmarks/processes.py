@@ -135,7 +135,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         deadline = time.monotonic() + END_S
         # It is not waited for yet, so that its pid is not used again before the group is killed.
-        while time.monotonic() < deadline and not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        while time.monotonic() < deadline and not os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
             time.sleep(0.005)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -152,7 +154,9 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
 
 
-def pool_server(folder: Path, gpus: str, durability: str = "full", more: Mapping[str, str] | None = None) -> ServerProcess:
+def pool_server(
+    folder: Path, gpus: str, durability: str = "full", more: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Return our server with the GPUs that SIMULATED_GPUS describes. It starts when it is entered."""
     settings = {
         "SIMULATED_GPUS": gpus,

@@ -164,8 +164,9 @@ class Agent:
             raise RuntimeError(f"{method} {path} was answered with {answer.status}: {text.decode()}")
 
     def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.server.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        # In nanoseconds; the file `stat` counts in hundredths of a second.
+        tasks = Path(f"/proc/{self.server.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _process_s(source: str) -> float:

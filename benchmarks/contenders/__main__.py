@@ -92,7 +92,7 @@ class Pair:
 
     def cycle(self, times: int) -> float:
         """Return the seconds of a request and its release, the median."""
-        return statistics.median(self._holder.ask("cycles", times))
+        return float(statistics.median(self._holder.ask("cycles", times)))
 
     def _pass_on(self, times: int, end: Callable[[int], float]) -> float:
         taken = []
@@ -152,7 +152,7 @@ def measure_crowd(results: Results, warm_up_s: float, seconds: float, rounds: in
                 order = ("crowd", served.has_threads, CROWD_CLIENTS, warm_up_s, seconds)
                 return float(client.ask(*order, limit_s=120.0))
 
-        measures = {name: lambda name=name: crowd(name) for name in ids if FIELD[name].module in found}  # type: ignore[misc]
+        measures = {name: lambda name=name: crowd(name) for name in ids if FIELD[name].module in found}
         add(results, "crowd", in_turn(measures, rounds), "a second")
 
 

@@ -86,4 +86,4 @@ def finished(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = 120.
     """Wait for processes. RuntimeError if one has failed."""
     for process in processes:
         if code := process.wait(limit_s):
-            raise RuntimeError(f"{process.args} has failed with exit code {code}")
+            raise RuntimeError(f"{process.args!r} has failed with exit code {code}")

@@ -57,17 +57,17 @@ def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     python = str(peers.python_with("distributed"))
     log = folder / "log"
     # The path of a socket must not be longer than 107 characters.
-    with tempfile.TemporaryDirectory(prefix="dask-", dir="/tmp", ignore_cleanup_errors=True) as name:  # noqa: S108
-        with running([python, "-m", __name__, str(gpus)], log, {"TMPDIR": name}):
-            said = ""
+    with (
+        tempfile.TemporaryDirectory(prefix="dask-", dir="/tmp", ignore_cleanup_errors=True) as name,
+        running([python, "-m", __name__, str(gpus)], log, {"TMPDIR": name}),
+    ):
 
-            def is_ready() -> bool:
-                nonlocal said
-                said = log.read_text(encoding="utf-8", errors="replace").partition(READY)[2]
-                return said.endswith("\n")
+        def address() -> str:
+            said = log.read_text(encoding="utf-8", errors="replace").partition(READY)[2]
+            return said.partition("\n")[0] if "\n" in said else ""
 
-            wait_until(is_ready, "Dask is ready")
-            yield Serving({"address": said.split()[0], "folder": name}, [python], has_threads=True)
+        wait_until(lambda: bool(address()), "Dask is ready")
+        yield Serving({"address": address(), "folder": name}, [python], has_threads=True)
 
 
 def main() -> None:

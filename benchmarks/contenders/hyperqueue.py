@@ -66,12 +66,14 @@ def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     """Run a cluster in a network namespace of its own."""
     python = str(peers.python_with("hyperqueue"))
     log = folder / "log"
-    with tempfile.TemporaryDirectory(prefix="hq-", ignore_cleanup_errors=True) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="hq-", ignore_cleanup_errors=True) as name,
         # Its worker makes a folder for temporary files, and leaves it.
-        with running_apart([python, "-m", __name__, name, str(gpus)], log, {"TMPDIR": name}) as joined:
-            wait_until(lambda: READY in log.read_text(encoding="utf-8", errors="replace"), "HyperQueue is ready")
-            with Child([*joined, python, "-m", __name__, name], environment()) as client:
-                yield Serving({"folder": name}, [*joined, python], queue=HyperQueueQueue(client))
+        running_apart([python, "-m", __name__, name, str(gpus)], log, {"TMPDIR": name}) as joined,
+    ):
+        wait_until(lambda: READY in log.read_text(encoding="utf-8", errors="replace"), "HyperQueue is ready")
+        with Child([*joined, python, "-m", __name__, name], environment()) as client:
+            yield Serving({"folder": name}, [*joined, python], queue=HyperQueueQueue(client))
 
 
 def submit(library: Any, client: Any, folder: str, commands: Sequence[Command], over: Path | None = None) -> None:

@@ -45,7 +45,9 @@ def _starting(command: Sequence[str | Path], *, as_root: bool) -> list[str]:
     apart = [peers.program("unshare"), *user, "--net"]
     ip = peers.program("ip")
     if subprocess.run([*apart, ip, "link"], capture_output=True, check=False, timeout=CHECK_S).returncode:
-        raise peers.MissingError("it listens on all addresses, and unshare cannot give it a network namespace of its own")
+        raise peers.MissingError(
+            "it listens on all addresses, and unshare cannot give it a network namespace of its own"
+        )
     # A program that searches the addresses of this machine does not count the first address of loopback.
     shell = f"{ip} link set lo up && {ip} addr add 127.0.0.2/8 dev lo && exec {shlex.join(map(str, command))}"
     return [*apart, "sh", "-c", shell]

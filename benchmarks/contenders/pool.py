@@ -69,6 +69,8 @@ class PoolQueue:
 
     def line_up(self, commands: Sequence[Command]) -> Callable[[], None]:
         """Let each wait in a `run` of its own."""
+        # Else the first might wait for a client that has just ended, and a later one overtake it.
+        wait_until(lambda: not self._server.json("/pool")["leases"], "all GPUs are free")
         runs: list[subprocess.Popen[bytes]] = []
         for number, command in enumerate(commands):
             runs.append(self._start("run", "--", *command))

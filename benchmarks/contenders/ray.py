@@ -75,8 +75,8 @@ def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     python = peers.python_with("ray")
     log = folder / "log"
     # Its sockets have long names, and the path of a socket must not be longer than 107 characters.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:  # noqa: S108
-        command = [
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        command: list[str | Path] = [
             *(python.with_name("ray"), "start", "--head", "--block", f"--port={PORT}", f"--num-gpus={gpus}"),
             # Ray starts no more processes at a time than this, so a grant must not wait for the number of processors.
             f"--num-cpus={gpus}",

@@ -77,9 +77,7 @@ class SrunQueue:
     def line_up(self, commands: Sequence[Command]) -> Callable[[], None]:
         started: list[subprocess.Popen[bytes]] = []
         for number, command in enumerate(commands):
-            started.append(
-                subprocess.Popen([*self._joined, *SRUN, *command], env=self._env, stdin=subprocess.DEVNULL)
-            )
+            started.append(subprocess.Popen([*self._joined, *SRUN, *command], env=self._env, stdin=subprocess.DEVNULL))
             states = ["PENDING"] * number + ["RUNNING"]
             wait_until(lambda states=states: self._states() == states, f"{number} commands wait")  # type: ignore[misc]
         return lambda: finished(started)
@@ -103,7 +101,7 @@ def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     """Run its daemons in a network namespace of their own."""
     munged, slurmctld, slurmd = map(peers.program, ("munged", "slurmctld", "slurmd"))
     # The path of a socket must not be longer than 107 characters.
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as name:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as name:
         _configure(Path(name), gpus)
         env = {"SLURM_CONF": f"{name}/slurm.conf"}
         command = [munged, "--foreground", "--force", *_munge_files(name)]

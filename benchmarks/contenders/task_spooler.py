@@ -22,7 +22,9 @@ class SpoolerQueue:
         self._program = program
         self._folder = folder
         many = {"TS_MAXFINISHED": "100000", "TS_MAXCONN": "1000"}
-        self._env = environment({"TS_SOCKET": str(folder / "socket"), "TMPDIR": str(folder), "TS_SLOTS": str(slots), **many})
+        self._env = environment(
+            {"TS_SOCKET": str(folder / "socket"), "TMPDIR": str(folder), "TS_SLOTS": str(slots), **many}
+        )
         self._slots = slots
 
     def run_all(self, commands: Sequence[Command]) -> None:
