@@ -31,7 +31,7 @@ PARTS = {
     "beside": 360.0,
     "serving": 60.0,
     "contenders": 240.0,
-    "sweep": 240.0,
+    "sweep": 400.0,
     "next_command": 180.0,
     "fleet": 300.0,
     "replay": 180.0,

@@ -11,6 +11,7 @@ import math
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,14 +89,20 @@ def alone(
     return Figure((of or statistics.median)(values), unit, min(values), max(values), len(values), note=note)
 
 
-def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    contenders: Mapping[str, Callable[[], float]], rounds: int, budget_s: float = math.inf
+) -> dict[str, list[float]]:
     """Return the value of each contender in each round. Every other round goes backwards, so that no position gains.
 
-    A contender that raises is left out of the result: it has no value in each round. The reason is printed.
+    No round begins when so many seconds are over. A contender that raises is left out of the result: it has no value in each
+    round. The reason is printed.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for _ in range(rounds):
+    began = time.monotonic()
+    for number in range(rounds):
+        if number and time.monotonic() > began + budget_s:
+            break
         for name in list(names):
             try:
                 found[name].append(contenders[name]())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from benchmarks.figures import ROOT
 from gpu_worker_pool.testing import ServerProcess
@@ -97,9 +97,18 @@ def orders() -> Iterator[list[Any]]:
         yield json.loads(line)
 
 
+_answers: list[TextIO] = []
+
+
+def keep_answers_apart() -> None:
+    """Let standard output be only for `say`: what libraries and their programs print there goes to standard error."""
+    _answers.append(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+
+
 def say(answer: Any) -> None:
     """Answer the process that has started this one."""
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer), file=_answers[0] if _answers else sys.stdout, flush=True)
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from benchmarks.peers import MissingError
 
 GPUS = 8
 JOBS, QUICK_JOBS = 1_000, 20
-ROUNDS, QUICK_ROUNDS = 2, 1
+ROUNDS, QUICK_ROUNDS = 3, 1
+# After this time no other round of a sweep begins.
+BUDGET_S = 40.0
 SWEEPS = {"true": ("true",), "50ms": ("sleep", "0.05")}
 HYPERQUEUE, SPOOLER = "HyperQueue", "ts"
 RunAll = Callable[[Sequence[Command]], None]
@@ -54,6 +56,7 @@ def main() -> None:
             found = in_turn(
                 {name: lambda way=way: jobs_a_second(way, command, jobs) for name, way in wanted.items()},  # type: ignore[misc]  # noqa: B023
                 rounds,
+                BUDGET_S,
             )
             add(results, sweep, found)
     results.finish(options)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.contenders.contender import Held, Serving, Taker, taker
-from benchmarks.processes import Child, environment, orders, say
+from benchmarks.processes import Child, environment, keep_answers_apart, orders, say
 
 
 class Client(Child):
@@ -102,6 +102,7 @@ def crowd_of_processes(make: Callable[[], Taker], clients: int, warm_up_s: float
 
 
 def main() -> None:
+    keep_answers_apart()
     name, variant, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     clients: list[Taker] = []
     held: list[Held] = []

@@ -21,7 +21,7 @@ from benchmarks import peers
 from benchmarks.contenders.contender import Command, Held, Serving, Settings
 from benchmarks.contenders.desk import Desk
 from benchmarks.contenders.namespaces import running_apart
-from benchmarks.processes import Child, environment, orders, say, wait_until
+from benchmarks.processes import Child, environment, keep_answers_apart, orders, say, wait_until
 
 READY = "The cluster is ready."
 SWEEP_S = 180.0
@@ -95,6 +95,7 @@ def run_cluster(folder: str, cores: int) -> None:
 
 def run_client(folder: str) -> None:
     """Submit the commands of each order; say when they are submitted, and when they have ended."""
+    keep_answers_apart()
     library = importlib.import_module("hyperqueue")
     client = library.Client(folder)
     for number, (commands,) in enumerate(orders()):

@@ -50,6 +50,10 @@ def test_contenders_take_turns_and_every_other_round_goes_backwards() -> None:
     assert found == {"a": [0.0, 3.0, 4.0], "b": [1.0, 2.0, 5.0]}
 
 
+def test_no_round_begins_when_the_time_is_over() -> None:
+    assert in_turn({"a": lambda: 1.0, "b": lambda: 2.0}, 3, budget_s=-1.0) == {"a": [1.0], "b": [2.0]}
+
+
 def test_a_contender_that_fails_once_has_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
     answers = iter([1.0])
 
