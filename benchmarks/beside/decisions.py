@@ -120,7 +120,7 @@ class CrowdedPool:
             self.handle(self.observe(node))
         while len(self.state.queue) < self._exclusive:
             while len(self.state.queue) < self._exclusive:
-                self._happen(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
+                self._queue(self.request(priority=0))  # in a pool in use, earlier urgent requests have been served
             self._serve()
 
     def use(self) -> None:
@@ -134,7 +134,7 @@ class CrowdedPool:
             ending = self.rng.sample(active, min(at_once, len(active)))
             for lease in ending:
                 self._happen(cmd.Release(lease.id, is_holder=True))
-                self._happen(self.request())
+                self._queue(self.request())
             self.now += 0.0001
             for node in dict.fromkeys(lease.gpus[0].node for lease in ending):
                 self._happen(self.observe(node))
@@ -143,18 +143,23 @@ class CrowdedPool:
             for lease_id in self.rng.sample(queued, max(0, len(queued) - self._exclusive)):
                 self._happen(cmd.Release(lease_id, is_holder=True))
             while len(self.state.queue) < self._exclusive:
-                self._happen(self.request(priority=0))
+                self._queue(self.request(priority=0))
 
     def let_share(self) -> None:
         """Queue requests that share a GPU, until `waiters` requests wait that do not fit now."""
         while len(self.state.queue) < self.waiters:
             while len(self.state.queue) < self.waiters:
-                self._happen(self.request(priority=0, shares=True))
+                self._queue(self.request(priority=0, shares=True))
             self._serve()
 
     @property
     def _exclusive(self) -> int:
         return self.waiters - int(self.waiters * SHARING)
+
+    def _queue(self, asked: cmd.RequestLease) -> None:
+        """Let a request wait without trying to serve it: `_serve` does so once for many of them."""
+        wall_now = self.now + self.state.wall_offset_s
+        replay(self.state, [ev.LeaseQueued(self.now, asked.lease_id, asked.request, self.state.next_seq, wall_now)])
 
     def _happen(self, command: cmd.Command) -> list[ev.Event]:
         events = decide(self.state, command, self.now)
