@@ -24,7 +24,8 @@ from benchmarks.fleet.boxes import Boxes, running
 from benchmarks.processes import Child, environment, orders, pool_server, say
 from tests.ledger.postgres.server import programs
 
-BOXES, CANDIDATES, GPUS_A_BOX = 4, 2, 4
+# So many GPUs that no lease waits until one is read again.
+BOXES, CANDIDATES, GPUS_A_BOX = 4, 2, 64
 # The TTL of each lease that is held while leaders are killed: shorter than the take-overs, so that it has to be renewed meanwhile.
 TTL_S = 6.0
 HOLD_S = 60.0
@@ -54,7 +55,10 @@ class Cycles:
         self._connection.request(method, path, body)
         answer = self._connection.getresponse()
         text = answer.read()
-        if answer.status not in {200, 201}:
+        if answer.status == 202:
+            # GPUs are set aside for it: the same call takes them up.
+            self._ask(method, path, body)
+        elif answer.status not in {200, 201}:
             raise RuntimeError(f"{method} {path} was answered with {answer.status}: {text.decode()}")
 
     def close(self) -> None:
@@ -69,7 +73,10 @@ def measure_lease(results: Results, fleet: Boxes, folder: Path, number: int, rou
         closing(Cycles(one.port)) as at_one,
     ):
         found = in_turn({"box": lambda: at_box.run(number), "one": lambda: at_one.run(number)}, rounds)
-    results.add("fleet_lease", compare(found["box"], found["one"], "s", "one box"))
+    if len(found) == 2:
+        results.add("fleet_lease", compare(found["box"], found["one"], "s", "one box"))
+    else:
+        results.leave_out("fleet_lease", "a lease failed; the error is in the output of the run")
 
 
 def measure_take_over(results: Results, fleet: Boxes, rounds: int) -> None:

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.fleet.many_boxes import MODEL
+from benchmarks.fleet.many_boxes import GPUS_A_BOX, MODEL
 
 AT_ONCE = 64
 # A client that is told to ask later waits so long, and then ever longer.
 AGAIN_S, MOST_AGAIN_S = 0.5, 8.0
 OWNERS = 50
 LIMIT_S = 120.0
-HELD = {"model": MODEL, "ttl_s": 3600.0}
+# Each lease takes all GPUs of a box.
+HELD = {"model": MODEL, "gpus": GPUS_A_BOX, "ttl_s": 3600.0}
 WAITS = {**HELD, "wait_s": 300.0}
 TAKES = {**HELD, "wait_s": 30.0}
 
@@ -92,12 +93,12 @@ def lease(name: str) -> str:
     return f"/fleet/leases/{name}"
 
 
-def gpu_of(answer: dict[str, Any]) -> str:
-    return str(answer["gpus"][0]["uuid"])
+def box_of(answer: dict[str, Any]) -> str:
+    return str(answer["gpus"][0]["node"])
 
 
 async def take_all(port: int, number: int) -> dict[str, str]:
-    """Take so many GPUs; return the lease of each."""
+    """Take all GPUs of so many boxes; return the lease of each box."""
     held: dict[str, str] = {}
     numbers = iter(range(number))
 
@@ -109,7 +110,7 @@ async def take_all(port: int, number: int) -> dict[str, str]:
             # It waits only if the leader changes meanwhile, or a box has lost it.
             while answer["state"] != "active":
                 _, answer = await client.call_until_answered("GET", f"{lease(f'held-{each}')}?wait_s=25")
-            held[gpu_of(answer)] = f"held-{each}"
+            held[box_of(answer)] = f"held-{each}"
         client.close()
 
     async with asyncio.timeout(LIMIT_S):
@@ -118,7 +119,7 @@ async def take_all(port: int, number: int) -> dict[str, str]:
 
 
 class Waiters:
-    """Clients that each wait for a GPU on a connection of their own. `granted` is the time at which one was told, by GPU."""
+    """Clients that each wait for a box on a connection of their own. `granted` is the time at which one was told, by box."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -152,27 +153,27 @@ class Waiters:
         while True:
             at, answer = await client.call_until_answered("PUT", lease(name), {**WAITS, "owner": f"owner-{owner}"})
             if answer["state"] == "active":
-                self.granted[gpu_of(answer)] = at
+                self.granted[box_of(answer)] = at
                 self._told()
                 return
 
-    async def hand_overs_s(self, held: dict[str, str], gpus: Sequence[str], every_s: float) -> list[float]:
-        """Release these GPUs, one every so many seconds; return how long each hand-over took."""
+    async def hand_overs_s(self, held: dict[str, str], boxes: Sequence[str], every_s: float) -> list[float]:
+        """Release these boxes, one every so many seconds; return how long each hand-over took."""
         client = await connected(self._port)
         released: dict[str, float] = {}
         has_news = asyncio.Event()
         self._told = has_news.set
         async with asyncio.timeout(LIMIT_S):
             began = time.monotonic()
-            for number, gpu in enumerate(gpus):
+            for number, box in enumerate(boxes):
                 await asyncio.sleep(began + number * every_s - time.monotonic())
-                released[gpu] = time.monotonic()
-                await client.call_until_answered("DELETE", lease(held[gpu]))
-            while not all(gpu in self.granted for gpu in gpus):
+                released[box] = time.monotonic()
+                await client.call_until_answered("DELETE", lease(held[box]))
+            while not all(box in self.granted for box in boxes):
                 has_news.clear()
                 await has_news.wait()
         client.close()
-        return [self.granted[gpu] - at for gpu, at in released.items()]
+        return [self.granted[box] - at for box, at in released.items()]
 
     async def close(self) -> None:
         for task in self._tasks:
