@@ -77,9 +77,9 @@ format: $(READY) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# QUICK=1: only see that everything runs. OPENB=DIR: the folder of the public trace to replay.
-bench: $(READY) ## Measure everything in 20 minutes and write docs/BENCHMARKS.md and its details (QUICK=1: a fast check)
-	$(BIN)/python -m benchmarks.report $(if $(QUICK),--quick) $(if $(OPENB),--openb '$(OPENB)')
+# QUICK=1: only see that everything runs. ONLY=PART. BASE=COMMIT to compare with. OPENB=DIR: the folder of the public trace to replay.
+bench: $(READY) ## Measure everything in 12 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast check)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only '$(ONLY)') $(if $(BASE),--base '$(BASE)') $(if $(OPENB),--openb '$(OPENB)')
 
 pictures: $(READY) ## Make the pictures in docs/images from a real server with simulated GPUs
 	$(BIN)/python scripts/picture

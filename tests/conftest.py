@@ -49,7 +49,6 @@ LONGEST = (
     "tests/page/test_grid.py",
     "tests/e2e/fleet/test_nemesis.py",
     "tests/core/test_pool_properties.py",
-    "tests/benchmarks/test_report.py",
     "tests/page/test_live.py",
     "tests/cli/batch/test_batch_endings.py",
     "tests/test_documents.py",

@@ -1,17 +1,14 @@
-"""How this tree compares with an earlier commit of it: both are installed, take turns, and are measured in one run.
+"""How this tree compares with an earlier commit of it, the base: both are installed, take turns, and are measured in one run.
 
-    python -m benchmarks.beside [--commit cbb8954b] [--rounds 15] [--only hand_over]
+    python -m benchmarks.beside [--base cbb8954b] [--rounds 11] [--only hand_over]
 
-The earlier commit is taken from this repository's history and installed with its own constraints into `.bench-venv-COMMIT`.
+The base is taken from this repository's history and installed with its own constraints into `.bench-venv-COMMIT`.
 All GPUs are simulated. Compare the ratios: the times depend on the machine and the day. It stops by itself.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -20,106 +17,83 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[2]
-AGENT = Path(__file__).with_name("agent.py")
-COMMIT = "cbb8954b"
+from benchmarks.figures import ROOT, Results, alone, compare, in_turn, parser
+from benchmarks.processes import Child, environment
+
+BASE = "cbb8954b"
+ROUNDS, QUICK_ROUNDS = 11, 1
+# The largest pool takes a while to fill.
+ANSWER_S = 120.0
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One order for both agents. Of `rounds` rounds the median counts."""
+    """One order for the agents of both sides. An agent is a script of this folder with these arguments."""
 
-    what: str
-    server: tuple[str, str]
-    order: tuple[Any, ...]
-    unit: str = "ms"
-    at_most: float | None = 1.25
-
-    @property
-    def name(self) -> str:
-        return str(self.order[0])
+    id: str
+    agent: tuple[str, ...]
+    order: tuple[str | int, ...]
+    unit: str = "s"
+    is_for_quick: bool = True
 
 
-MANY, ONE = ("full", "64"), ("full", "1")
+MANY, ONE = ("agent", "full", "64"), ("agent", "full", "1")
+# As a shell finds it: the interpreter of the side is put before it.
+POOL = ("command", "-m", "gpu_worker_pool")
 MEASURES = (
-    Measure("lease + release over HTTP, full", MANY, ("leases", 30)),
-    Measure("lease + release over HTTP, normal", ("normal", "64"), ("leases", 30)),
-    Measure("lease + release, processor time of the server", MANY, ("server_cpu", 100), at_most=None),
-    Measure("lease + release, blocking client, full", MANY, ("client", 30)),
-    Measure("release to the next waiter, blocking client", ONE, ("hand_over", 20)),
-    Measure("`kill -9` to the next waiter, blocking client", ONE, ("killed", 5)),
-    Measure("`GET /gpu/summary`, one connection", MANY, ("summary", 100), at_most=None),
-    Measure("`gpu-pool status`, processor time", MANY, ("command", "-m", "gpu_worker_pool", "status"), at_most=1.0),
-    Measure(
-        "`gpu-pool run -- true`, processor time",
-        MANY,
-        ("command", "-m", "gpu_worker_pool", "run", "--", "true"),
-        at_most=1.0,
-    ),
-    Measure(
-        "`import gpu_worker_pool`, processor time", MANY, ("command", "-c", "import gpu_worker_pool"), at_most=None
-    ),
-    Measure("a bare `python -c pass`, processor time", MANY, ("command", "-c", "pass"), at_most=None),
-    Measure("memory of the server, PSS", MANY, ("memory",), unit="MB", at_most=None),
+    Measure("memory_server", ("agent", "full", "8"), ("memory",), "MB"),
+    Measure("memory_client", ("agent", "full", "8"), ("client_memory",), "MB"),
+    Measure("lease_full", MANY, ("leases", 30)),
+    Measure("lease_normal", ("agent", "normal", "64"), ("leases", 30)),
+    Measure("lease_client", MANY, ("client", 30)),
+    Measure("server_cpu", MANY, ("server_cpu", 100)),
+    Measure("hand_over", ONE, ("hand_over", 20)),
+    Measure("killed", ONE, ("killed", 5)),
+    Measure("summary", MANY, ("summary", 100)),
+    Measure("status_cpu", MANY, (*POOL, "status")),
+    Measure("run_cpu", MANY, (*POOL, "run", "--", "true")),
+    Measure("bare_cpu", MANY, ("command", "-c", "pass")),
+    Measure("import", MANY, ("import_above_bare",)),
+    Measure("decision_512", ("decisions", "512", "1000"), ("slowest", 20)),
+    Measure("decision_10000", ("decisions", "10000", "10000"), ("slowest", 20), is_for_quick=False),
 )
 
 
 class Side:
-    """One of the two trees: its interpreter, and an agent for each kind of server."""
+    """One of the two trees: its interpreter, and the agents that it has started."""
 
     def __init__(self, python: Path, folder: Path, held: ExitStack) -> None:
         self._python = python
         self._folder = folder
         self._held = held
-        self._agents: dict[tuple[str, str], subprocess.Popen[str]] = {}
+        self._agents: dict[tuple[str, ...], Child] = {}
 
     def measure(self, measure: Measure) -> float:
-        agent = self._agents.get(measure.server)
+        """Carry out the order once. RuntimeError says why that failed."""
+        agent = self._agents.get(measure.agent)
         if agent is None:
-            agent = self._agents[measure.server] = self._start(measure.server)
-        return _ask(agent, measure.order)
+            agent = self._agents[measure.agent] = self._start(measure.agent)
+        return float(agent.ask(*measure.order, limit_s=ANSWER_S))
 
-    def _start(self, server: tuple[str, str]) -> subprocess.Popen[str]:
+    def _start(self, words: tuple[str, ...]) -> Child:
+        script = Path(__file__).with_name(f"{words[0]}.py")
         # Outside both trees, so that each interpreter finds only the package that is installed for it.
-        command = [str(self._python), "-P", str(AGENT), *server]
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self._folder)
-        self._held.callback(_end, agent)
-        _hear(agent)
+        env = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+        agent = Child([self._python, "-P", script, *words[1:]], env, self._folder)
+        self._held.callback(agent.close)
+        agent.hear(ANSWER_S)
         return agent
 
 
-def _end(agent: subprocess.Popen[str]) -> None:
-    assert agent.stdin is not None
-    agent.stdin.close()
-    agent.wait(30)
-
-
-def _ask(agent: subprocess.Popen[str], order: tuple[Any, ...]) -> float:
-    assert agent.stdin is not None
-    agent.stdin.write(f"{json.dumps(order)}\n")
-    agent.stdin.flush()
-    return float(_hear(agent))
-
-
-def _hear(agent: subprocess.Popen[str]) -> Any:
-    assert agent.stdout is not None
-    line = agent.stdout.readline()
-    if not line:
-        raise SystemExit(f"an agent has ended with {agent.wait()}; its error is above")
-    return json.loads(line)
-
-
 def installed(commit: str) -> Path:
-    """The interpreter of an environment that has the package as of `commit`."""
+    """Return the interpreter of an environment that has the package as of `commit`; make it if there is none."""
     folder = ROOT / f".bench-venv-{commit}"
     python = folder / "bin" / "python"
     if (folder / ".ready").exists():
         return python
-    packed = subprocess.run(
-        [shutil.which("git") or "git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE
-    ).stdout
+    git = [shutil.which("git") or "git", "archive", commit]
+    packed = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     with tempfile.TemporaryDirectory() as tree:
         with tarfile.open(fileobj=BytesIO(packed)) as archive:
             archive.extractall(tree, filter="data")
@@ -130,45 +104,37 @@ def installed(commit: str) -> Path:
     return python
 
 
-def compare(measure: Measure, ours: Side, theirs: Side, rounds: int) -> str:
-    """One row: ours, theirs, their ratio, and the lowest and highest ratio of a round."""
-    values: list[tuple[float, float]] = []
-    for number in range(rounds):
-        if number % 2:
-            before = theirs.measure(measure)
-            values.append((ours.measure(measure), before))
-        else:
-            now = ours.measure(measure)
-            values.append((now, theirs.measure(measure)))
-    scale = 1000 if measure.unit == "ms" else 1
-    now, before = (statistics.median(side) * scale for side in zip(*values, strict=True))
-    ratios = sorted(mine / other for mine, other in values if other)
-    ratio = statistics.median(ratios)
-    if measure.at_most is None:
-        verdict = ""
+def add(results: Results, measure: Measure, sides: dict[str, Side], base: str, rounds: int) -> None:
+    """Measure both sides in turn. Ours is shown alone where the base cannot do this."""
+    found = in_turn({name: lambda side=side: side.measure(measure) for name, side in sides.items()}, rounds)  # type: ignore[misc]
+    ours, theirs = found.get("ours"), found.get(base)
+    if ours is None:
+        results.leave_out(measure.id, "this tree failed; the error is in the output of the run")
+    elif theirs is None:
+        results.leave_out(f"{measure.id} of {base}", "the base failed; the error is in the output of the run")
+        results.add(measure.id, alone(ours, measure.unit))
     else:
-        verdict = f"{'reached' if ratio <= measure.at_most else 'missed'} (at most {measure.at_most:g} x)"
-    return (
-        f"| {measure.what} | {now:.3g} {measure.unit} | {before:.3g} {measure.unit} | {ratio:.2f} x | "
-        f"{ratios[0]:.2f} to {ratios[-1]:.2f} | {verdict} |"
-    )
+        results.add(measure.id, compare(ours, theirs, measure.unit, base))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", default=COMMIT, help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", help="the measures with this name")
-    options = parser.parse_args()
+    options_of = parser(__doc__)
+    options_of.add_argument("--base", default=BASE, metavar="COMMIT", help="the commit to compare with")
+    options_of.add_argument("--rounds", type=int, help="how often both sides take turns")
+    options_of.add_argument("--only", help="the measures whose id begins like this")
+    options = options_of.parse_args()
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    results = Results("beside")
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-        ours = Side(Path(sys.executable), folder, held)
-        theirs = Side(installed(options.commit), folder, held)
-        print(f"| what | now | {options.commit} | ratio, median | of a round | target |")
-        print("| --- | ---: | ---: | ---: | --- | --- |")
+        sides = {
+            "ours": Side(Path(sys.executable), folder, held),
+            options.base: Side(installed(options.base), folder, held),
+        }
         for measure in MEASURES:
-            if options.only in (None, measure.name):
-                print(compare(measure, ours, theirs, options.rounds), flush=True)
+            if measure.id.startswith(options.only or "") and (measure.is_for_quick or not options.quick):
+                add(results, measure, sides, options.base, rounds)
+    results.finish(options)
 
 
 if __name__ == "__main__":

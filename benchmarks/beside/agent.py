@@ -1,9 +1,9 @@
 """Carries out one measurement after the other with the package that its interpreter has.
 
-    PYTHON -P benchmarks/beside/agent.py full
+    PYTHON -P benchmarks/beside/agent.py full 64
 
 It reads orders from standard input, one JSON array a line, answers each with a line, and ends when its input ends. It runs under
-the earlier commit too, so it uses only what both have: the server of gpu_worker_pool.testing, HTTP, and the blocking client.
+the base too, so it uses only what both have: the server of gpu_worker_pool.testing, HTTP, the blocking client and the commands.
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ from gpu_worker_pool.testing import ServerProcess
 
 # Before a hand-over, for the other client to stand in the queue.
 QUEUED_S = 0.02
+CLIENT = "from gpu_worker_pool import GPUWorkerPoolClient; GPUWorkerPoolClient()"
+HOLDER = """
+import sys
+from gpu_worker_pool import GPUWorkerPool
+with GPUWorkerPool(sys.argv[1]) as pool:
+    held = pool.request_gpu()
+    print(1, flush=True)
+    sys.stdin.read()
+    pool.release_gpu(held)
+"""
 
 
 class Agent:
@@ -117,10 +127,20 @@ class Agent:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
+    def import_above_bare(self) -> float:
+        """Seconds of a fresh process that imports and makes a client, less those of one that does nothing."""
+        return _process_s(CLIENT) - _process_s("pass")
+
     def memory(self) -> float:
         """The server's proportional share of memory, in megabytes."""
-        rollup = Path(f"/proc/{self.server.pid}/smaps_rollup").read_text()
-        return int(rollup.partition("\nPss:")[2].split()[0]) / 1000
+        return _pss_mb(self.server.pid)
+
+    def client_memory(self) -> float:
+        """The share of a program that holds a GPU."""
+        command = [sys.executable, "-P", "-c", HOLDER, self.server.url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            _hear(holder)
+            return _pss_mb(holder.pid)
 
     def close(self) -> None:
         for client in self._clients:
@@ -144,8 +164,20 @@ class Agent:
             raise RuntimeError(f"{method} {path} was answered with {answer.status}: {text.decode()}")
 
     def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.server.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        # In nanoseconds; the file `stat` counts in hundredths of a second.
+        tasks = Path(f"/proc/{self.server.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _process_s(source: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-P", "-c", source], check=True)
+    return time.perf_counter() - began
+
+
+def _pss_mb(pid: int) -> float:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(rollup.partition("\nPss:")[2].split()[0]) / 1000
 
 
 def _tell(client: subprocess.Popen[str], order: str) -> None:
@@ -181,7 +213,11 @@ def run_agent(durability: str, gpus: str) -> None:
         for line in sys.stdin:
             name, *arguments = json.loads(line)
             measure: Callable[..., float] = getattr(agent, name)
-            print(json.dumps(measure(*arguments)), flush=True)
+            try:
+                answer: object = measure(*arguments)
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+                answer = {"error": f"{name}: {error}"}
+            print(json.dumps(answer), flush=True)
     finally:
         agent.close()
 

@@ -1,0 +1,1 @@
+"""What people would use instead, each in a file of its own behind the interface of contender.py."""

@@ -1,4 +1,4 @@
-"""Slurm on one machine: its controller, its node daemon and munge, with generic resources that stand for GPUs."""
+"""Slurm on one machine: its controller, its node daemon and munge, with generic resources that stand for GPUs, and `srun`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import secrets
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.contenders import namespaces
-from benchmarks.contenders.processes import Daemon, running, wait_until
-from benchmarks.contenders.servers import Serving
+from benchmarks.contenders.contender import Command, Held, Serving, Settings, finished
+from benchmarks.contenders.desk import Desk
+from benchmarks.contenders.namespaces import running_apart
+from benchmarks.processes import environment, running, wait_until
 
 # Slurm does not count a GPU without a device file. These behave like /dev/null.
 DEVICE = os.makedev(1, 3)
-KEY_BYTES = 128
 ASK_S = 5.0
-LEADS = "Running as primary controller"
-
+SRUN = ("srun", "--quiet", "--ntasks=1", "--gres=gpu:1")
 # Its defaults, except for what one machine without cgroups and with more GPUs than processors needs.
 CONFIGURATION = """\
 ClusterName=bench
@@ -47,36 +44,76 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+class SrunTaker:
+    """A `srun` for each use of a GPU. It stays while the job runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._desk = Desk(f"{settings['folder']}/{os.getpid()}")
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def take(self) -> Held:
+        # Those that have ended are waited for.
+        self._started = [each for each in self._started if each.poll() is None]
+        self._started.append(subprocess.Popen([*SRUN, *self._desk.command], stdin=subprocess.DEVNULL))
+        return Held(*self._desk.wait())
+
+    def release(self, held: Held) -> None:
+        held.what.close()
+
+    def cycle(self) -> None:
+        self.release(self.take())
+
+
+class SrunQueue:
+    """A waiting `srun` for each command."""
+
+    def __init__(self, joined: Sequence[str], env: dict[str, str]) -> None:
+        self._joined = joined
+        self._env = environment(env)
+
+    def run_all(self, commands: Sequence[Command]) -> None:
+        self.line_up(commands)()
+
+    def line_up(self, commands: Sequence[Command]) -> Callable[[], None]:
+        started: list[subprocess.Popen[bytes]] = []
+        for number, command in enumerate(commands):
+            started.append(subprocess.Popen([*self._joined, *SRUN, *command], env=self._env, stdin=subprocess.DEVNULL))
+            states = ["PENDING"] * number + ["RUNNING"]
+            wait_until(lambda states=states: self._states() == states, f"{number} commands wait")  # type: ignore[misc]
+        return lambda: finished(started)
+
+    def _states(self) -> list[str]:
+        return sorted(self.ask("squeue", "--noheader", "--format=%T").split())
+
+    def ask(self, *command: str) -> str:
+        """Return what a command of Slurm prints; nothing if it takes too long."""
+        try:
+            done = subprocess.run(
+                [*self._joined, *command], capture_output=True, text=True, check=False, timeout=ASK_S, env=self._env
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        return done.stdout.strip()
+
+
 @contextmanager
 def serve(folder: Path, gpus: int) -> Iterator[Serving]:
     """Run its daemons in a network namespace of their own."""
-    programs = {name: peers.program(name) for name in peers.SLURM}
-    folder.mkdir()
+    munged, slurmctld, slurmd = map(peers.program, ("munged", "slurmctld", "slurmd"))
     # The path of a socket must not be longer than 107 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as name,
-        ExitStack() as ends,
-    ):
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as name:
         _configure(Path(name), gpus)
         env = {"SLURM_CONF": f"{name}/slurm.conf"}
-        munged = [str(programs["munged"]), "--foreground", "--force", *_munge_files(name)]
-        log = folder / "slurmctld.log"
-        began = time.monotonic()
-        munge, joined = ends.enter_context(namespaces.running_alone(munged, folder / "munged.log", as_root=True))
-        wait_until(lambda: Path(f"{name}/munge.socket").exists(), folder / "munged.log")
-        command = [*joined, str(programs["slurmctld"]), "-D"]
-        controller = ends.enter_context(Daemon(command, log, lambda: LEADS in log.read_text(encoding="utf-8"), env))
-        node = ends.enter_context(running([*joined, programs["slurmd"], "-D"], folder / "slurmd.log", env))
-        wait_until(lambda: _ask(joined, env, "sinfo", "--noheader", "--format=%T") == "idle", log)
-        settings = {"folder": name, "python": sys.executable}
-        pids = [munge, controller.pid, node]
-        python = [*joined, sys.executable]
-
-        def clear() -> None:
-            _ask(joined, env, "scancel", "--me")
-            wait_until(lambda: _ask(joined, env, "squeue", "--noheader") == "", log)
-
-        yield Serving(settings, time.monotonic() - began, pids, python, env, controller.restart, clear)
+        command = [munged, "--foreground", "--force", *_munge_files(name)]
+        with running_apart(command, folder / "munged.log", as_root=True) as joined:
+            wait_until(Path(f"{name}/munge.socket").exists, "munged is ready")
+            with (
+                running([*joined, slurmctld, "-D"], folder / "slurmctld.log", env),
+                running([*joined, slurmd, "-D"], folder / "slurmd.log", env),
+            ):
+                queue = SrunQueue(joined, env)
+                wait_until(lambda: queue.ask("sinfo", "--noheader", "--format=%T") == "idle", "Slurm is ready")
+                yield Serving({"folder": name}, [*joined, *Serving({}).python], env, queue)
 
 
 def _configure(folder: Path, gpus: int) -> None:
@@ -93,7 +130,7 @@ def _configure(folder: Path, gpus: int) -> None:
         raise peers.MissingError("it needs a device file for each GPU, and none can be made here") from None
     key = folder / "munge.key"
     key.touch(0o600)
-    key.write_bytes(secrets.token_bytes(KEY_BYTES))
+    key.write_bytes(secrets.token_bytes(128))
 
 
 def _munge_files(folder: str) -> list[str]:
@@ -101,13 +138,4 @@ def _munge_files(folder: str) -> list[str]:
     return [f"--{option}={folder}/munge.{ending}" for option, ending in files.items()]
 
 
-def _ask(joined: Sequence[str], env: Mapping[str, str], *command: str) -> str | None:
-    """Return what a command of Slurm prints, or None if it takes too long."""
-    whole = {**os.environ, **env}
-    try:
-        done = subprocess.run(
-            [*joined, *command], capture_output=True, text=True, check=False, timeout=ASK_S, env=whole
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return done.stdout.strip()
+TAKERS = {"": SrunTaker}

@@ -1,96 +1,114 @@
-"""Replay a trace of a real GPU cluster through the core, in simulated time, with our rules and with others.
+"""Replay a trace of a real GPU cluster through the core, in simulated time.
 
-    python -m benchmarks.replay --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --variants
+    python -m benchmarks.replay --openb FOLDER
 
-The trace is Alibaba's OpenB 2023; openb.py describes its format and how it is used. There are three experiments:
+The trace is Alibaba's OpenB 2023; openb.py describes its files and how they are used. There are two experiments:
 
 - sampled: tasks are drawn until they ask for 130 % of all GPUs. They come one by one, and none ends. How much of the GPUs
-  can be allocated? A task that cannot be served at once goes away again.
-- timed: the trace in its own time, with tasks that end, on a few of its nodes, with time limits that no task, half of them or
-  all declare. What waiters are told is compared with what happens.
-- synthetic: the same with a load of our own (see synthetic.py).
+  can be allocated? A task that cannot be served at once goes away again, so the placement alone decides.
+- timed: the trace in its own time, with tasks that end, on a hundredth of its nodes, which have 48 GPUs. How long do tasks wait?
+  No task declares a time limit.
 
-With --variants the first two are made with other lists of tasks too: those published beside the default one, else lists that
-are derived from it (see lists.py). EASY backfilling with exact time limits is the reference (see easy.py).
-
-Every number is measured in this run, except for those that are marked as quoted.
+The result depends on the trace and on the rules, and not on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-from collections.abc import Callable
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
-from benchmarks.replay.jobs import DEMAND, Source, load, run_all, sampled_jobs, synthetic_jobs, timed_jobs
-from benchmarks.replay.limit_tables import tell_limits, tell_other_lists, tell_synthetic
-from benchmarks.replay.limits import NOBODY
-from benchmarks.replay.list_tables import tell_allocated, tell_lists
-from benchmarks.replay.lists import DEFAULT, LISTS, published_file
-from benchmarks.replay.openb import NoTraceError
-from benchmarks.replay.policies import POLICIES
-from benchmarks.replay.tables import tell_policies, tell_sampled, tell_timed, tell_trace, trace_in_short
-from benchmarks.shared.results import Results, parser
+from benchmarks.figures import Results, alone, parser
+from benchmarks.replay.openb import NoTraceError, Task, Trace, read_trace, sample_nodes, sample_tasks
+from benchmarks.replay.pool import SimulatedPool
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S
 
-SYNTHETIC_SEEDS = 10
+DEMAND = 1.3
+SEEDS = (1, 2)
+FEW, FEW_SEED = 0.01, 1
+RENEW_EVERY_S = MAX_TTL_S / 3
+# A quick run replays only the first tasks.
+QUICK_NODES, QUICK_TASKS = 0.05, 300
 
 
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = kind(text)
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"{text} must be more than 0")
-        return value
+def allocated_percent(trace: Trace, tasks: Sequence[Task]) -> float:
+    """Let these tasks come one after the other, and none end; return how much of the GPUs is allocated then."""
+    pool = SimulatedPool(trace.nodes)
+    for number, task in enumerate(tasks):
+        lease_id, now = f"task-{number}", float(number)
+        if lease_id not in pool.ask(lease_id, task, now):
+            pool.leave(lease_id, now)
+    return 100 * pool.allocated_milli / pool.capacity_milli
 
-    return read
+
+class TimedRun:
+    """A trace in its own time; every task runs for as long as it did there. `waits_s` has each task that was served."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._tasks = trace.tasks
+        self._pool = SimulatedPool(trace.nodes)
+        self._ends: list[tuple[float, int]] = []
+        self._renewed_at = 0.0
+        self.waits_s: dict[int, float] = {}
+
+    def run(self) -> None:
+        arrivals = deque(range(len(self._tasks)))
+        now = -inf
+        while arrivals or self._ends:
+            arrives_at = self._tasks[arrivals[0]].created_at if arrivals else inf
+            ends_at = self._ends[0][0] if self._ends else inf
+            now = max(now, min(arrives_at, ends_at, self._pool.state.next_due_at()))
+            self._renew_until(now)
+            if ends_at <= now:
+                self._began(self._pool.leave(f"task-{heapq.heappop(self._ends)[1]}", now), now)
+            elif arrives_at <= now:
+                number = arrivals.popleft()
+                self._began(self._pool.ask(f"task-{number}", self._tasks[number], now), now)
+            else:
+                self._began(self._pool.pass_time(now), now)
+
+    def mean_wait_s(self, *, only_wide: bool = False) -> float | None:
+        """Return the mean wait of all tasks that were served, or of those that ask for many GPUs; None if there is none."""
+        waits_s = [wait_s for number, wait_s in self.waits_s.items() if self._tasks[number].is_wide or not only_wide]
+        return statistics.fmean(waits_s) if waits_s else None
+
+    def _began(self, lease_ids: Sequence[str], now: float) -> None:
+        for lease_id in lease_ids:
+            number = int(lease_id.removeprefix("task-"))
+            self.waits_s[number] = now - self._tasks[number].created_at
+            heapq.heappush(self._ends, (now + self._tasks[number].duration_s, number))
+
+    def _renew_until(self, now: float) -> None:
+        while self._renewed_at + RENEW_EVERY_S <= now:
+            self._renewed_at += RENEW_EVERY_S
+            self._pool.renew(self._renewed_at)
 
 
 def main() -> None:
     options_of = parser(__doc__)
-    options_of.add_argument("--nodes", type=Path, required=True, help="CSV of the nodes: sn, gpu, model")
-    options_of.add_argument("--pods", type=Path, required=True, help="CSV of the tasks: name, num_gpu, gpu_milli, ...")
-    options_of.add_argument("--variants", action="store_true", help="replay the other lists of tasks as well")
-    options_of.add_argument("--seeds", type=positive(int), default=2, help="samples of tasks")
-    options_of.add_argument("--processes", type=positive(int), default=min(2, os.cpu_count() or 1))
-    options_of.add_argument(
-        "--runs", type=Path, metavar="FILE", help="write each run, with all its values, to this file"
-    )
+    options_of.add_argument("--openb", type=Path, required=True, metavar="FOLDER", help="the folder of the trace")
     options = options_of.parse_args()
-    source = Source(options.nodes, options.pods, options.quick)
-    lists = [DEFAULT, *(one.name for one in LISTS if options.variants)]
     try:
-        traces = {name: load(source, name) for name in lists}
+        trace = read_trace(options.openb)
     except NoTraceError as error:
         options_of.error(str(error))
-    results = Results(
-        "replay",
-        "A trace of a real cluster, replayed through the core in simulated time, with our rules and with others.",
-    )
-    seeds, loads = (1, 1) if options.quick else (options.seeds, SYNTHETIC_SEEDS)
-    jobs = [job for name in lists for job in sampled_jobs(name, seeds)]
-    jobs += [job for name in lists if traces[name].has_times for job in timed_jobs(name)]
-    jobs += synthetic_jobs(loads)
-    runs = list(zip(jobs, run_all(source, jobs, 1 if options.quick else options.processes), strict=True))
-    found = {name: [run for job, run in runs if job.experiment == name] for name in ("sampled", "timed", "synthetic")}
-    timed = [run for run in found["timed"] if run["list"] == DEFAULT]
-    tell_trace(results, traces[DEFAULT])
-    if options.variants:
-        published = [name for name in lists if name == DEFAULT or published_file(options.pods, name).is_file()]
-        tell_lists(results, traces, published)
-    tell_policies(results, POLICIES)
-    tell_sampled(results, [run for run in found["sampled"] if run["list"] == DEFAULT], DEMAND)
-    tell_allocated(results, found["sampled"], DEMAND)
-    if timed:
-        tell_timed(results, [run for run in timed if run["declared"] == NOBODY.name])
-        tell_limits(results, timed)
-    tell_other_lists(results, [run for run in found["timed"] if run["list"] != DEFAULT])
-    tell_synthetic(results, found["synthetic"])
+    if options.quick:
+        trace = sample_nodes(Trace(trace.nodes, trace.tasks[:QUICK_TASKS]), QUICK_NODES, FEW_SEED)
+    results = Results("replay")
+    seeds = SEEDS[:1] if options.quick else SEEDS
+    allocated = [allocated_percent(trace, sample_tasks(trace, DEMAND, seed)) for seed in seeds]
+    results.add("allocation", alone(allocated, "%"))
+    timed = TimedRun(trace if options.quick else sample_nodes(trace, FEW, FEW_SEED))
+    timed.run()
+    for figure_id, only_wide in (("wait_all", False), ("wait_wide", True)):
+        if (wait_s := timed.mean_wait_s(only_wide=only_wide)) is None:
+            results.leave_out(figure_id, "no such task of the trace was served")
+        else:
+            results.add(figure_id, alone([wait_s], "s"))
     results.finish(options)
-    if options.runs:
-        data = {"trace": trace_in_short(traces[DEFAULT]), **found}
-        options.runs.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

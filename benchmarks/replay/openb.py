@@ -1,4 +1,4 @@
-"""The trace that benchmarks/replay replays, in the CSV format of Alibaba's OpenB 2023: one file of nodes, one of tasks.
+"""The trace that is replayed, in the CSV format of Alibaba's OpenB 2023: one file of nodes, one of tasks.
 
 The pool manages GPUs and nothing else, so the trace is used like this:
 
@@ -7,39 +7,37 @@ The pool manages GPUs and nothing else, so the trace is used like this:
 - A task with 1000 thousandths of one or more GPUs asks for exclusive GPUs, any other task for that share of the memory. CPUs
   and memory of the node are ignored.
 - `gpu_spec` (`V100M16|V100M32`) becomes a pattern for the model. If it names several models, the pattern is their common
-  prefix (`V100M*`). If they have none, or if the pattern matches other models too, the task is left out and counted.
-- A task without a GPU does not concern the pool. It is left out and counted.
+  prefix (`V100M*`). If they have none, or if the pattern matches other models too, the task is left out.
+- A task without a GPU or without times is left out.
 - A task runs from its grant for as long as it ran in the trace: from `scheduled_time` to `deletion_time`. A task that was
   never scheduled runs for the time from `creation_time` to `deletion_time`. Each runs for at least 1 s.
 - No file of the trace names owners. The tasks are spread over `OWNERS` owners by a hash of their names.
-
-There are several lists of tasks. Without a column `gpu_spec`, no task names a model. Without the times, tasks can only be
-drawn at random: none is replayed in its own time. A task that alone has no times is left out and counted.
 """
 
 from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from zlib import crc32
 
 from gpu_worker_pool.core.model.request import Wishes, matches_model
 
+NODES, TASKS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
+NODE_COLUMNS = ("sn", "gpu", "model")
+TASK_COLUMNS = ("name", "num_gpu", "gpu_milli", "gpu_spec", "creation_time", "deletion_time", "scheduled_time")
 GPU_MILLI = 1000
 MB_PER_MILLI = 16
 GPU_MB = GPU_MILLI * MB_PER_MILLI
 LEAST_DURATION_S = 1.0
 OWNERS = 8
-NEEDED = ("num_gpu", "gpu_milli")
-MODELS, TIMES, SCHEDULED = "gpu_spec", ("creation_time", "deletion_time"), "scheduled_time"
+WIDE_GPUS = 5
 
 
 class NoTraceError(Exception):
-    """A file is not a list of nodes or of tasks; the text says why."""
+    """A folder has no such trace; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """A task that asks for GPUs."""
+    """A task that asks for GPUs, each with so many thousandths."""
 
     name: str
     gpus: int
     gpu_milli: int
-    models: tuple[str, ...]
     wishes: Wishes
     created_at: float
     duration_s: float
-    was_scheduled: bool
-    owner: str | None = None
-    time_limit_s: float | None = None
 
     @property
     def milli(self) -> int:
@@ -70,108 +64,62 @@ class Task:
         return self.gpus * self.gpu_milli
 
     @property
-    def size(self) -> str:
-        """The size of its request, for the tables."""
-        if self.gpu_milli < GPU_MILLI:
-            return "share of a GPU"
-        return "1 GPU" if self.gpus == 1 else "2-4 GPUs" if self.gpus <= 4 else "5 and more GPUs"
+    def is_wide(self) -> bool:
+        return self.gpus >= WIDE_GPUS
 
-
-SIZES = ("share of a GPU", "1 GPU", "2-4 GPUs", "5 and more GPUs")
+    @property
+    def owner(self) -> str:
+        """One of a few owners, always the same for a task."""
+        return f"owner-{crc32(self.name.encode()) % OWNERS}"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """`lacks` are the columns that the list of tasks does not have."""
+    """The nodes that have GPUs, and the tasks that ask for them in the order of their arrival."""
 
     nodes: tuple[Node, ...]
     tasks: tuple[Task, ...]
-    without_gpu: int = 0
-    not_askable: int = 0
-    without_times: int = 0
-    lacks: frozenset[str] = frozenset()
-
-    @property
-    def has_times(self) -> bool:
-        return self.lacks.isdisjoint(TIMES)
-
-    @property
-    def gpus(self) -> int:
-        return sum(node.gpus for node in self.nodes)
-
-    @property
-    def asked_milli_s(self) -> float:
-        """All that its tasks ask for, in thousandths of a GPU times seconds."""
-        return sum(task.milli * task.duration_s for task in self.tasks)
 
     @property
     def capacity_milli(self) -> int:
-        return self.gpus * GPU_MILLI
+        return sum(node.gpus for node in self.nodes) * GPU_MILLI
 
 
-def read_trace(nodes_csv: Path, pods_csv: Path) -> Trace:
-    """Read the whole trace, with the tasks in the order of their arrival; without times, in that of the file."""
-    nodes = tuple(Node(row["sn"], int(row["gpu"]), row["model"]) for row in _rows(nodes_csv, ("sn", "gpu", "model")))
+def read_trace(folder: Path) -> Trace:
+    """Read the whole trace."""
+    nodes = tuple(Node(row["sn"], int(row["gpu"]), row["model"]) for row in _rows(folder / NODES, NODE_COLUMNS))
     nodes = tuple(node for node in nodes if node.gpus)
     models = frozenset(node.model for node in nodes)
-    rows = _rows(pods_csv, NEEDED)
-    lacks = frozenset({MODELS, *TIMES, SCHEDULED} - rows[0].keys())
-    empty = dict.fromkeys(lacks, "")
-    tasks: list[Task] = []
-    without_gpu = not_askable = without_times = 0
-    for number, row in enumerate(rows):
-        task = _task(row | empty | {"name": row.get("name") or f"task-{number}"}, models, lacks, number)
-        if not int(row["num_gpu"]):
-            without_gpu += 1
-        elif task is None:
-            not_askable += 1
-        elif lacks.isdisjoint(TIMES) and not all(row[name] for name in TIMES):
-            without_times += 1
-        else:
-            tasks.append(task)
+    tasks = [task for row in _rows(folder / TASKS, TASK_COLUMNS) if (task := _task(row, models)) is not None]
     if not tasks:
-        raise NoTraceError(f"{pods_csv.name} has no task that asks for GPUs")
-    return Trace(nodes, in_order(tasks), without_gpu, not_askable, without_times, lacks)
-
-
-def in_order(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Return the tasks in the order of their arrival."""
-    return tuple(sorted(tasks, key=lambda task: (task.created_at, task.name)))
+        raise NoTraceError(f"{TASKS} has no task that asks for GPUs")
+    return Trace(nodes, tuple(sorted(tasks, key=lambda task: (task.created_at, task.name))))
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise NoTraceError(f"the folder has no {path.name}")
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if missing := [name for name in needed if name not in (reader.fieldnames or ())]:
             raise NoTraceError(
                 f"{path.name} has no column {' and no column '.join(missing)}; it has {reader.fieldnames}"
             )
-        rows = list(reader)
-    if not rows:
-        raise NoTraceError(f"{path.name} has no rows")
-    return rows
+        return list(reader)
 
 
-def _task(row: dict[str, str], models: frozenset[str], lacks: frozenset[str], number: int) -> Task | None:
-    wanted = tuple(sorted(filter(None, row[MODELS].split("|"))))
+def _task(row: dict[str, str], models: frozenset[str]) -> Task | None:
+    wanted = tuple(sorted(filter(None, row["gpu_spec"].split("|"))))
     model = model_pattern(wanted, models)
-    if wanted and model is None:
+    has_times = row["creation_time"] and row["deletion_time"]
+    if not int(row["num_gpu"]) or not has_times or (wanted and model is None):
         return None
-    gpus, gpu_milli = max(int(row["num_gpu"]), 1), min(int(row["gpu_milli"]), GPU_MILLI)
+    gpus, gpu_milli = int(row["num_gpu"]), min(int(row["gpu_milli"]), GPU_MILLI)
     memory_mb = None if gpu_milli == GPU_MILLI else float(max(gpu_milli, 1) * MB_PER_MILLI)
-    # Without times, tasks come one by one, and none ends.
-    created_at = float(row["creation_time"] or number)
-    began_at = float(row[SCHEDULED] or created_at)
-    duration_s = max(float(row["deletion_time"] or began_at) - began_at, LEAST_DURATION_S)
-    was_scheduled = bool(row[SCHEDULED]) or SCHEDULED in lacks
-    wishes = Wishes(gpus, memory_mb, model)
-    owner = row.get("owner") or owner_of(row["name"])
-    return Task(row["name"], gpus, gpu_milli, wanted, wishes, created_at, duration_s, was_scheduled, owner)
-
-
-def owner_of(name: str) -> str:
-    """Return one of a few owners, always the same for a task."""
-    return f"owner-{crc32(name.encode()) % OWNERS}"
+    created_at = float(row["creation_time"])
+    began_at = float(row["scheduled_time"] or created_at)
+    duration_s = max(float(row["deletion_time"]) - began_at, LEAST_DURATION_S)
+    return Task(row["name"], gpus, gpu_milli, Wishes(gpus, memory_mb, model), created_at, duration_s)
 
 
 def model_pattern(wanted: Sequence[str], models: frozenset[str]) -> str | None:
@@ -188,25 +136,7 @@ def sample_nodes(trace: Trace, fraction: float, seed: int) -> Trace:
     """Return the trace on a fraction of its nodes, chosen at random."""
     count = max(1, round(len(trace.nodes) * fraction))
     chosen = set(random.Random(seed).sample(range(len(trace.nodes)), count))
-    nodes = tuple(node for number, node in enumerate(trace.nodes) if number in chosen)
-    return replace(trace, nodes=nodes)
-
-
-def few_nodes(trace: Trace, gpus: int, seed: int) -> Trace:
-    """Return the trace on nodes that have so many GPUs, chosen at random."""
-    nodes = list(trace.nodes)
-    random.Random(seed).shuffle(nodes)
-    sums = accumulate(node.gpus for node in nodes)
-    count = 1 + sum(so_far < gpus for so_far in sums)
-    return replace(trace, nodes=tuple(sorted(nodes[:count], key=lambda node: node.name)))
-
-
-def cut(trace: Trace, nodes: int, tasks: int, seed: int) -> Trace:
-    """Return the trace with at most this many nodes and tasks, chosen at random and kept in their order."""
-    rng = random.Random(seed)
-    kept = sorted(rng.sample(range(len(trace.tasks)), min(tasks, len(trace.tasks))))
-    smaller = sample_nodes(trace, min(1.0, nodes / len(trace.nodes)), seed)
-    return replace(smaller, tasks=tuple(trace.tasks[number] for number in kept))
+    return replace(trace, nodes=tuple(node for number, node in enumerate(trace.nodes) if number in chosen))
 
 
 def sample_tasks(trace: Trace, demand: float, seed: int) -> list[Task]:

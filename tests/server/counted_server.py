@@ -15,13 +15,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
-from benchmarks.steps import before, wrap
 
 FILE = "COUNTS_FILE"
 # The functions of the package that are counted, each where it is looked up.
@@ -40,6 +39,24 @@ def count(what: str) -> None:
 
 class CountingLoop(uvloop.Loop):
     """Counts what is asked of it, under these names."""
+
+
+def wrap(place: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of the package."""
+    module, _, path = place.partition(":")
+    owner: Any = import_module(f"gpu_worker_pool.{module}")
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    setattr(owner, name, around(getattr(owner, name)))
+
+
+def before(note: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **options: Any) -> Any:
+        note(*args)
+        return function(*args, **options)
+
+    return noted
 
 
 def counting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.leases.locks import delete, put, size_of_answer, who_asks
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.counted_server import FILE
 from tests.server.leasing import eventually
@@ -111,6 +110,21 @@ class FreshServer(ServerProcess):
     popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
 
 
+def who_asks() -> dict[str, object]:
+    """What a client sends about its process, so that its death frees the GPU."""
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+    return {
+        "worker_id": f"worker-{os.getpid()}",
+        "owner": "counted",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_started": int(stat.rpartition(")")[2].split()[19]),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+        "ttl_s": 30.0,
+    }
+
+
 class Client:
     """A connection that requests and releases leases."""
 
@@ -119,15 +133,21 @@ class Client:
         self._body = {**who_asks(), "wait_s": 25.0}
 
     def send(self, method: str, lease_id: str, **wishes: object) -> None:
-        request = put(lease_id, json.dumps({**self._body, **wishes}).encode()) if method == "PUT" else delete(lease_id)
-        self._connection.sendall(request)
+        body = json.dumps({**self._body, **wishes}).encode() if method == "PUT" else b""
+        head = f"{method} /leases/{lease_id} HTTP/1.1\r\nHost: localhost\r\n"
+        if body:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._connection.sendall(f"{head}\r\n".encode() + body)
 
     def answer(self) -> dict[str, Any]:
-        received, size = b"", None
-        while size is None or len(received) < size:
-            received += self._connection.recv(65536)
-            size = size or size_of_answer(received)
-        found: dict[str, Any] = json.loads(received.partition(b"\r\n\r\n")[2])
+        head, body = b"", b""
+        while not head:
+            body += self._connection.recv(65536)
+            head, _, body = body.partition(b"\r\n\r\n") if b"\r\n\r\n" in body else (b"", b"", body)
+        length = int(head.lower().partition(b"content-length:")[2].split(maxsplit=1)[0])
+        while len(body) < length:
+            body += self._connection.recv(65536)
+        found: dict[str, Any] = json.loads(body)
         return found
 
     def call(self, method: str, lease_id: str, **wishes: object) -> dict[str, Any]:

@@ -10,7 +10,7 @@
 - A gang: its number of nodes, by the same rules. The node of its holder's process is one of them if it has room.
 
 A tight fit leaves little memory. This is best fit and needs no knowledge of later requests; benchmarks/replay
-compares it with other rules on a real trace.
+measures on a real trace how much of the GPUs it can allocate.
 
 Ties are broken by node name and GPU index, so the same state always gives the same answer.
 """

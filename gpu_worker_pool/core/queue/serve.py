@@ -83,18 +83,17 @@ class InVain(Generic[T]):
 def serve_queue(
     state: PoolState,
     now: float,
-    placer: Placer | None = None,
     *,
     newcomer: QueuedLease | None = None,
     last: str | None = None,
 ) -> QueuePass:
     """Find the waiters that can be served. A `newcomer` is served as if it waited, in its place. With `last`, only waiters up to
-    this one are. Another placer chooses other GPUs (see benchmarks/replay).
+    this one are.
     """
     waiters = Order(state, now).lease_ids(newcomer=newcomer)
     if last is not None:
         waiters = waiters[: waiters.index(last) + 1]
-    return _Pass(state, now, placer or Placer(state, now), newcomer).run(waiters)
+    return _Pass(state, now, Placer(state, now), newcomer).run(waiters)
 
 
 class _Pass:

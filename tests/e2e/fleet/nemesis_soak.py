@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.report.machine import commit
+from benchmarks.machine import commit
 from gpu_worker_pool.testing import ServerProcess
 from tests.e2e import histories
 from tests.e2e.fleet import nemesis, trials
