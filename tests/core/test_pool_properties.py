@@ -113,3 +113,17 @@ def test_a_preemptible_request_is_not_granted_what_a_booking_is_about_to_need() 
     state.request_on_terms(preemptible=True, time_limit_s=None, **terms)
     assert state.pool.state.queued("lease3")
     state.teardown()
+
+
+def test_a_lease_that_is_taken_up_by_its_processes_is_warned_of_its_limit_in_the_same_step() -> None:
+    state = QueueMachine()
+    terms = {"reserve_after_s": 0.0, "awaits_reading_after_release": False}
+    state.start(settings={**terms, "default_time_limit_s": 90.0, "take_up_s": 5.0}, size=1)
+    first = state.request_in_a_program(program=901)
+    state.request_a_share(memory_mb=8000)
+    state.end(how="leave", lease=first)
+    state.observe(age_s=0.0, looks=[(0, 0.0, 0.0, True, None, "ok", False)])
+    # Both are due: nobody has asked for the lease since it was granted, and its end is less than a minute away.
+    state.let_time_pass(seconds=31.0)
+    assert state.pool.state.active("lease2").ending is not None
+    state.teardown()

@@ -185,12 +185,16 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     # The others stay due: the next tick, at once, ends them.
     for lease_id in islice(state.ttl_due.due(state.live(now)), MOST_DUE):
         lease = state.leases[lease_id]
+        if isinstance(lease, ActiveLease) and lease_id in state.untaken and _is_used(state, lease):
+            # It is taken up by that, and lives on.
+            events.append(ev.LeasesRenewed(now, (lease_id,)))
+            continue
         over.add(lease_id)
         if isinstance(lease, EndedLease):
             # The drain limit has passed: what is left of the lease is outside the pool from here on.
             events += [ev.GpuDrained(now, lease_id, key) for key in lease.draining]
-        elif lease_id in state.untaken and isinstance(lease, ActiveLease):
-            events.append(_not_taken_up(state, lease, now))
+        elif lease_id in state.untaken:
+            events.append(ev.GrantWithdrawn(now, lease_id))
         else:
             events.append(ended_lease(state, lease, EndReason.EXPIRED, now))
     for lease_id in islice(state.limit_due.due(now), MOST_DUE):
@@ -200,10 +204,9 @@ def _tick(state: PoolState, _: cmd.Tick, now: float) -> list[ev.Event]:
     return events + [event for event in due_bookings(state, now) if getattr(event, "lease_id", None) not in over]
 
 
-def _not_taken_up(state: PoolState, lease: ActiveLease, now: float) -> ev.GrantWithdrawn | ev.LeasesRenewed:
-    """Withdraw a grant whose client has not called. One whose processes are seen on a GPU uses it: then it is taken up."""
-    is_in_use = any(state.slots[key].members.get(lease.id) for key in lease.gpus)
-    return ev.LeasesRenewed(now, (lease.id,)) if is_in_use else ev.GrantWithdrawn(now, lease.id)
+def _is_used(state: PoolState, lease: ActiveLease) -> bool:
+    """Whether its processes are seen on a GPU."""
+    return any(state.slots[key].members.get(lease.id) for key in lease.gpus)
 
 
 def _at_limit(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned | ev.LeaseEnded:
