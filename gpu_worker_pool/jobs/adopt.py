@@ -216,7 +216,7 @@ class Supervisor:
             return lambda _: [interrupted(life, time.time(), _LOST_EVENTS)]
         except Failure as failure:
             return self._ended(life, failure.code, str(failure))
-        if self._is_stopping and not self._is_cancelled and outcome.why is None and outcome.exit_code != 0:
+        if self._is_stopping and not self._is_cancelled and outcome.why is None:
             return lambda _: [interrupted(life, time.time(), "its supervisor was told to end while it ran")]
         if outcome.is_lost:
             return self._ended(life, None, outcome.why)

@@ -386,12 +386,12 @@ def ended(
     end_reason: str | None = None,
     last_number: int,
 ) -> TaskEnded:
-    """What becomes of a task whose command has ended. One that was preempted waits at its place again, whatever its exit
-    code; one at its time limit has not ended well. One that failed and may be tried again waits behind all that were
+    """What becomes of a task whose command has ended. One that was to be cancelled is cancelled, and one that was preempted waits
+    at its place again, whatever its exit code; one at its time limit has not ended well. One that failed and may be tried again waits behind all that were
     submitted until then, up to `last_number`.
     """
     becomes, behind = JobState.FAILED, None
-    if life.is_cancel_asked and exit_code != 0:
+    if life.is_cancel_asked:
         becomes = JobState.CANCELLED
     elif end_reason == EndReason.PREEMPTED:
         if life.preemptions < MAX_PREEMPTIONS:

@@ -151,10 +151,10 @@ def test_a_preempted_task_keeps_its_place_and_costs_no_retry_but_not_for_ever() 
     assert now.life(None).attempts == MAX_PREEMPTIONS + 1
 
 
-def test_a_cancelled_task_is_cancelled_unless_it_had_done_its_work() -> None:
+def test_a_task_that_was_told_to_end_is_cancelled_whatever_its_exit_code() -> None:
     now = submission(1, OPENED, started(), CancelAsked(at=3.0))
     assert ended(now, now.life(None), 4.0, 143, last_number=1).becomes is JobState.CANCELLED
-    assert ended(now, now.life(None), 4.0, 0, last_number=1).becomes is JobState.ENDED
+    assert ended(now, now.life(None), 4.0, 0, last_number=1).becomes is JobState.CANCELLED
     assert interrupted(now.life(None), 4.0, "killed").becomes is JobState.CANCELLED
 
 

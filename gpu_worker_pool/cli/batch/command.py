@@ -185,7 +185,9 @@ def _wait_for_killed(store: JobStore, record: JobRecord) -> None:
     told: set[int | None] = set()
     looked_at = -_KEEPER_S
     while not record.submission.is_over:
-        if clock.monotonic() - looked_at >= _KEEPER_S:
+        if record.number not in store.live_numbers():
+            _close_what_is_gone(record)
+        elif clock.monotonic() - looked_at >= _KEEPER_S:
             looked_at = clock.monotonic()
             wake_keeper(store)
         for life in record.submission.running():
@@ -197,6 +199,27 @@ def _wait_for_killed(store: JobStore, record: JobRecord) -> None:
                 )
         clock.sleep(_LOOK_S)
         record.refresh()
+
+
+def _close_what_is_gone(record: JobRecord) -> None:
+    """Write down the end of a batch inside a lease, which ran its lines itself: no keeper looks after those."""
+    from gpu_worker_pool.core.model.gpu import ProcessId  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.host.identity import Machine  # noqa: PLC0415
+    from gpu_worker_pool.jobs.life import CancelAsked, JobEvent, Submission, abandoned  # noqa: PLC0415
+
+    machine = Machine.here()
+
+    def close(submission: Submission) -> list[JobEvent]:
+        events: list[JobEvent] = []
+        for run in submission.open_runs.values():
+            is_same_boot = run.boot_id == machine.boot_id
+            processes = (ProcessId(run.pid, run.started), ProcessId(run.guard_pid, run.guard_started))
+            if is_same_boot and any(map(machine.is_alive, processes)):
+                return []
+            events += abandoned(submission, run, clock.time(), is_same_boot=is_same_boot)
+        return [*events, CancelAsked(at=clock.time())]
+
+    record.write(close)
 
 
 def _run(spec: JobSpec, progress: Progress, kept: StateFile | None, *, is_new: bool) -> int:

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
@@ -51,6 +52,9 @@ class BatchFollower:
             # A signal that was ignored before (by nohup, say) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._end, number)
+        # What cancels tasks sends these to their supervisors, which may be in this process.
+        loop.add_signal_handler(signal.SIGUSR1, self._each_inside, Supervisor.look)
+        loop.add_signal_handler(signal.SIGUSR2, self._each_inside, Supervisor.cancel)
         async with AsyncExitStack() as running:
             tasks = await self._run_inside(running) if is_inside else []
             try:
@@ -116,10 +120,13 @@ class BatchFollower:
             return
         self._ended_by = number
         self._cancel()
-        for supervisor in self._inside:
-            supervisor.look()
+        self._each_inside(Supervisor.look)
         if not self._inside:
             wake_keeper(self._store)  # it withdraws the request
+
+    def _each_inside(self, do: Callable[[Supervisor], None]) -> None:
+        for supervisor in self._inside:
+            do(supervisor)
 
     async def _run_inside(self, running: AsyncExitStack) -> list[asyncio.Task[None]]:
         """Take the lines in this process, each on GPUs of the lease around it."""

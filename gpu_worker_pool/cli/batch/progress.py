@@ -100,7 +100,7 @@ def attempt_facts(
 ) -> dict[str, Any]:
     """What is kept of an attempt at a line."""
     run = record.submission.runs.get(run_id or "")
-    ended_at = end.ended_at if isinstance(end, JobLife) else end.at
+    ended_at, state = (end.ended_at, end.state) if isinstance(end, JobLife) else (end.at, end.becomes)
     return {
         "exit_code": end.exit_code,
         "why": end.why,
@@ -108,7 +108,7 @@ def attempt_facts(
         "started_at": iso_time(started_at),
         "ended_at": iso_time(ended_at),
         "log": os.path.relpath(record.log_of(index, 1), record.spec.cwd),
-        "end_reason": end.end_reason,
+        "end_reason": "cancelled" if state is JobState.CANCELLED else end.end_reason,
     }
 
 

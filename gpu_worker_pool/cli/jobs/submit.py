@@ -265,7 +265,14 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
 
 def environment_to_keep(environ: Mapping[str, str], *, is_told: bool = True) -> dict[str, str]:
     """The environment for the job. It outlives a lease or a job around this process, so it knows nothing of those."""
-    of_others = ("GPU_POOL_LEASE_", "GPU_POOL_JOB_ID", "GPU_POOL_ARRAY_", "GPU_POOL_RESTART", "GPU_POOL_BATCH_LINE")
+    of_others = (
+        "GPU_POOL_LEASE_",
+        "GPU_POOL_GUARD",
+        "GPU_POOL_JOB_ID",
+        "GPU_POOL_ARRAY_",
+        "GPU_POOL_RESTART",
+        "GPU_POOL_BATCH_LINE",
+    )
     kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
     if environ.get("GPU_POOL_LEASE_ID"):
         from gpu_worker_pool.client.guarded_lease import is_set_by_lease  # noqa: PLC0415 - only inside a lease

@@ -177,6 +177,39 @@ def test_killed_with_9_its_jobs_end_and_their_gpus_are_free(server: ServerProces
     assert not Path(f"/proc/{pid}").exists()
 
 
+CHECKPOINT = "trap 'exit 0' TERM INT; echo $$ > pid-0; test -e go || while :; do sleep 0.05; done\n"
+
+
+def test_a_line_that_ends_with_0_because_it_was_told_to_is_not_done(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text(CHECKPOINT, encoding="utf-8")
+    process = start_gpu_pool("batch", "jobs.txt", server=server, env=_env, cwd=tmp_path)
+    eventually(lambda: _pids(tmp_path, 1), "it runs")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert "0 of 1 done" in out
+    (tmp_path / "go").touch()
+    again = batch("--json", "jobs.txt", server=server, cwd=tmp_path)
+    assert (again.json["done"], again.json["done_before"]) == (1, 0), again
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_inside_a_lease_it_goes_on_later_however_it_was_ended(
+    server: ServerProcess, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "jobs.txt").write_text("echo $$ > pid-0; test -e go || exec sleep 60\ntrue\n", encoding="utf-8")
+    command = ("run", "--", *GPU_POOL, "batch", "jobs.txt")
+    process = start_gpu_pool(*command, server=server, env=_env, cwd=tmp_path)
+    eventually(lambda: _pids(tmp_path, 1), "it runs")
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == (128 + number if number == signal.SIGTERM else -number)
+    wait_until_free(server)
+    (tmp_path / "go").touch()
+    again = batch("--json", "jobs.txt", server=server, cwd=tmp_path)
+    assert (again.code, again.json["done"]) == (0, 2), again
+
+
 def test_in_a_terminal_it_shows_a_bar_and_what_runs(server: ServerProcess, tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     os.mkfifo(fifo)

@@ -117,6 +117,16 @@ def test_jobs_are_cancelled_while_they_wait_and_while_they_run(user: UserJobs) -
     assert user.call("cancel", "--mine", "--yes").err == "gpu-pool: no job of yours waits or runs\n"
 
 
+def test_a_cancelled_job_that_ends_with_0_is_cancelled_and_those_after_it_are_skipped(user: UserJobs) -> None:
+    first = user.script("trap 'exit 0' TERM; echo began; while :; do sleep 0.05; done")
+    after = user.script("echo ran", "--after", first)
+    eventually(lambda: user.output(first) == "began\n", "it has set its trap")
+    user.call("cancel", first)
+    life = user.until(first).life
+    assert (life.state, life.exit_code) == (JobState.CANCELLED, 0)
+    assert user.until(after).life.state is JobState.SKIPPED
+
+
 def test_the_logs_are_followed_to_the_end_through_a_retry(user: UserJobs) -> None:
     id_ = user.script(
         "echo one more >> more; cat more; sleep 0.2; [ -e more.2 ] || { touch more.2; exit 1; }", "-r", "1"
@@ -166,13 +176,15 @@ def test_a_job_whose_server_does_not_answer_waits_for_it_for_as_long_as_it_may(u
 
 def test_a_job_of_a_shell_inside_a_lease_requests_gpus_of_its_own(user: UserJobs) -> None:
     inside = {"GPU_POOL_LEASE_ID": "ended", "GPU_POOL_LEASE_URL": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "7"}
-    inside |= {"GPU_POOL_LEASE_GPUS": "7"}
-    done = user.call("submit", "--", "sh", "-c", "echo $GPU_POOL_LEASE_ID; echo $CUDA_VISIBLE_DEVICES", env=inside)
+    inside |= {"GPU_POOL_LEASE_GPUS": "7", "GPU_POOL_GUARD": "outer"}
+    show = "echo $GPU_POOL_LEASE_ID; echo $CUDA_VISIBLE_DEVICES; echo $GPU_POOL_GUARD"
+    done = user.call("submit", "--", "sh", "-c", show, env=inside)
     assert "requests GPUs of its own" in done.err
     id_ = done.out.strip()
     assert user.until(id_).life.state is JobState.ENDED
-    lease, gpu = user.output(id_).split()
+    lease, gpu, guards = user.output(id_).split()
     assert lease != "ended"
+    assert "outer" not in guards  # what kills the processes of that guard leaves the job alone
     assert gpu in {"0", "1"}
 
 
