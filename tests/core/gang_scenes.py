@@ -383,7 +383,7 @@ GANG_MUTANTS = (
         hold_where_one_node_is_silent,
         "a gang is not idle where a node is silent",
         "idleness",
-        "if being_read.get(slot.key, now) > stale_at(state, slot.reading):",
+        "if began > stale_at(state, slot.reading) or now > began + state.settings.stale_after_s:",
         "if False:",
     ),
     _mutant(

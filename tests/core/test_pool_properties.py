@@ -127,3 +127,15 @@ def test_a_lease_that_is_taken_up_by_its_processes_is_warned_of_its_limit_in_the
     state.let_time_pass(seconds=31.0)
     assert state.pool.state.active("lease2").ending is not None
     state.teardown()
+
+
+def test_a_holder_is_not_idle_by_a_reading_that_took_long_to_arrive() -> None:
+    state = QueueMachine()
+    terms = {"reserve_after_s": 0.0, "preempt_grace_s": 10.0, "awaits_reading_after_release": False}
+    state.start(settings={**terms, "idle_after_s": 10.0, "idle_reclaim": True}, size=1)
+    state.let_time_pass(seconds=9.0)
+    state.request_a_share(memory_mb=8000)
+    state.let_time_pass(seconds=14.0)
+    state.observe(age_s=16.0, looks=[(0, 0.0, 0.0, False, None, "ok", False)])
+    assert state.pool.state.active("lease1").ending is None
+    state.teardown()

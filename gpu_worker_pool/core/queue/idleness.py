@@ -26,7 +26,9 @@ def idle_s(
     for slot in map(state.slots.__getitem__, lease.gpus):
         if slot.reading is None or slot.busy is None:
             return None
-        if being_read.get(slot.key, now) > stale_at(state, slot.reading):
+        began = being_read.get(slot.key, now)
+        # A new reading that took long to arrive says nothing of the time since it began.
+        if began > stale_at(state, slot.reading) or now > began + state.settings.stale_after_s:
             return None
         since = max(since, slot.busy)
     return now - since if now - since >= state.settings.idle_after_s else None
