@@ -11,7 +11,7 @@ PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 # If this is set, every worker compiles every test again in each run.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo demo-fleet test cover soak soak-core lint format bench pictures clean
+.PHONY: help demo demo-fleet test test-oldest cover soak soak-core lint lint-page format bench docs dist pictures clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,11 +47,22 @@ DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.demo-venv)
 demo: $(DEMO_VENV)/.ready ## See the pool at work on this machine
 	@$(DEMO_VENV)/bin/python -m gpu_worker_pool demo
 
-demo-fleet: $(READY) ## See a fleet at work: three boxes and a PostgreSQL, of which the leader and the database are killed
+demo-fleet: $(READY) ## See a fleet at work, of which the leader is killed; with a database too, where there is a PostgreSQL
 	@$(BIN)/python -m examples.fleet_demo
 
 test: $(READY) ## Run all tests
 	$(BIN)/python $(PYTEST)
+
+.oldest-venv/.ready: pyproject.toml constraints.txt
+	@mkdir -p .oldest-venv
+	@$(PYTHON) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(line.split(",")[0].replace(">=", "==") for extra in ("server", "fleet", "notify") for line in p[extra]), sep="\n")' > .oldest-venv/requirements.txt
+	@$(PYTHON) -m venv .oldest-venv
+	@.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement .oldest-venv/requirements.txt --editable '.[dev]'
+	@touch $@
+
+# The exchanges were recorded with newer versions, which send some headers more.
+test-oldest: .oldest-venv/.ready ## Run the tests of the server with the lowest versions of its packages
+	.oldest-venv/bin/python $(PYTEST) tests/server --ignore tests/server/recorded
 
 cover: $(READY) ## Run all tests and show which code they reach
 	$(BIN)/python $(PYTEST) --cov --cov-report=term
@@ -73,17 +84,26 @@ lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+lint-page: ## Check the JavaScript of the page (npx fetches oxlint)
+	npx --yes oxlint@1 --deny-warnings --ignore-pattern '**/vendor/**' gpu_worker_pool/server/ui/page tests/page/pure.test.mjs
+
 format: $(READY) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # QUICK=1: only see that everything runs. ONLY=PART. BASE=COMMIT to compare with. OPENB=DIR: the folder of the public trace to replay.
-bench: $(READY) ## Measure everything in 12 minutes and write docs/BENCHMARKS.md (QUICK=1: a fast check)
+bench: $(READY) ## Measure everything in 12 minutes and write docs/why/benchmarks.md (QUICK=1: a fast check)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only '$(ONLY)') $(if $(BASE),--base '$(BASE)') $(if $(OPENB),--openb '$(OPENB)')
+
+docs: $(READY) ## Build the site into site/: the documents, and a reference made from the code
+	$(BIN)/python scripts/site.py
+
+dist: $(READY) ## Build the source archive and the wheel into dist/
+	$(BIN)/python -m build --no-isolation
 
 pictures: $(READY) ## Make the pictures in docs/images from a real server with simulated GPUs
 	$(BIN)/python scripts/picture
 	$(BIN)/python scripts/screenshot
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .demo-venv .bench-venv* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache
+	rm -rf $(VENV) .demo-venv .oldest-venv .bench-venv* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -1,4 +1,4 @@
-"""Run the parts of the benchmarks one after the other, store what they measured, and write docs/BENCHMARKS.md.
+"""Run the parts of the benchmarks one after the other, store what they measured, and write docs/why/benchmarks.md.
 
     python -m benchmarks [--quick] [--only PART] [--base COMMIT] [--openb FOLDER]
     python -m benchmarks --write      # only write the page again from benchmarks/measured.json
@@ -25,7 +25,7 @@ from benchmarks.figures import ROOT
 from benchmarks.machine import commit, machine
 
 STORED = ROOT / "benchmarks" / "measured.json"
-DOCUMENT = ROOT / "docs" / "BENCHMARKS.md"
+DOCUMENT = ROOT / "docs" / "why" / "benchmarks.md"
 # Each part with its limit in seconds, about twice what it takes on two cores.
 PARTS = {
     "beside": 360.0,
@@ -63,7 +63,7 @@ def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(command: list[str], limit_s: float) -> None:
-    """Run a command to its end, or for so long; then end what is left of its session."""
+    """Run a command to its end, or until its limit; then end what is left of its session."""
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
     try:
         code = process.wait(limit_s)

@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md, made of the stored results and the targets."""
+"""docs/why/benchmarks.md, made of the stored results and the targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = {
     "serving": "Beside a bare ASGI handler under uvicorn that sends the same bytes.",
     "contenders": "Our blocking Python client at `full`, beside what people would use instead. A scheduler of jobs starts a process for each grant; ours starts none.",
     "sweep": "Many short commands on 8 GPUs. HyperQueue gets them as one job on 8 cores, `ts` (task-spooler) one by one with 8 slots.",
-    "next_command": "Several commands wait for one GPU, in HyperQueue for one core. The time is from the last instruction of one, a shell, to the first of the next.",
+    "next_command": "Several commands wait for one GPU, in HyperQueue for one core. The time is from the last instruction of one, a shell, to the first of the next. For `true` alone HyperQueue's client runs already, because its wheel has no command.",
     "fleet": "Real servers on a real PostgreSQL that syncs each commit. Of 1,000 boxes only the leader is a real server: one process plays the others, and each lease there takes all 8 GPUs of a box.",
     "replay": "The public trace [OpenB](https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023) through the core, in simulated time. `make bench OPENB=folder` names its folder.",
 }

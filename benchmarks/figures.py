@@ -94,7 +94,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Return the value of each contender in each round. Every other round goes backwards, so that no position gains.
 
-    No round begins when so many seconds are over. A contender that raises is left out of the result: it has no value in each
+    No round begins when this number of seconds is over. A contender that raises is left out of the result: it has no value in each
     round. The reason is printed.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
@@ -160,7 +160,7 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number to so many significant digits; a whole one has no decimals."""
+    """Format a number to this number of significant digits; a whole one has no decimals."""
     if value == int(value):
         return f"{int(value):,}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.figures import ROOT
 
-PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "aiohttp")
+PACKAGES = ("fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "websockets")
 
 
 def machine() -> dict[str, str]:

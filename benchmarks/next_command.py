@@ -1,7 +1,7 @@
 """How soon the next command starts: several commands wait for one GPU, each in a `gpu-pool run`, beside HyperQueue, `srun` and `ts`.
 
 A command is a shell that notes the time of its first and of its last instruction. The first command runs until all others wait. A value is
-the time from the last instruction of one command to the first of the next.
+the time from the last instruction of one command to the first of the next. Then each runs `true` alone, from the prompt and back to it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
@@ -43,7 +44,7 @@ def gaps_s(times: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def next_command_s(queue: Queue, folder: Path, number: int) -> float:
-    """Let so many commands wait behind a first one; return the median of the times between them."""
+    """Let a number of commands wait behind a first one; return the median of the times between them."""
     folder.mkdir(exist_ok=True)
     noted, go = folder / "times", folder / "go"
     noted.unlink(missing_ok=True)
@@ -55,6 +56,13 @@ def next_command_s(queue: Queue, folder: Path, number: int) -> float:
     times = [(float(began), float(ended)) for began, ended in map(str.split, noted.read_text().splitlines())]
     assert len(times) == number + 1, f"{len(times)} commands have run"
     return statistics.median(gaps_s(times))
+
+
+def alone_s(queue: Queue) -> float:
+    """Return how long `true` takes, from when it is typed until the prompt is back, while nothing else runs."""
+    began = time.monotonic()
+    queue.run_one(["true"])
+    return time.monotonic() - began
 
 
 def main() -> None:
@@ -82,10 +90,19 @@ def main() -> None:
             },
             rounds,
         )
+        add(results, "next_run", found)
+        # The first round only warms up, and is not counted.
+        in_turn({name: lambda queue=queue: alone_s(queue) for name, queue in queues.items()}, 1)  # type: ignore[misc]
+        found = in_turn({name: lambda queue=queue: alone_s(queue) for name, queue in queues.items()}, 3 * rounds)  # type: ignore[misc]
+        add(results, "one_run", found)
+    results.finish(options)
+
+
+def add(results: Results, figure: str, found: dict[str, list[float]]) -> None:
+    """Add ours beside each of the others."""
     for name, values in found.items():
         if name != OURS and OURS in found:
-            results.add(f"next_run_{name}", compare(found[OURS], values, "s", FIELD[name][0]))
-    results.finish(options)
+            results.add(f"{figure}_{name}", compare(found[OURS], values, "s", FIELD[name][0]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of the benchmarks, each with the target that it is held to. docs/BENCHMARKS.md has a row for each.
+"""The figures of the benchmarks, each with the target that it is held to. docs/why/benchmarks.md has a row for each.
 
 A target bounds the ratio of ours to what it is measured beside, or our own value. A figure without a bound is shown for information.
 """
@@ -75,6 +75,9 @@ TARGETS = (
     Target("next_run_hyperqueue", "next_command", "end of a command to the start of the next, `gpu-pool run`", 1.0),
     Target("next_run_srun", "next_command", "end of a command to the start of the next, `gpu-pool run`", 1.0),
     Target("next_run_ts", "next_command", "end of a command to the start of the next, `gpu-pool run`"),
+    Target("one_run_hyperqueue", "next_command", "`gpu-pool run -- true` alone, from the prompt and back to it"),
+    Target("one_run_srun", "next_command", "`gpu-pool run -- true` alone, from the prompt and back to it"),
+    Target("one_run_ts", "next_command", "`gpu-pool run -- true` alone, from the prompt and back to it"),
     Target("fleet_lease", "fleet", "lease + release through a box that does not lead", 2.7),
     Target("take_over", "fleet", "`kill -9` of the leader until a client has a GPU, the longest", 5.0, unit="s"),
     Target("take_over_ended", "fleet", "leases that ended by these deaths", 0.0, unit="leases"),

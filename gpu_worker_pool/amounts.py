@@ -26,16 +26,16 @@ def parse_memory_mb(value: str | float) -> float:
     return amount_mb
 
 
-def asked_mb(memory_mb: float | None, memory: str | float | None) -> float | None:
+def asked_mb(memory_mb: float | None, memory: str | float | None, name: str = "memory") -> float | None:
     """The amount that a request names in one of the two ways; ValueError where it uses both."""
     if memory is None:
         return memory_mb
     if memory_mb is not None:
-        raise ValueError(f"memory is {memory!r} and memory_mb is {memory_mb!r}; give one of the two")
+        raise ValueError(f"{name} is {memory!r} and {name}_mb is {memory_mb!r}; give one of the two")
     try:
         return parse_memory_mb(memory)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"memory: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 def parse_span(value: float | str, name: str = "time_limit") -> float:

@@ -72,16 +72,14 @@ class RequestRefusedError(PoolError, ValueError):
             again = "request again once that is settled"
             super().__init__(f"the request was ended while it waited{_because(_listed(self.reasons))}; {again}")
             return
-        # A server that asks for proof names its own tokens; the caller needs to know where theirs goes.
-        lacks_token = any("token" in reason.lower() for reason in self.reasons.values())
-        remedy = "set GPU_POOL_TOKEN (or token=) to a token of that server" if lacks_token else "change the request"
-        advice = (
-            "the lease was released: check which program answers at that address"
-            if has_granted
-            else f"it was not queued: {remedy}, as asking again will not help"
-        )
-        what = "the request cannot be served" if has_granted else "the request was refused"
-        super().__init__(f"{what}{_because(_listed(self.reasons))}; {advice}")
+        what, advice = "the request was refused", ""
+        if has_granted:
+            what = "the request cannot be served"
+            advice = "; the lease was released: check which program answers at that address"
+        elif any("token" in reason.lower() for reason in self.reasons.values()):
+            # A server that asks for proof names its own tokens; the caller needs to know where theirs goes.
+            advice = "; set GPU_POOL_TOKEN (or token=) to a token of that server"
+        super().__init__(f"{what}{_because(_listed(self.reasons))}{advice}")
 
 
 class EndpointError(PoolError):

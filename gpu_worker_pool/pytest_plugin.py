@@ -34,11 +34,22 @@ if TYPE_CHECKING:
     from .testing import ServerProcess
 
 MARKER = (
-    "gpu(gpus=1, memory_mb=None, model=None, timeout=None, priority=0, time_limit=None, preemptible=False): what the fixture "
-    "`gpu` leases for this test; with memory_mb the GPU is shared with requests that also say how much they need, timeout is "
-    "how many seconds to wait, time_limit how long the lease lasts at most"
+    "gpu(gpus=1, memory_mb=None, model=None, min_memory=None, exclude=None, timeout=None, priority=0, time_limit=None, "
+    "preemptible=False): what the fixture `gpu` leases for this test; with memory_mb the GPU is shared with requests that also "
+    "say how much they need, min_memory is what the GPU must be sold with, such as '40GB', exclude has GPUs that may not be "
+    "granted, timeout is how many seconds to wait, time_limit how long the lease lasts at most"
 )
-WISHES = ("gpus", "memory_mb", "model", "priority", "timeout", "time_limit", "preemptible")
+WISHES = (
+    "gpus",
+    "memory_mb",
+    "model",
+    "min_memory",
+    "exclude",
+    "priority",
+    "timeout",
+    "time_limit",
+    "preemptible",
+)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_TIMEOUT_S = 600.0
 MISSING = ("fail", "skip")

@@ -25,22 +25,23 @@ TOKENS = "admin:only-for-pictures"
 HOURS_OF_PAST = 7.0
 
 ASKERS: list[tuple[str, dict[str, Any]]] = [
-    ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "labels": {"command": "train.py"}}),
-    ("bob-eval", {"owner": "bob", "model": "A100", "labels": {"command": "eval.py"}}),
+    ("ada-llm", {"owner": "ada", "gpus": 2, "model": "A100", "time_limit_s": 9000, "labels": {"command": "train.py"}}),
+    ("bob-eval", {"owner": "bob", "model": "A100", "time_limit_s": 5400, "labels": {"command": "eval.py"}}),
     ("carol-serve", {"owner": "carol", "memory_mb": 9000, "model": "L4", "labels": {"command": "serve.py"}}),
     ("dan-notebook", {"owner": "dan", "memory_mb": 6000, "model": "L4", "labels": {"command": "jupyter lab"}}),
-    ("erin-sweep-1", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
-    ("frank-embed", {"owner": "frank", "model": "A100", "labels": {"command": "embed.py"}}),
-    ("erin-sweep-2", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
-    ("grace-dpo", {"owner": "grace", "gpus": 2, "model": "A100", "priority": 5}),
-    ("heidi-render", {"owner": "heidi", "memory_mb": 24000, "model": "A100"}),
-    ("erin-sweep-3", {"owner": "erin", "model": "A100", "labels": {"command": "sweep.py"}}),
-    ("ivan-probe", {"owner": "ivan", "model": "A100"}),
-    ("judy-big", {"owner": "judy", "gpus": 4, "model": "A100"}),
+    ("erin-sweep-1", {"owner": "erin", "model": "A100", "time_limit_s": 3600, "labels": {"command": "sweep.py"}}),
+    ("frank-embed", {"owner": "frank", "model": "A100", "time_limit_s": 2700, "labels": {"command": "embed.py"}}),
+    ("erin-sweep-2", {"owner": "erin", "model": "A100", "time_limit_s": 3600, "labels": {"command": "sweep.py"}}),
+    ("grace-dpo", {"owner": "grace", "gpus": 2, "model": "A100", "priority": 5, "time_limit_s": 3600}),
+    ("heidi-render", {"owner": "heidi", "memory_mb": 24000, "model": "A100", "time_limit_s": 3600}),
+    ("erin-sweep-3", {"owner": "erin", "model": "A100", "time_limit_s": 3600, "labels": {"command": "sweep.py"}}),
+    ("ivan-probe", {"owner": "ivan", "model": "A100", "time_limit_s": 1200}),
+    ("judy-big", {"owner": "judy", "gpus": 4, "model": "A100", "time_limit_s": 7200}),
 ]
 OUT_OF_SERVICE = (7, "bad fan")
 OUTSIDER = {"pid": 40712, "name": "python", "user": "mallory", "memory_mb": 9216, "utilization_percent": 34}
 OUTSIDERS = {"6": [OUTSIDER]}
+BOOKED_IN_S = 3 * 3600.0
 PAST_OWNERS = ("ada", "bob", "carol", "erin", "frank", "grace")
 
 
@@ -63,9 +64,18 @@ def seeded_server(*, looks_per_s: float = 1.0) -> Iterator[str]:
 
 
 def let_them_ask(url: str, step_s: float) -> None:
-    """Take a GPU out of service and let users ask one after the other, so that each GPU's readings show their own history."""
+    """Take a GPU out of service, book one, and let users ask one after the other, so that each GPU's readings show their own history."""
     gpu, reason = OUT_OF_SERVICE
     tell(url, "POST", f"/admin/gpus/{gpu}/drain", {"reason": reason})
+    begins = time.time() + BOOKED_IN_S
+    booked = {
+        "among": ["4"],
+        "owner": "heidi",
+        "starts_at": str(begins),
+        "ends_at": str(begins + 7200),
+        "reason": "a course",
+    }
+    tell(url, "PUT", "/bookings/course", booked)
     for lease_id, form in ASKERS:
         tell(url, "PUT", f"/leases/{lease_id}", {"ttl_s": 600, **form})
         time.sleep(step_s)
@@ -75,7 +85,7 @@ def let_them_ask(url: str, step_s: float) -> None:
 def tell(url: str, method: str, path: str, body: dict[str, Any]) -> None:
     """Make one call as admin; an error answer ends everything."""
     token = TOKENS.partition(":")[2]
-    headers = {"Authorization": f"Bearer {token}"} if path.startswith("/admin") else {}
+    headers = {"Authorization": f"Bearer {token}"} if path.startswith(("/admin", "/bookings")) else {}
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), headers, method=method)  # noqa: S310 - our own server
     with urllib.request.urlopen(request, timeout=START_S) as answer:  # noqa: S310
         answer.read()

@@ -59,7 +59,6 @@ LONGEST = (
     "tests/e2e/test_failpoints.py",
     "tests/client/blocking/test_interrupts_and_forks.py",
     "tests/server/authority/deaths/test_deaths.py",
-    "tests/core/test_box_simulation.py",
     "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",
     "tests/page/test_page_access.py",
     "tests/client/acquire/test_endings.py",

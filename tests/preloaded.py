@@ -35,17 +35,17 @@ from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
 from gpu_worker_pool.host import failpoints
-from gpu_worker_pool.jobs import keeper_link
+from gpu_worker_pool.jobs import keeper_process
 from gpu_worker_pool.testing import ServerProcess
 
 ROOT: Final = Path(__file__).parent.parent
-# A process that speaks TLS to none needs no certificates; aiohttp reads all of the machine's at every start.
+# A process that speaks TLS to none needs no certificates, and to read all of the machine takes long.
 NO_CERTIFICATES: Final = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 # What the package loads only where it is needed.
 _LOADED: Final = ("encodings.idna", "uvicorn.lifespan.on", "uvicorn.loops.auto", "uvloop", "pynvml")
 # Those that do something when they are loaded, or need what is not installed.
-_NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin", "adapters.dask", "adapters.joblib", "adapters.jupyter")
-# Read by the loader, by Python or by aiohttp when it starts.
+_NOT_LOADED: Final = ("__main__", "gpu_server", "pytest_plugin")
+# Read by the loader or by Python when it starts.
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _KEPT: Final = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 # The programs that may be forks.
@@ -233,7 +233,7 @@ def _fork_behind(listener: socket.socket, loaded_with: Mapping[str, str]) -> dic
             pass
     with listener.accept()[0] as line:
         message, files, _, _ = socket.recv_fds(line, _LONGEST_MESSAGE, _MOST_FILES)
-        is_ours = message and keeper_link.uid_at(line) == os.geteuid()
+        is_ours = message and keeper_process.uid_at(line) == os.geteuid()
         request: dict[str, Any] = marshal.loads(message) if is_ours else {}  # noqa: S302
         if not request or not _can_stand_behind(request, loaded_with):
             line.close()
@@ -291,8 +291,8 @@ def _take_over(request: Mapping[str, Any], files: Sequence[int]) -> None:
 
 
 def _run(request: Mapping[str, Any], loaded_with: Mapping[str, str], address: str) -> NoReturn:
-    keeper = getattr(keeper_link, "GPU_POOL")  # noqa: B009 - one that is not a constant here
-    setattr(keeper_link, "GPU_POOL", (*_STAND_IN, address, *keeper[1:]))  # noqa: B010
+    keeper = getattr(keeper_process, "GPU_POOL")  # noqa: B009 - one that is not a constant here
+    setattr(keeper_process, "GPU_POOL", (*_STAND_IN, address, *keeper[1:]))  # noqa: B010
     try:
         _become(request, loaded_with)
         code: object = None
@@ -354,7 +354,8 @@ def _end(code: object) -> NoReturn:
 
 def _modules() -> list[str]:
     found = pkgutil.walk_packages(gpu_worker_pool.__path__, "gpu_worker_pool.")
-    return [module.name for module in found if not module.name.endswith(_NOT_LOADED)]
+    own = [module.name for module in found if not module.name.endswith(_NOT_LOADED)]
+    return [name for name in own if ".adapters." not in name]
 
 
 if __name__ == "__main__":

@@ -38,9 +38,13 @@ def main(address: str, arguments: list[str]) -> NoReturn:
     for number in _PASSED_ON:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, lambda number, _: line.send(bytes([number])) and None)
-    code = int(line.recv(_LONGEST_MESSAGE) or 1)
+    try:
+        code = int(line.recv(_LONGEST_MESSAGE) or 1)
+    except OSError:
+        code = 1
     if code < 0:
-        _signal.signal(-code, _signal.SIG_DFL)
+        if -code in _PASSED_ON:
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

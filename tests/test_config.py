@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -66,13 +64,6 @@ def test_where_endpoints_come_from_and_which_mode_that_is(
 
 def test_the_default_is_the_server_s_own() -> None:
     assert urls(build()) == ["http://localhost:8000"]
-
-
-def test_the_process_s_environment_is_read_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STATS, "http://a:1")
-
-    assert urls(ClientConfig.build()) == ["http://a:1"]
-    assert urls(ClientConfig.build(environ={})) == ["http://localhost:8000"]
 
 
 @pytest.mark.parametrize(
@@ -144,14 +135,6 @@ IN_ENVIRONMENT = [row for row in NUMBERS if row[1]]
 NAMES = "name variable default low high good".split()  # noqa: SIM905
 
 
-@pytest.mark.parametrize(NAMES, NUMBERS)
-def test_a_number_has_a_default(name: str, variable: str, default: float, low: float, high: float, good: float) -> None:
-    for environ in ({}, {variable: " "} if variable else {}):
-        value = getattr(build(environ), name)
-        assert value == default
-        assert type(value) is type(default)
-
-
 @pytest.mark.parametrize(NAMES, IN_CONSTRUCTOR)
 def test_the_constructor_wins(
     name: str,
@@ -209,13 +192,6 @@ def test_a_bad_number_in_the_environment_is_logged_and_the_default_used(
     (logged,) = errors(caplog)
     assert logged.startswith(f"{variable} is ")
     assert f"from {low:g} to {high:g}; using the default {default:g}" in logged
-
-
-def test_a_whole_number_is_not_rounded(caplog: pytest.LogCaptureFixture) -> None:
-    assert build({"GPU_ENDPOINT_MAX_RETRIES": "2.5"}).endpoint_max_retries == 3
-    assert len(errors(caplog)) == 1
-    with pytest.raises(ValueError, match=r"endpoint_max_retries is 2\.0; it must be a whole number"):
-        build(endpoint_max_retries=2.0)
 
 
 @pytest.mark.parametrize(
@@ -331,32 +307,3 @@ def test_a_bad_token_in_the_environment_is_logged_without_showing_it(caplog: pyt
     (logged,) = errors(caplog)
     assert logged.startswith("GPU_POOL_TOKEN is not usable")
     assert "SECRET" not in caplog.text
-
-
-@pytest.mark.parametrize(("text", "expected"), [("", None), (" ", None), ("/etc/ca.pem", "/etc/ca.pem")])
-def test_the_ca_file_is_taken_from_the_environment(text: str, expected: str | None) -> None:
-    assert build({"GPU_POOL_CA_FILE": text}).ca_file == expected
-
-
-def test_one_that_is_made_by_hand_has_the_same_defaults() -> None:
-    assert ClientConfig(build().endpoints, is_multi=False, is_named=False) == build()
-    assert build({"GPU_SERVICE_ENDPOINT": "http://box:1"}).is_named
-
-
-@pytest.mark.parametrize("first", ["gpu_worker_pool.config", "gpu_worker_pool.client"])
-def test_config_and_client_can_be_imported_in_either_order(first: str) -> None:
-    program = f"import {first}, gpu_worker_pool.config as c; print(*c.ClientConfig.build(environ={{}}).endpoints)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-
-    assert result.stdout.strip() == "localhost", result.stderr
-
-
-@pytest.mark.parametrize("module", ["config", "errors", "models"])
-def test_the_pure_parts_are_light(module: str) -> None:
-    program = (
-        f"import sys, gpu_worker_pool.{module}; "
-        "heavy = {'aiohttp', 'asyncio', 'fastapi', 'pydantic'} & set(sys.modules); print(heavy or 'light')"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-
-    assert result.stdout.strip() == "light", result.stderr

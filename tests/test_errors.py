@@ -71,7 +71,7 @@ def test_an_unavailable_service_is_not_a_timeout() -> None:
     "error", [ServiceUnavailableError(REASONS), NoEndpointAnsweredError(REASONS), RequestRefusedError(REASONS)]
 )
 def test_each_endpoint_is_named_with_its_reason(error: ServiceUnavailableError | RequestRefusedError) -> None:
-    assert "server1: connection refused; server2: HTTP 500; " in str(error)
+    assert "server1: connection refused; server2: HTTP 500" in str(error)
     assert error.reasons == REASONS
 
 

@@ -39,9 +39,9 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
     frameworks = ("pydantic", "fastapi", "starlette")
     forbidden = {
         "core/decider/step.py": "import gpu_worker_pool.server\nimport time\nimport asyncio\nfrom random import random\nimport os.path",
-        "jobs/life.py": "import time",
+        "jobs/submission.py": "import time",
         "server/authority/presence.py": "import gpu_worker_pool.server.http.problems",
-        "server/agent/membership.py": "import gpu_worker_pool.server.authority.pool",
+        "server/agent/handshake.py": "import gpu_worker_pool.server.authority.pool",
         "server/leader/fleet_leader.py": "import gpu_worker_pool.server.authority.pool",
         "server/metrics.py": "import gpu_worker_pool.server.routes.statistics",
         "wire/reader.py": "\n".join(f"import {framework}" for framework in frameworks),
@@ -67,12 +67,12 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
     assert [each for each in ("time", "asyncio", "random", "os") if f"core.decider.step -> {each} (" not in core] == []
     for one, other in (
         ("authority.presence", "http.problems"),
-        ("agent.membership", "authority.pool"),
+        ("agent.handshake", "authority.pool"),
         ("leader.fleet_leader", "authority.pool"),
         ("metrics", "routes.statistics"),
     ):
         assert f"server.{one} -> gpu_worker_pool.server.{other}" in inside
-    assert "jobs.life -> time (" in beside
+    assert "jobs.submission -> time (" in beside
     assert [each for each in frameworks if f"wire.reader -> {each} (" not in wire] == []
 
 

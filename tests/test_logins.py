@@ -16,10 +16,8 @@ from gpu_worker_pool.logins import (
     Login,
     LoginsUnusable,
     change_logins,
-    logins_file,
     read_logins,
     with_login,
-    without_login,
     write_logins,
 )
 from gpu_worker_pool.urls import parse_endpoint
@@ -87,11 +85,6 @@ def test_a_file_of_another_kind_is_refused_and_not_quoted(path: Path, text: str)
     assert "a-secret-token" not in str(caught.value)
 
 
-def test_no_file_is_no_login(path: Path) -> None:
-    assert read_logins(path) == []
-    assert read_logins(None) == []
-
-
 def test_a_pipe_is_refused_and_does_not_stop_the_command(path: Path) -> None:
     path.parent.mkdir(parents=True)
     os.mkfifo(path, 0o600)
@@ -144,25 +137,6 @@ def test_logins_that_cannot_be_used_are_replaced_by_no_other_server(path: Path) 
         ClientConfig.build(environ={**environ, "GPU_POOL_TOKEN": "a-token"})
     assert ClientConfig.build(service_endpoint=SECOND.url, environ=environ).tokens == {}
     assert ClientConfig.build(environ={**environ, "GPU_SERVICE_ENDPOINT": SECOND.url}).tokens == {}
-
-
-def test_where_the_file_is() -> None:
-    assert logins_file({"HOME": "/home/bob"}) == Path("/home/bob/.config/gpu-pool/config.toml")
-    assert logins_file({"HOME": "/home/bob", "XDG_CONFIG_HOME": "/etc/bob"}) == Path("/etc/bob/gpu-pool/config.toml")
-    assert logins_file({"HOME": "/home/bob", "XDG_CONFIG_HOME": "here"}) == Path(
-        "/home/bob/.config/gpu-pool/config.toml"
-    )
-    assert logins_file({}) is None
-
-
-def test_a_second_login_at_a_server_takes_the_place_of_the_first() -> None:
-    logins = [Login(FIRST, "old"), Login(SECOND, "other")]
-
-    assert with_login(logins, Login(parse_endpoint("http://gpu-1:8000/"), "new")) == [
-        Login(FIRST, "new"),
-        Login(SECOND, "other"),
-    ]
-    assert without_login(logins, SECOND) == [Login(FIRST, "old")]
 
 
 def test_the_client_uses_all_logins_with_a_token_for_each(path: Path) -> None:

@@ -126,39 +126,10 @@ def test_prose_keeps_to_the_words_of_the_house(root: str) -> None:
 # --- the test can fail -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sentence", "phrase"),
-    [
-        ("Whoever waits is served next.", "Whoever"),
-        ("The first in line gets it when he asks.", "first in line"),
-        ("A holder keeps his GPU.", "his"),
-        ("The GPUs are looked at anew.", "anew"),
-        ("A lease ends without a sign\nof life.", "sign of life"),
-        ("'ten' is no number", "is no number"),
-        ("1 to 1024 are possible", "are possible"),
-        ("Durable are the events that back a promise.", "Durable are the"),
-        ("The lease runs out.", "runs out"),
-        ("No token is accepted until that is mended.", "mended"),
-        ('"""Answers it."""', " Answers it. "),
-    ],
-)
-def test_a_sentence_that_breaks_a_rule_is_found(sentence: str, phrase: str) -> None:
-    assert phrase in [found for _, found, _ in faults(sentence)]
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "The client that waits is served next.",
-        "The waiter sees the heartbeat here, in this place.",
-        "There is no list of GPUs, and the program runs out of memory.",
-        "`ttl_s` is not a number; it must be 0.1 to 604800.",
-        "Events that back a promise to a client are durable.",
-        "A GPU is yours until you give it back, your lease runs out,\nor you die.",
-    ],
-)
-def test_a_sentence_that_keeps_them_is_not(sentence: str) -> None:
-    assert faults(sentence) == []
+def test_a_sentence_that_breaks_a_rule_is_found_and_one_that_keeps_them_is_not() -> None:
+    broken = "The first in line gets it when he asks, without a sign\nof life; 'ten' is no number."
+    assert [phrase for _, phrase, _ in faults(broken)] == ["first in line", "he", "sign of life", "is no number"]
+    assert faults("A GPU is yours until you give it back, your lease runs out,\nor you die. There is no list.") == []
 
 
 def test_a_fault_is_found_in_comments_and_strings_at_its_line() -> None:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -46,17 +46,8 @@ class Run:
         return self.process.returncode, out
 
 
-class Start(Protocol):
-    def __call__(
-        self,
-        program: str,
-        *options: str,
-        endpoint: str | None = None,
-        plugins: str = "",
-        visible: str | None = None,
-        lease_id: str | None = None,
-        popen: type[subprocess.Popen[str]] = PreloadedPopen,
-    ) -> Run: ...
+# Starts pytest on a program, with more options for pytest; see the fixture `start`.
+Start = Callable[..., Run]
 
 
 @pytest.fixture
@@ -145,7 +136,7 @@ ONE_PROCESS = """
 
 
     def test_nothing_is_loaded_for_who_wants_no_gpu():
-        heavy = {"aiohttp", "gpu_worker_pool.client", "gpu_worker_pool.errors", "gpu_worker_pool.testing"}
+        heavy = {"websockets", "gpu_worker_pool.client", "gpu_worker_pool.errors", "gpu_worker_pool.testing"}
         assert not heavy & sys.modules.keys()
 
 

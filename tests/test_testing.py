@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import signal
@@ -58,44 +57,10 @@ def test_nobody_is_given_its_port_while_it_is_away() -> None:
         other.bind(("127.0.0.1", away.port))
 
 
-def test_a_given_folder_and_port_are_used_and_left(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
-        port = int(found.getsockname()[1])
-    with ServerProcess(folder=tmp_path / "own", port=port) as server:
-        assert (server.port, take(server, "kept")) == (port, 201)
-        server.stop()
-        assert server.process is not None
-        assert server.process.returncode in {0, -signal.SIGTERM}
-        assert "Traceback" not in server.log()
-    with ServerProcess(folder=tmp_path / "own") as again:
-        assert again.ask("/leases/kept").json["state"] == "active"
-    assert (tmp_path / "own" / "log").exists()
-
-
 def test_a_server_that_does_not_start_says_why() -> None:
     command = (sys.executable, "-c", "import sys; sys.exit('it is broken')")
     with pytest.raises(ServerDidNotStartError, match="it is broken"), ServerProcess(command=command):
         pass
-
-
-def test_no_setting_of_the_caller_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("API_PREFIX", "/elsewhere")
-    with ServerProcess() as server:
-        assert server.json("/gpu/count")["gpu_count"] == 4
-
-
-async def test_several_start_side_by_side_in_asyncio_code() -> None:
-    servers = [ServerProcess({"GPU_POOL_NODE": name}) for name in ("one", "two")]
-    try:
-        for server in servers:
-            server.launch()
-        await asyncio.gather(*(asyncio.to_thread(server.wait_until_ready) for server in servers))
-        pools = [await asyncio.to_thread(server.json, "/pool") for server in servers]
-    finally:
-        for server in servers:
-            server.close()
-    assert [len(pool["gpus"]) for pool in pools] == [4, 4]
 
 
 # Started in a thread that ends: the server belongs to the process, not to the thread.
@@ -128,7 +93,7 @@ def test_it_ends_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path)
 def test_nothing_but_the_standard_library_is_loaded() -> None:
     program = "import sys, gpu_worker_pool.testing; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"aiohttp", "fastapi", "uvicorn", "pydantic", "gpu_worker_pool.client"} & set(loaded)
+    assert not {"websockets", "fastapi", "uvicorn", "pydantic", "gpu_worker_pool.client"} & set(loaded)
 
 
 def test_a_wrong_description_of_simulated_gpus_is_an_error_and_not_a_server_without_gpus() -> None:

@@ -47,7 +47,7 @@ MODELS = (("NVIDIA A100-SXM4-80GB", 81920, 5), ("Tesla T4", 15360, 3), ("NVIDIA 
 
 @dataclass
 class CrowdedPool:
-    """A pool whose GPUs are all taken, and whose queue has so many waiters.
+    """A pool whose GPUs are all taken, and whose queue has this number of waiters.
 
     Each request that shares a GPU asks for its own number of MB, so that there are many kinds of wishes.
     """

@@ -41,7 +41,7 @@ def release(client: Taker, held: list[Held]) -> float:
 
 
 def cycles(client: Taker, number: int) -> list[float]:
-    """Return the seconds of each of so many cycles."""
+    """Return the seconds of each cycle."""
     times_s = []
     for _ in range(number):
         began = time.perf_counter()

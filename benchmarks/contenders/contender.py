@@ -47,6 +47,10 @@ class Taker(Protocol):
 class Queue(Protocol):
     """Runs commands on the GPUs, each on one of them."""
 
+    def run_one(self, command: Command) -> None:
+        """Run a command as a user does at a prompt, and return when it has ended. RuntimeError if it failed."""
+        ...
+
     def run_all(self, commands: Sequence[Command]) -> None:
         """Hand in all commands and return when all have ended. RuntimeError if one failed."""
         ...

@@ -53,6 +53,9 @@ class HyperQueueQueue:
     def __init__(self, client: Child) -> None:
         self._client = client
 
+    def run_one(self, command: Command) -> None:
+        self.run_all([command])
+
     def run_all(self, commands: Sequence[Command]) -> None:
         self.line_up(commands)()
 

@@ -50,6 +50,9 @@ class PoolQueue:
         self._folder = folder
         self._env = environment({"HOME": str(folder), "GPU_SERVICE_ENDPOINT": server.url})
 
+    def run_one(self, command: Command) -> None:
+        finished([self._start("run", "--", *command)])
+
     def run_all(self, commands: Sequence[Command]) -> None:
         """Run them by `batch`."""
         lines = "".join(f"{shlex.join(command)}\n" for command in commands)

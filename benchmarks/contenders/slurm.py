@@ -71,16 +71,22 @@ class SrunQueue:
         self._joined = joined
         self._env = environment(env)
 
+    def run_one(self, command: Command) -> None:
+        finished([self._start(command)])
+
     def run_all(self, commands: Sequence[Command]) -> None:
         self.line_up(commands)()
 
     def line_up(self, commands: Sequence[Command]) -> Callable[[], None]:
         started: list[subprocess.Popen[bytes]] = []
         for number, command in enumerate(commands):
-            started.append(subprocess.Popen([*self._joined, *SRUN, *command], env=self._env, stdin=subprocess.DEVNULL))
+            started.append(self._start(command))
             states = ["PENDING"] * number + ["RUNNING"]
             wait_until(lambda states=states: self._states() == states, f"{number} commands wait")  # type: ignore[misc]
         return lambda: finished(started)
+
+    def _start(self, command: Command) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*self._joined, *SRUN, *command], env=self._env, stdin=subprocess.DEVNULL)
 
     def _states(self) -> list[str]:
         return sorted(self.ask("squeue", "--noheader", "--format=%T").split())

@@ -27,6 +27,10 @@ class SpoolerQueue:
         )
         self._slots = slots
 
+    def run_one(self, command: Command) -> None:
+        """Run it with `-f`, which waits for its end."""
+        self.ask("-n", "-f", *command)
+
     def run_all(self, commands: Sequence[Command]) -> None:
         self.line_up(commands)()
 

@@ -24,7 +24,7 @@ from benchmarks.fleet.boxes import Boxes, running
 from benchmarks.processes import Child, environment, orders, pool_server, say
 from tests.ledger.postgres.server import programs
 
-# So many GPUs that no lease waits until one is read again.
+# Enough GPUs that no lease waits until one is read again.
 BOXES, CANDIDATES, GPUS_A_BOX = 4, 2, 64
 # The TTL of each lease that is held while leaders are killed: shorter than the take-overs, so that it has to be renewed meanwhile.
 TTL_S = 6.0

@@ -61,7 +61,7 @@ def _nodes(leader: ServerProcess) -> set[str]:
 
 @contextmanager
 def running(folder: Path, number: int, candidates: int, gpus: int) -> Iterator[Boxes]:
-    """Run so many boxes, on a database of their own."""
+    """Run this number of boxes, on a database of their own."""
     with ExitStack() as held:
         database = PostgresServer(is_durable=True)
         held.callback(database.remove)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.fleet.many_boxes import GPUS_A_BOX, MODEL
 
 AT_ONCE = 64
-# A client that is told to ask later waits so long, and then ever longer.
+# How long a client waits that is told to ask later; then ever longer.
 AGAIN_S, MOST_AGAIN_S = 0.5, 8.0
 OWNERS = 50
 LIMIT_S = 120.0
@@ -98,7 +98,7 @@ def box_of(answer: dict[str, Any]) -> str:
 
 
 async def take_all(port: int, number: int) -> dict[str, str]:
-    """Take all GPUs of so many boxes; return the lease of each box."""
+    """Take all GPUs of this number of boxes; return the lease of each box."""
     held: dict[str, str] = {}
     numbers = iter(range(number))
 
@@ -158,7 +158,7 @@ class Waiters:
                 return
 
     async def hand_overs_s(self, held: dict[str, str], boxes: Sequence[str], every_s: float) -> list[float]:
-        """Release these boxes, one every so many seconds; return how long each hand-over took."""
+        """Release these boxes, one after each pause of this number of seconds; return how long each hand-over took."""
         client = await connected(self._port)
         released: dict[str, float] = {}
         has_news = asyncio.Event()

@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import aiohttp
-
 from benchmarks.processes import Child, orders, say
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import CloseLink, CustodyAction, LookNow, Send
 from gpu_worker_pool.core.fleet.messages import LeaderMessage, Welcome
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.server.agent.connect import Connector
+from gpu_worker_pool.server.agent.frames import Ask
 from gpu_worker_pool.server.agent.handshake import VERSION, FleetKey
-from gpu_worker_pool.server.agent.link import LeaderLink, LinkLost, connect
+from gpu_worker_pool.server.agent.link import BoxLink, LinkLost, LinkReply
 from gpu_worker_pool.server.box.snapshot import as_installed
 
 GPUS_A_BOX = 8
 MODEL = "Simulated A100"
 EVERY_S = 1.0
-# The leader takes so many connections at a time that have not proven their key.
+# How many connections that have not proven their key the leader takes at a time.
 AT_ONCE = 32
 LIMIT_S = 120.0
 
@@ -44,20 +44,20 @@ class Box:
 
     def __init__(self, number: int, url: str, key: FleetKey) -> None:
         self.node = f"box{number:05}"
-        self._url, self._key = url, key
+        self._url, self._connector = url, Connector(self.node, key)
         self._readings = readings_of(self.node)
         self._custody = Custody(self.node, f"machine-{number}", "boot", boot_time())
-        self._link: LeaderLink | None = None
+        self._link: BoxLink | None = None
         self.is_welcome = asyncio.Event()
         # How often it has lost its leader.
         self.losses = 0
 
-    async def stay(self, session: aiohttp.ClientSession, first: float, room: asyncio.Semaphore) -> None:
+    async def stay(self, first: float, room: asyncio.Semaphore) -> None:
         """Be a box of the fleet, and join it again whenever the connection ends."""
         asyncio.get_running_loop().call_later(first, self._look_again)
         while True:
             try:
-                await self._join(session, room)
+                await self._join(room)
             except LinkLost:
                 self.losses += self.is_welcome.is_set()
                 self._link = None
@@ -65,13 +65,13 @@ class Box:
                 self._custody.disconnected()
                 await asyncio.sleep(EVERY_S)
 
-    async def _join(self, session: aiohttp.ClientSession, room: asyncio.Semaphore) -> None:
+    async def _join(self, room: asyncio.Semaphore) -> None:
         async with room:
-            socket = await connect(session, self._url, self.node, VERSION, self._key)
-            self._link = link = LeaderLink(socket)
+            self._link, _ = await self._connector.connect(self._url)
+            link = self._link
             installed = tuple(map(as_installed, self._readings))
             link.send(self._custody.announce(f"http://{self.node}:8000", VERSION, False, installed))  # noqa: FBT003
-            running = asyncio.ensure_future(link.run(self._take))
+            running = asyncio.ensure_future(link.run(LeaderMessage, self._take, _answer_nothing))
             welcome = asyncio.ensure_future(self.is_welcome.wait())
             await asyncio.wait((running, welcome), return_when="FIRST_COMPLETED")
             welcome.cancel()
@@ -101,28 +101,29 @@ class Box:
                 case LookNow():
                     self._look()
                 case CloseLink(why=why) if self._link is not None:
-                    self._link.close(why)
+                    self._link.drop(why)
+
+
+async def _answer_nothing(ask: Ask, body: bytes, reply: LinkReply) -> None:  # noqa: ARG001 - as all others
+    await reply.begin(404)
 
 
 async def be_boxes(number: int, url: str, key: str) -> None:
-    """Be so many boxes, until the process that started this one closes the pipe."""
+    """Be this number of boxes, until the process that started this one closes the pipe."""
     room = asyncio.Semaphore(AT_ONCE)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        boxes = [Box(each, url, FleetKey(key)) for each in range(number)]
-        staying = [
-            asyncio.ensure_future(box.stay(session, EVERY_S * place / number, room)) for place, box in enumerate(boxes)
-        ]
-        for box in boxes:
-            await box.is_welcome.wait()
-        say("all boxes have joined")
-        await asyncio.to_thread(lambda: list(orders()))
-        say(sum(box.losses for box in boxes))
-        for task in staying:
-            task.cancel()
+    boxes = [Box(each, url, FleetKey(key)) for each in range(number)]
+    staying = [asyncio.ensure_future(box.stay(EVERY_S * place / number, room)) for place, box in enumerate(boxes)]
+    for box in boxes:
+        await box.is_welcome.wait()
+    say("all boxes have joined")
+    await asyncio.to_thread(lambda: list(orders()))
+    say(sum(box.losses for box in boxes))
+    for task in staying:
+        task.cancel()
 
 
 class ManyBoxes(Child):
-    """So many boxes, in a process of their own. It says when all have joined."""
+    """A number of boxes, in a process of their own. It says when all have joined."""
 
     def __init__(self, number: int, url: str, key: str) -> None:
         super().__init__([sys.executable, "-m", "benchmarks.fleet.many_boxes", str(number), url, key])

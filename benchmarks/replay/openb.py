@@ -49,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """A task that asks for GPUs, each with so many thousandths."""
+    """A task that asks for GPUs, each with this number of thousandths."""
 
     name: str
     gpus: int

@@ -33,6 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("number", nargs="?", metavar="NUMBER|off", help="how many GPUs; off: release them")
     parser.add_argument("--memory", metavar="SIZE", help="share GPUs: so much memory on each, such as 8GB")
     parser.add_argument("--model", metavar="NAME", help="a word of the GPU's name, such as A100")
+    parser.add_argument(
+        "--min-memory", metavar="SIZE", help="GPUs that are sold with at least this much memory, such as 40GB"
+    )
+    parser.add_argument("--exclude", metavar="GPUS", help="none of these GPUs, such as 0,3")
     parser.add_argument("--timeout", type=float, metavar="S", default=60.0, help="how long to wait; by default 60 s")
     parser.add_argument("--preemptible", action="store_true", help="the lease may be ended when others need the GPUs")
     return parser
@@ -96,6 +100,7 @@ class GpuMagics(Magics):
             )
         self.release()
         options: LeaseOptions = {"gpus": int(number), "memory": asked.memory, "model": asked.model}
+        options |= {"min_memory": asked.min_memory, "exclude": asked.exclude and asked.exclude.split(",")}
         options |= {"preemptible": asked.preemptible, "on_lost": self._lose}
         try:
             self._lease = ProcessLease(asked.timeout, options)

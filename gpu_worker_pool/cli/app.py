@@ -13,7 +13,7 @@ import gpu_worker_pool
 from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, USAGE, Failure
 
-from .declare import HelpWanted, read
+from .declare import HelpWanted, help_of, read
 from .output import OutputClosed, complain, is_output_broken, out, stop_printing
 
 
@@ -30,35 +30,48 @@ EVERYDAY: Final = {
     "run": CommandPlace(".run.command", "Wait for GPUs, run a command on them, release them."),
     "submit": CommandPlace(".jobs.submit", "The same in the background: prints an id and returns."),
     "batch": CommandPlace(".batch.command", "Run many commands, each on its own GPUs."),
-    "jobs": CommandPlace(".jobs.jobs", "List your jobs: what runs, what waits and why."),
+    "jobs": CommandPlace(
+        ".jobs.change",
+        "List what you run and what waits, however it was started; hold, release, change it.",
+        {"": "jobs", "hold": "hold", "release": "release", "first": "first", "edit": "edit"},
+    ),
     "logs": CommandPlace(".jobs.logs", "Print what a job wrote; -f follows it."),
-    "cancel": CommandPlace(".jobs.job_control", "Stop jobs."),
+    "cancel": CommandPlace(".jobs.cancel", "Stop anything of yours: a job, a run, a waiting request."),
     "status": CommandPlace(".commands.status", "Show every GPU, who holds it, and who waits; --watch follows it."),
-    "explain": CommandPlace(".commands.explain", "Say why your requests wait, or tell about one lease."),
-    "history": CommandPlace(".jobs.history", "Show jobs that are over, and how they ended."),
+    "explain": CommandPlace(".commands.explain", "Explain why your requests wait, or show one lease."),
+    "history": CommandPlace(".jobs.history", "Show what has ended, and how."),
     "doctor": CommandPlace(".doctor.command", "Check this machine and the servers, and say what to do."),
 }
 MORE: Final = {
-    "top": CommandPlace(".commands.status", "Follow the pool, as status --watch does."),
-    "leases": CommandPlace(".commands.leases", "List all leases: those that hold GPUs and those that wait."),
-    "release": CommandPlace(".commands.release", "End leases, or take requests out of the queue."),
-    "retry": CommandPlace(".jobs.job_control", "Run jobs again that are over."),
-    "join": CommandPlace(".run.command", "Run a command on this box's part of a lease of run --nodes."),
+    "shell": CommandPlace(".commands.hold", "Start your shell on GPUs; they are released when you leave it."),
+    "hold": CommandPlace(".commands.hold", "Hold GPUs without a command, and print what to export."),
+    "env": CommandPlace(".commands.hold", "Print what to export in another terminal for GPUs that you hold."),
+    "retry": CommandPlace(".jobs.job_control", "Run finished jobs again."),
+    "on": CommandPlace(".run.command", "Run a command of gpu-pool on another box of the fleet, by your ssh."),
+    "exec": CommandPlace(".run.command", "Run a second command inside a running job or lease of yours."),
+    "join": CommandPlace(".run.command", "Another word for exec, for the boxes of run --nodes."),
     "report": CommandPlace(".commands.report", "Add up GPU-hours by owner."),
-    "reservations": CommandPlace(".commands.reserve", "List bookings and planned drains."),
-    "login": CommandPlace(".commands.login", "Keep a server and your token there."),
-    "logout": CommandPlace(".commands.login", "Forget a server and your token there."),
+    "login": CommandPlace(".commands.login", "Save a server and your token for it, or forget them."),
     "demo": CommandPlace(".demo.command", "See a pool at work: a worker and the server are killed."),
 }
 OPERATE: Final = {
     "serve": CommandPlace(".serve.command", "Start the server on this machine."),
-    "drain": CommandPlace(".commands.drain", "Take GPUs out of service."),
-    "undrain": CommandPlace(".commands.drain", "Put GPUs back into service."),
-    "reserve": CommandPlace(".commands.reserve", "Book GPUs for an owner and a time."),
+    "service": CommandPlace(
+        ".commands.service",
+        "Install the server as a service of systemd.",
+        {"install": "install", "status": "status", "remove": "remove"},
+    ),
+    "drain": CommandPlace(".commands.drain", "Take GPUs out of service, and put them back."),
+    "reserve": CommandPlace(".commands.reserve", "Book GPUs for an owner and a time; alone, list what is booked."),
     "quota": CommandPlace(
         ".commands.quota",
         "Show and set how much each owner may use.",
         {"list": "list_quotas", "set": "set_quota", "remove": "remove_quota"},
+    ),
+    "group": CommandPlace(
+        ".commands.group",
+        "Let owners share a quota, or go first on some GPUs.",
+        {"list": "list_groups", "add": "add_group", "remove": "remove_group"},
     ),
     "token": CommandPlace(
         ".commands.token",
@@ -67,16 +80,31 @@ OPERATE: Final = {
     ),
     "fleet": CommandPlace(
         ".commands.fleet",
-        "Show the boxes of a fleet, and forget those that are gone.",
-        {"": "show_fleet", "forget": "forget_node"},
+        "Show the boxes of a fleet, add some, remove some, move it to a database.",
+        {"": "show_fleet", "key": "show_key", "forget": "forget_node", "move": "move_fleet"},
     ),
+    "enforce": CommandPlace(".commands.enforce", "Let only the holders of a GPU open its device."),
     "backup": CommandPlace(".commands.backup", "Copy the pool of this box into one file."),
-    "restore": CommandPlace(".commands.backup", "Put a backup in the place of the journal."),
-    "keeper": CommandPlace(".jobs.keeper_command", "Run the submitted jobs; submit starts it by itself."),
+    "restore": CommandPlace(".commands.backup", "Replace the journal with a backup."),
+    "keeper": CommandPlace(".jobs.keeper_command", "Run submitted jobs; submit starts it for you."),
 }
 COMMANDS: Final = EVERYDAY | MORE | OPERATE
+# Other words for some of these.
+ALIASES: Final = {
+    "top": ("status", "--watch"),
+    "release": ("cancel",),
+    "undrain": ("drain", "--undo"),
+    "logout": ("login", "--forget"),
+}
 _USAGE: Final = "Usage: gpu-pool COMMAND [OPTIONS]\n\nLease GPUs to jobs, so that no two of them collide.\n"
-_FOOT: Final = "`gpu-pool COMMAND --help` tells about a command, `gpu-pool help operate` lists those for operators."
+_FOOT: Final = """\
+Options of most commands:
+  -e, --endpoint URL  The server: gpu-2:8000, a URL, or several with commas
+                      between. By default your login, else this machine's.
+  --json              Print JSON, as docs/how-to/scripts.md shows it.
+
+`gpu-pool COMMAND --help` explains a command, `gpu-pool help operate` lists
+those for operators."""
 _NAME: Final = "gpu-pool"
 
 
@@ -96,7 +124,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit code. A failure is one line on standard error."""
     try:
         result = _run(list(arguments))
-        out().write("")
         sys.stdout.flush()
     except Failure as failure:
         complain(str(failure))
@@ -127,8 +154,13 @@ def _closed(cause: OSError) -> int:
     return FAILED
 
 
+def expand(typed: list[str]) -> list[str]:
+    """What was typed, with another word for a command replaced by that command."""
+    return [*ALIASES.get(typed[0], typed[:1]), *typed[1:]] if typed else typed
+
+
 def _run(typed: list[str]) -> int:
-    match typed:
+    match expand(typed):
         case []:
             out().write(_overview(EVERYDAY))
             return USAGE
@@ -138,8 +170,8 @@ def _run(typed: list[str]) -> int:
         case ["help", "operate"]:
             out().write(_overview(OPERATE))
             return 0
-        case ["help", *name]:
-            return _run([*name, "--help"])
+        case ["help", name, *rest] if name in COMMANDS or name in ALIASES:
+            return _whole_help(expand([name])[0], rest)
         case ["--version"]:
             out().print(f"{_NAME} {gpu_worker_pool.__version__}")
             return 0
@@ -150,6 +182,15 @@ def _run(typed: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             return _command(name, rest)
     raise Failure(_unknown(typed[0]), USAGE)
+
+
+def _whole_help(name: str, rest: list[str]) -> int:
+    """Tell all about a command, or about a group of them."""
+    group, part = COMMANDS[name].group, rest[0] if rest else ""
+    if group is not None and part not in group:
+        return _command(name, ["--help"])
+    out().write(help_of(" ".join(filter(None, (_NAME, name, part))), function_of(name, part), is_whole=True))
+    return 0
 
 
 def _command(name: str, rest: list[str]) -> int:
@@ -166,6 +207,8 @@ def _command(name: str, rest: list[str]) -> int:
     function = function_of(name, part)
     try:
         values = read(path, function, rest)
+        if name == "submit" and (given := _options_of_script(path, function, values["command"])):
+            values = read(path, function, [*given, *rest])  # what was typed comes later, and wins
     except HelpWanted as help_text:
         out().write(str(help_text))
         return 0
@@ -173,10 +216,24 @@ def _command(name: str, rest: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _options_of_script(path: str, function: Callable[..., Any], command: list[str]) -> list[str]:
+    from .jobs.script import options_in  # noqa: PLC0415 - for `submit` only
+
+    script, words = options_in(command)
+    try:
+        if words and read(path, function, [*words, "--", "true"])["command"] != ["true"]:
+            raise Failure("a word is not an option", USAGE)  # noqa: TRY301
+    except Failure as failure:
+        raise Failure(f"the #GPU lines of {script} cannot be used: {failure}", USAGE) from None
+    return words
+
+
 def _overview(*sections: dict[str, CommandPlace]) -> str:
     lines = [_USAGE]
     for section in sections:
         lines += [f"  {name:<14}{command.help}" for name, command in section.items()]
+        others = {name: words for name, words in ALIASES.items() if words[0] in section}
+        lines += [f"  {name:<14}Another word for {' '.join(words)}." for name, words in others.items()]
         lines.append("")
     return "\n".join([*lines, _FOOT, ""])
 
@@ -198,13 +255,13 @@ def _unknown(word: str) -> str:
     """What to type instead of a command that there is not."""
     import difflib  # noqa: PLC0415 - only where something is wrong
 
-    from .foreign import other_command  # noqa: PLC0415
+    from . import foreign  # noqa: PLC0415
 
-    if (hint := other_command(word)) is not None:
+    if (hint := foreign.COMMANDS.get(word)) is not None:
         return f"there is no command {word!r} here: {hint}"
     if word.startswith("-"):
         return f"give a command before {word} (`gpu-pool --help` lists them)"
-    near = difflib.get_close_matches(word, list(COMMANDS), 2)
+    near = difflib.get_close_matches(word, [*COMMANDS, *ALIASES], 2)
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"there is no command {word!r}{meant} (`gpu-pool --help` lists them)"
 

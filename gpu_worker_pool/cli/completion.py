@@ -10,7 +10,7 @@ from typing import Final
 
 from gpu_worker_pool.failure import USAGE, Failure
 
-from .app import COMMANDS, function_of
+from .app import ALIASES, COMMANDS, expand, function_of
 from .declare import flags_of, parameters
 from .output import out
 
@@ -64,8 +64,9 @@ def run(what: str, rest: list[str]) -> int:
 def candidates(words: list[str]) -> list[tuple[str, str]]:
     """What may stand in the place of the last word, each with what it is."""
     *before, incomplete = words or [""]
+    before = expand(before)
     if not before:
-        found = [(name, command.help) for name, command in COMMANDS.items()]
+        found = [(name, command.help) for name, command in COMMANDS.items()] + [(name, "") for name in ALIASES]
     elif before[0] not in COMMANDS:
         found = []
     else:

@@ -2,7 +2,8 @@
 
     def status(endpoint: Endpoints = None, *, mine: Annotated[bool, Option("--mine", help="Only yours.")] = False) -> None:
 
-The docstring is the help. A value is converted by the annotation, or by `parser`, which raises a ValueError that says what
+A dataclass as the type of a parameter declares what several commands have in common: a field is an option. The docstring is
+the help. A value is converted by the annotation, or by `parser`, which raises a ValueError that says what
 is wrong. `argparse` reads the options; a parser is made for the one command that was typed.
 """
 
@@ -19,7 +20,10 @@ from typing import Annotated, Any, Final, NoReturn, get_args, get_origin, get_ty
 from gpu_worker_pool.failure import USAGE, Failure
 
 MORE: Final = "More options"
+# These mean the same for every command that has them: the help of a command only names them.
+COMMON: Final = "Options of most commands"
 _COLUMN: Final = 26
+_SCREEN: Final = 40
 
 
 class Option:
@@ -68,8 +72,7 @@ class Parameter:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        flags = self.declared.flags or (f"--{self.name.strip('_').replace('_', '-')}",)
-        return tuple(part for flag in flags for part in flag.split("/"))
+        return self.declared.flags or (f"--{self.name.strip('_').replace('_', '-')}",)
 
     def convert(self, text: str) -> Any:
         """The value that was typed; a ValueError says what is wrong with it."""
@@ -98,7 +101,7 @@ class Parameter:
 
     def add_to(self, parser: argparse.ArgumentParser, groups: dict[str, Any]) -> None:
         declared = self.declared
-        shown: Any = {"help": argparse.SUPPRESS if declared.hidden else declared.help.replace("%", "%%")}
+        shown: dict[str, Any] = {"help": declared.help.replace("%", "%%")}
         if self.is_argument:
             is_optional = self.default is not _MISSING
             number = argparse.REMAINDER if self.takes_rest else "*" if self.is_list else "?" if is_optional else None
@@ -107,26 +110,17 @@ class Parameter:
             )
             return
         title = declared.group or "Options"
+        if title == COMMON or declared.hidden:
+            shown = {"help": argparse.SUPPRESS}
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flags, default = self.flags, None if self.default is _MISSING else self.default
+        shown |= {"dest": self.name, "default": None if self.default is _MISSING else self.default}
         if self.type is bool:
-            on, off = (
-                [flag for flag in flags if not flag.startswith("--no-")],
-                [f for f in flags if f.startswith("--no-")],
-            )
-            # A flag that begins with --no- and has no opposite is a flag like any other.
-            groups[title].add_argument(
-                *(on or off), dest=self.name, action="store_const", const=True, default=default, **shown
-            )
-            if on and off:
-                groups[title].add_argument(*off, dest=self.name, action="store_const", const=False, default=default)
+            groups[title].add_argument(*self.flags, action="store_const", const=True, **shown)
             return
         action = "append" if self.is_list else "store"
         metavar = declared.metavar or ("NUMBER" if self.item in {int, float} else self.name.strip("_").upper())
-        groups[title].add_argument(
-            *flags, dest=self.name, action=action, type=_typed(self), metavar=metavar, default=default, **shown
-        )
+        groups[title].add_argument(*self.flags, action=action, type=_typed(self), metavar=metavar, **shown)
 
 
 _MISSING: Final = object()
@@ -140,7 +134,21 @@ def parameters(function: Callable[..., Any]) -> list[Parameter]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
     defaults |= function.__kwdefaults__ or {}
-    return [Parameter(name, hints[name], defaults.get(name, _MISSING)) for name in names]
+    found = []
+    for name in names:
+        fields = getattr(hints[name], "__dataclass_fields__", None)
+        if fields is None:
+            found.append(Parameter(name, hints[name], defaults.get(name, _MISSING)))
+        else:
+            types_of = get_type_hints(hints[name], include_extras=True)
+            found += [Parameter(field, types_of[field], declared.default) for field, declared in fields.items()]
+    return found
+
+
+def _common(function: Callable[..., Any]) -> dict[str, type]:
+    """The parameters of a command that are dataclasses of options."""
+    hints = get_type_hints(function, include_extras=True)
+    return {name: hint for name, hint in hints.items() if hasattr(hint, "__dataclass_fields__")}
 
 
 def _typed(parameter: Parameter) -> Callable[[str], Any]:
@@ -183,7 +191,7 @@ class HelpWanted(Exception):  # noqa: N818 - what was typed
 
 class _OptionParser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> NoReturn:  # noqa: ARG002 - as argparse has it
-        raise HelpWanted(self.format_help())
+        raise HelpWanted
 
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument ([^:]+): ", lambda found: f"{found[1].rpartition('/')[0] or found[1]}: ", message)
@@ -192,15 +200,36 @@ class _OptionParser(argparse.ArgumentParser):
         raise Failure(f"{text} (see `{self.prog} --help`)", USAGE)
 
 
-def parser_of(path: str, function: Callable[..., Any]) -> argparse.ArgumentParser:
-    """The parser of a command, which is typed so: `gpu-pool quota set`."""
+def help_of(path: str, function: Callable[..., Any], *, is_whole: bool = False) -> str:
+    """The help of a command. One that is longer than a screen has a first level, which leaves most of it to the whole help."""
+    text = parser_of(path, function).format_help()
+    if is_whole or len(text.splitlines()) <= _SCREEN:
+        return text
+    return parser_of(path, function, is_short=True).format_help()
+
+
+def parser_of(path: str, function: Callable[..., Any], *, is_short: bool = False) -> argparse.ArgumentParser:
+    """The parser of a command, which is typed so: `gpu-pool quota set`. One that `is_short` is for the first level of help."""
     declared = parameters(function)
     words = [each.declared.metavar or each.name.upper() for each in declared if each.is_argument]
     help_text = re.sub(r"`([^`\n]+)`", r"\1", function.__doc__ or "")
+    more = [each for each in declared if each.declared.group == MORE and is_short]
+    if is_short:
+        declared = [each for each in declared if each not in more]
+        help_text = help_text.partition("\n\n")[0]
+    program, _, command = path.partition(" ")
+    feet = []
+    if more:
+        names = ", ".join(each.flags[0] for each in more)
+        feet = [f"More options: {names}.", f"`{program} help {command}` explains these, and everything else."]
+    if common := [each.flags[0] for each in declared if each.declared.group == COMMON]:
+        also = f"Also {', '.join(common)}: see `{program} --help`."
+        feet = [*feet[:-1], f"{feet[-1]} {also}" if feet else also]
     parser = _OptionParser(
         prog=path,
         usage=" ".join([path, "[OPTIONS]", *words]).replace("%", "%%"),
         description=help_text.replace("%", "%%"),
+        epilog="\n\n".join(feet) or None,
         formatter_class=_Formatter,
         allow_abbrev=False,
         add_help=False,
@@ -219,7 +248,10 @@ def read(path: str, function: Callable[..., Any], typed: Sequence[str]) -> dict[
     parser = parser_of(path, function)
     # With options between the words of a list: `drain 0 --reason fan 1`.
     is_mixed = any(each.is_argument and each.is_list and not each.takes_rest for each in parameters(function))
-    found, unknown = (parser.parse_known_intermixed_args if is_mixed else parser.parse_known_args)(list(typed))
+    try:
+        found, unknown = (parser.parse_known_intermixed_args if is_mixed else parser.parse_known_args)(list(typed))
+    except HelpWanted:
+        raise HelpWanted(help_of(path, function)) from None
     if unknown:
         raise Failure(_unknown(path, function, unknown), USAGE)
     values = vars(found)
@@ -232,17 +264,19 @@ def read(path: str, function: Callable[..., Any], typed: Sequence[str]) -> dict[
                 values[each.name] = each.default
             elif not values[each.name]:
                 raise Failure(f"give {each.declared.metavar or each.name} (see `{path} --help`)", USAGE)
+    for name, options in _common(function).items():
+        values[name] = options(**{field: values.pop(field) for field in options.__dataclass_fields__})  # type: ignore[attr-defined]
     return values
 
 
 def _unknown(path: str, function: Callable[..., Any], unknown: Sequence[str]) -> str:
-    from .foreign import other_option  # noqa: PLC0415 - only where something is wrong
+    from . import foreign  # noqa: PLC0415 - only where something is wrong
 
     word = unknown[0].partition("=")[0]
     see = f"(see `{path} --help`)"
     if not word.startswith("-"):
         return f"{word!r} is one word too many {see}"
-    if (hint := other_option(word)) is not None:
+    if (hint := foreign.OPTIONS.get(word)) is not None:
         return f"there is no option {word} here: {hint}"
     import difflib  # noqa: PLC0415
 

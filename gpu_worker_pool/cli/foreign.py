@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-_COMMANDS: Final = {
+COMMANDS: Final = {
     "squeue": "`gpu-pool jobs` lists what you run and wait for, `gpu-pool status` the whole pool",
     "sinfo": "`gpu-pool status` shows every GPU",
     "sbatch": "`gpu-pool submit -- CMD` runs a command in the background",
     "srun": "`gpu-pool run -- CMD` waits for GPUs and runs a command on them",
-    "salloc": "`gpu-pool run -- bash` gives you a shell with GPUs",
+    "salloc": "`gpu-pool shell` gives you a shell with GPUs",
     "scancel": "`gpu-pool cancel ID` stops a job, a run or a waiting request",
     "sacct": "`gpu-pool history` shows jobs that are over, `gpu-pool report` adds up GPU-hours",
     "scontrol": "`gpu-pool explain ID` tells about a request, `gpu-pool drain GPU` takes a GPU out of service",
@@ -18,7 +18,9 @@ _COMMANDS: Final = {
     "tsp": "`gpu-pool submit -- CMD` queues a command, `gpu-pool jobs` lists them",
     "ps": "`gpu-pool jobs` lists what you run and wait for",
     "ls": "`gpu-pool jobs` lists what you run and wait for",
-    "list": "`gpu-pool jobs` lists what you run and wait for, `gpu-pool leases` all leases",
+    "leases": "`gpu-pool jobs` lists what you run and wait for, `gpu-pool jobs --all` those of all users",
+    "reservations": "`gpu-pool reserve` without options lists bookings and planned drains",
+    "list": "`gpu-pool jobs` lists what you run and wait for, `gpu-pool jobs --all` those of all users",
     "queue": "`gpu-pool status` shows who waits",
     "q": "`gpu-pool status` shows who waits",
     "stat": "`gpu-pool status` shows every GPU",
@@ -33,7 +35,6 @@ _COMMANDS: Final = {
     "rm": "`gpu-pool cancel ID` stops a job",
     "del": "`gpu-pool cancel ID` stops a job",
     "abort": "`gpu-pool cancel ID` stops a job",
-    "exec": "`gpu-pool run -- CMD` runs a command on GPUs",
     "start": "`gpu-pool serve` starts a server, `gpu-pool run -- CMD` a command",
     "server": "`gpu-pool serve` starts a server",
     "up": "`gpu-pool serve` starts a server",
@@ -54,9 +55,9 @@ _COMMANDS: Final = {
     "ping": "`gpu-pool doctor` checks the servers",
     "check": "`gpu-pool doctor` checks this machine and the servers",
     "book": "`gpu-pool reserve --at 09:00 --for 4h --gpus 2` books GPUs",
-    "config": "`gpu-pool doctor` checks the settings; docs/SERVER.md lists them",
+    "config": "`gpu-pool doctor` checks the settings; .env.example describes them",
 }  # fmt: skip
-_OPTIONS: Final = {
+OPTIONS: Final = {
     "--gres": "write --gpus 2",
     "--gpu-ids": "write --gpu 2,3 for certain GPUs, or --gpus 2 for any two",
     "--gpus-per-node": "write --gpus 2",
@@ -71,6 +72,7 @@ _OPTIONS: Final = {
     "--mem-per-gpu": "write --memory 12GB, which shares a GPU",
     "--gpu-memory": "write --memory 12GB, which shares a GPU",
     "--time-limit": "write --time 2h",
+    "--no-wait": "write --timeout 0, which asks once",
     "--duration": "write --time 2h, and --for 2h with reserve",
     "-t": "write --time 2h",
     "--nice": "write --priority -5",
@@ -96,17 +98,7 @@ _OPTIONS: Final = {
     "--reservation": "a booking is used by its owner without an option",
     "--exclusive": "a GPU is exclusive unless --memory is given",
     "--follow": "write logs -f",
-    "--interactive": "gpu-pool run -- bash gives you a shell with GPUs",
+    "--interactive": "gpu-pool shell gives you a shell with GPUs",
     "--pty": "leave it out: run uses your terminal",
     "--watch": "gpu-pool status --watch follows the pool",
 }  # fmt: skip
-
-
-def other_command(word: str) -> str | None:
-    """What a command of another tool is called here."""
-    return _COMMANDS.get(word)
-
-
-def other_option(flag: str) -> str | None:
-    """What an option of another tool is called here."""
-    return _OPTIONS.get(flag)

@@ -195,7 +195,7 @@ def stop_printing() -> None:
 
 
 def print_json(command: str, data: Mapping[str, Any]) -> None:
-    """Print one object of our own on one line. docs/CLI.md documents its schema, by name and version: within a version, keys
+    """Print one object of our own on one line. docs/how-to/scripts.md shows its schema, by name and version: within a version, keys
     are added, but never removed or given another meaning.
     """
     print_body({"schema": f"gpu-pool/{command}/1", **data})
@@ -208,8 +208,18 @@ def print_body(body: Any) -> None:
 
 def complain(message: str) -> None:
     """Print a line on standard error. The message may quote a server."""
-    with contextlib.suppress(OSError):  # the reader is gone
-        print(f"gpu-pool: {plain(message)}", file=sys.stderr, flush=True)  # noqa: T201
+    tell(f"gpu-pool: {plain(message)}")
+
+
+def tell(line: str) -> None:
+    """Print a line on standard error. Where that cannot be written (its reader is gone, the disk is full), no more is printed
+    there: a command ends as it would have ended.
+    """
+    try:
+        err().print(line)
+    except OutputClosed:
+        # What is left in its buffer must not be written again at the end. The descriptor stays: it is that of a command, too.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - until the end
 
 
 def confirm(question: str) -> bool:

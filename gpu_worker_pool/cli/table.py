@@ -33,11 +33,11 @@ def make_table(*headings: str, whole: Collection[str] = (), right: Collection[st
     return Table(headings, whole, right)
 
 
-def print_table(console: Console, table: Table, *, is_whole: bool = False) -> None:
-    """Print the table: on a terminal it fits the width, unless it `is_whole`; in a pipe nothing is wrapped or cut."""
+def print_table(console: Console, table: Table) -> None:
+    """Print the table: on a terminal it fits the width; in a pipe nothing is wrapped or cut."""
     rows = [[Text(heading, "bold") for heading in table.headings], *table.rows]
     natural = [[cell_len(row[index].plain) for row in rows] for index in range(len(table.headings))]
-    is_fitted = console.is_terminal and not is_whole
+    is_fitted = console.is_terminal
     if is_fitted:
         widths = _fitted([max(column) for column in natural], table.is_whole, console.width)
     else:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from gpu_worker_pool.amounts import asked_mb, parse_span
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.gpu_names import as_gpu_names
-from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes, as_gpu_names
 from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
+from gpu_worker_pool.host.clock import boot_id
+from gpu_worker_pool.host.processes import ProcessTable, own_proc, pid_namespace
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import Assignment
 
-from .backends.lease_request import holder
 from .command_label import with_own_label
 from .inherited_lease import InheritedLease
 from .options import RequestWishes, with_defaults
@@ -23,12 +28,17 @@ _FIRST_LOOK_S: Final = 0.01
 _LAST_LOOK_S: Final = 0.25
 
 
-def make_request(config: ClientConfig, worker_id: str, wishes: RequestWishes) -> Request:
-    """The request. ValueError where something is not allowed; see `GPUWorkerPoolClient.request_gpu`."""
+def make_request(config: ClientConfig, worker_id: str, wishes: RequestWishes, holder: Holder | None = None) -> Request:
+    """The request. ValueError where something is not allowed; see `GPUWorkerPoolClient.request_gpu`. Without a `holder`, that is
+    this process, or the one of `pid`.
+    """
     asked = with_defaults(wishes)
-    among, time_limit, preemptible = asked["among"], asked["time_limit"], asked["preemptible"]
+    time_limit, preemptible = asked["time_limit"], asked["preemptible"]
     if not isinstance(preemptible, bool):
         raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
+    labels: object = asked["labels"]
+    if labels is not None and not _are_labels(labels):
+        raise ValueError(f"labels is {labels!r}; it must be a mapping of texts to texts, such as {{'name': 'sweep'}}")
     return Request(
         Wishes(
             asked["gpus"],
@@ -36,16 +46,47 @@ def make_request(config: ClientConfig, worker_id: str, wishes: RequestWishes) ->
             asked["model"],
             config.asked_memory_threshold,
             config.asked_utilization_threshold,
-            None if among is None else as_gpu_names(among),
-            asked["nodes"],
+            among=_names(asked["among"], "among"),
+            nodes=asked["nodes"],
+            min_memory_mb=asked_mb(asked["min_memory_mb"], asked["min_memory"], "min_memory"),
+            exclude=_names(asked["exclude"], "exclude"),
         ),
-        holder(worker_id, asked["pid"]),
+        replace(holder or _holder(asked["pid"]), worker_id=worker_id),
         asked["priority"],
         config.ttl_s,
         tuple(sorted(with_own_label(asked["labels"] or {}).items())),
         time_limit_s=None if time_limit is None else parse_span(time_limit),
         preemptible=preemptible,
     )
+
+
+def _holder(pid: int | None) -> Holder:
+    """A process, this one by default, with what a server on its machine needs to watch it."""
+    return _own_facts(os.getpid()) if pid is None else _facts_of(pid)
+
+
+def _facts_of(pid: int) -> Holder:
+    namespace = pid_namespace()
+    return Holder(
+        owner=user_name(),
+        host=socket.gethostname(),
+        pid=pid,
+        pid_started=ProcessTable(proc).started(pid) if (proc := own_proc()) else None,
+        boot_id=boot_id() if namespace else None,  # without /proc a server cannot watch the process
+        pid_namespace=namespace,
+    )
+
+
+# Read once a process. A forked child has another pid, so it does not use its parent's.
+_own_facts = lru_cache(maxsize=1)(_facts_of)
+
+
+def _names(gpus: Iterable[int | str] | None, wish: str) -> tuple[str, ...] | None:
+    return None if gpus is None else as_gpu_names(gpus, wish)
+
+
+def _are_labels(labels: object) -> bool:
+    return isinstance(labels, Mapping) and all(isinstance(text, str) for item in labels.items() for text in item)
 
 
 async def take_inside(

@@ -78,9 +78,9 @@ class GPUWorkerPool:
         """Wait for a GPU. Interrupted (Ctrl-C), it leaves nothing behind."""
         return self._wait(self._client.request_gpu(timeout, **wishes), self._client.release_gpu)
 
-    def release_gpu(self, assignment: Assignment) -> None:
-        """Release a GPU."""
-        self._wait(self._client.release_gpu(assignment))
+    def release_gpu(self, assignment: Assignment, *, note: str | None = None) -> None:
+        """Release a GPU; see `GPUWorkerPoolClient.release_gpu`."""
+        self._wait(self._client.release_gpu(assignment, note=note))
 
     @contextmanager
     def gpu(self, timeout: float | None = None, **wishes: Unpack[RequestWishes]) -> Iterator[Assignment]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -45,11 +44,11 @@ _ToldT = TypeVar("_ToldT")
 
 
 def call_hook(name: str, hook: Callable[[_ToldT], None] | None, about: _ToldT) -> None:
-    """Call the user's code. It may raise anything, and no lease must suffer from it."""
+    """Call the user's code; no lease must suffer from it."""
     if hook is not None:
         try:
             hook(about)
-        except Exception:
+        except Exception:  # the user's code may raise anything, and it is logged with its traceback
             logger.exception("%s failed", name)
 
 
@@ -63,18 +62,9 @@ def ending_text(ending: LeaseEnding | None) -> str:
 
 
 def log_event(event: ClientEvent) -> None:
-    """Log it as a record with the worker, the GPU, the endpoint and the lease as fields.
-
-    A loss, and what comes before it, is said to the user of a notebook too, who reads no log; once, if the notebook
-    shows the log.
+    """Log it as a record with the worker, the GPU, the endpoint and the lease as fields. Python writes a warning or an error to
+    standard error where a program, or a notebook, has not set up its log.
     """
-    if event.kind in {"lost", "ending", "going_on"} and _is_in_notebook() and not _is_log_shown():
-        said = f"GPU {event.gpu_id}: {event.detail}."
-        if event.kind == "lost":
-            said = f"GPU {event.gpu_id} is no longer yours: {event.detail}. Stop using it, and request one again."
-        print(said, file=sys.stderr, flush=True)  # noqa: T201 - what it is for
-        if not logger.hasHandlers():
-            return  # logging would write it to the same place
     level = _LEVELS.get(event.kind, logging.INFO)
     if logger.isEnabledFor(level):  # most programs do not log every request
         fields = {name: value for name, value in asdict(event).items() if name not in {"kind", "detail"}}
@@ -108,20 +98,3 @@ class Tally:
         """The successes in percent of the requests that are over; 100 where none is."""
         done = self.granted + self.failed
         return round(100.0 * self.granted / done, 2) if done else 100.0
-
-
-def _is_in_notebook() -> bool:
-    from .command_label import ipython_shell  # noqa: PLC0415 - the same
-
-    return ipython_shell() is not None
-
-
-def _is_log_shown() -> bool:
-    """Whether errors of this log are written to this program's standard output or standard error."""
-    source: logging.Logger | None = logger if logger.isEnabledFor(logging.ERROR) else None
-    while source is not None:
-        for handler in source.handlers:
-            if handler.level <= logging.ERROR and getattr(handler, "stream", None) in {sys.stdout, sys.stderr}:
-                return True
-        source = source.parent if source.propagate else None
-    return False

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.errors import RequestRefusedError
+from gpu_worker_pool.gpus.grant_env import DEVICE_ORDER, PCI_ORDER, GrantedGpu, is_amd, rocm_env
 from gpu_worker_pool.host.visible_devices import names_in
 from gpu_worker_pool.models import Assignment, make_assignment
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
@@ -96,7 +97,8 @@ class InheritedLease:
             return None
         env = {LEASE_SCOPE_VARIABLE: os.urandom(8).hex()}
         if not takes_all:
-            env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
+            env |= {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
+            env |= rocm_env([GrantedGpu(gpu.index, gpu.uuid) for gpu in gpus if is_amd(gpu.uuid)])
         assignment = self._assignment(request, gpus, env, is_multi=is_multi)
         self._taken.append((assignment, locks))
         return assignment
@@ -157,8 +159,9 @@ class InheritedLease:
         )
 
     def _fitting(self, wishes: Wishes) -> list[LeasedGpu]:
-        among = wishes.among
-        return [gpu for gpu in self.gpus if among is None or any(gpu.is_named(name) for name in among)]
+        among, exclude = wishes.among, wishes.exclude or ()
+        fitting = [gpu for gpu in self.gpus if among is None or any(map(gpu.is_named, among))]
+        return [gpu for gpu in fitting if not any(map(gpu.is_named, exclude))]
 
     def is_at(self, url: EndpointUrl) -> bool:
         """Whether this URL is that of the lease's server; this machine has several names."""

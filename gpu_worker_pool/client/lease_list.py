@@ -13,11 +13,14 @@ from gpu_worker_pool.models import LeaseInfo
 from gpu_worker_pool.wire.leases import DrainingLeaseView, LeaseList, LeaseView
 from gpu_worker_pool.wire.reader import plain, read, read_time
 
-from .acquire.place import Place
-from .acquire.places import Places
-from .backends.held_lease import local_time
+from .acquire.places import Place, Places
+from .backends.lease_backend import local_time
 from .backends.server_leases import ServerLeases
 from .endpoints.endpoint import Endpoint
+
+# What a user sees under the name that the server gives it.
+_SAME = ("state", "owner", "worker_id", "host", "pid", "priority", "memory_mb", "preemptible", "position")
+_TIMES = ("requested_at", "granted_at", "ends_at", "ended_at")
 
 
 class LeaseLister:
@@ -71,24 +74,17 @@ class LeaseLister:
 
     def _info(self, place: Place, endpoint: Endpoint, lease: LeaseView | DrainingLeaseView) -> LeaseInfo:
         gpus = [(place.name_of(gpu.node), gpu.gpu_id) for gpu in lease.gpus if gpu.gpu_id is not None]
+        facts: dict[str, Any] = {name: getattr(lease, name) for name in _SAME}
+        facts |= {name: _shown_time(getattr(lease, name)) for name in _TIMES}
         return LeaseInfo(
-            lease.id,
-            lease.state,
-            gpus[0][0] if gpus else endpoint.id,
-            self._is_mine(lease.worker_id or ""),
-            tuple(f"{name}:{index}" if self._is_multi else index for name, index in gpus),
-            tuple(gpu.uuid for gpu in lease.gpus),
-            lease.owner,
-            lease.worker_id,
-            lease.host,
-            lease.pid,
-            dict(lease.labels),
-            lease.priority,
-            lease.memory_mb,
-            lease.preemptible,
-            lease.position,
-            lease.reason or lease.end_reason,
-            *map(_shown_time, (lease.requested_at, lease.granted_at, lease.ends_at, lease.ended_at)),
+            lease_id=lease.id,
+            endpoint_id=gpus[0][0] if gpus else endpoint.id,
+            is_mine=self._is_mine(lease.worker_id or ""),
+            gpu_ids=tuple(f"{name}:{index}" if self._is_multi else index for name, index in gpus),
+            uuids=tuple(gpu.uuid for gpu in lease.gpus),
+            labels=dict(lease.labels),
+            reason=lease.reason or lease.end_reason,
+            **facts,
         )
 
 

@@ -19,7 +19,10 @@ class RequestWishes(TypedDict, total=False):
     memory_mb: float | None
     memory: str | float | None
     model: str | None
+    min_memory_mb: float | None
+    min_memory: str | float | None
     among: Iterable[int | str] | None
+    exclude: Iterable[int | str] | None
     priority: int
     labels: Mapping[str, str] | None
     pid: int | None
@@ -34,7 +37,10 @@ DEFAULTS: Final[RequestWishes] = {
     "memory_mb": None,
     "memory": None,
     "model": None,
+    "min_memory_mb": None,
+    "min_memory": None,
     "among": None,
+    "exclude": None,
     "priority": 0,
     "labels": None,
     "pid": None,

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.config import ClientConfig, Scope
-from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
+from gpu_worker_pool.errors import StaleAssignmentError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .events import ClientEvent, EventKind, Hook, Tally, call_hook, log_event
-from .inherited_lease import InheritedLease, config_inside
-from .options import RequestWishes
+from .events import ClientEvent, Hook, Tally, call_hook, log_event
+from .inherited_lease import config_inside
+from .options import ClientOptions, RequestWishes
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
-    from gpu_worker_pool.core.model.request import Request
-
     from .lease_list import LeaseLister
     from .reports import Reports
     from .started_client import StartedClient
 
 
-__all__ = ["Assignment", "GPUWorkerPoolClient"]
+__all__ = ["Assignment", "GPUContextManager", "GPUWorkerPoolClient", "gpu_worker_pool_client"]
+logger = logging.getLogger("gpu_worker_pool.client")
 
 _RetriedT = TypeVar("_RetriedT")
 
@@ -77,11 +77,7 @@ class GPUWorkerPoolClient:
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
-        # False: the start does not wait for endpoints that are a little later than the first.
-        self.waits_for_late = True
-        self._tally, self._numbers = Tally(), itertools.count(1)
-        # Two clients may run in processes of the same number, in two containers, say.
-        self._name = os.urandom(3).hex()
+        self._tally = Tally()
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -102,10 +98,15 @@ class GPUWorkerPoolClient:
 
         self._pid = os.getpid()
         started = self._started_client = StartedClient(
-            self._config, self._tally, tell=self._tell, on_lost=self._on_lost, on_ending=self._on_ending
+            self._config,
+            self._tally,
+            tell=self._tell,
+            on_lost=self._on_lost,
+            on_ending=self._on_ending,
+            lease=self._lease,
         )
         try:
-            await started.start(waits_for_late=self.waits_for_late)
+            await started.start()
         except BaseException:
             self._started_client = None
             raise
@@ -114,8 +115,6 @@ class GPUWorkerPoolClient:
         """Release all GPUs, and stop. Stopping twice is harmless."""
         started, self._started_client = self._started_client, None
         if started is not None and os.getpid() == self._pid:  # in a forked child the GPUs are its parent's
-            if self._lease is not None:
-                self._lease.release_all()
             await started.stop()
 
     async def __aenter__(self) -> Self:
@@ -133,8 +132,9 @@ class GPUWorkerPoolClient:
         """Wait for GPUs, and be assigned them.
 
         Several `gpus` are all on one server; with `nodes`, that many on each of that many boxes of a fleet, all or nothing.
-        With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also name an amount. `among`: only these
-        GPUs, by index, UUID or the beginning of one. `labels` are shown with the lease; `command` is this program's script
+        With `memory_mb`, or `memory="8GB"`, a GPU is shared with requests that also name an amount. `model` is a
+        word of the GPU's name, or several, separated by commas. `min_memory_mb`, or `min_memory="40GB"`: only GPUs that are
+        sold with so much. `among`: only these GPUs, by index, UUID or the beginning of one; `exclude`: none of these. `labels` are shown with the lease; `command` is this program's script
         unless they have a `command` or a `name`. `pid` is the process that is to use the GPU, where that is not this one:
         its death then frees the GPU. Inside a `gpu-pool run` or `batch` the request takes GPUs of that lease, once no other
         request inside it uses them; `new` asks for other GPUs. The lease ends `time_limit` after its grant
@@ -147,21 +147,13 @@ class GPUWorkerPoolClient:
         timeout_s: Any = self._config.worker_timeout if timeout is None else timeout
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= 1e9:
             raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds, 0 or more")
-        from .asking import make_request  # noqa: PLC0415 - see above
+        return await started.request(timeout_s, wishes)
 
-        request = make_request(self._config, f"{self._worker_prefix()}{next(self._numbers)}", wishes)
-        if self._lease is not None and not wishes.get("new"):
-            return await self._take_inside(self._lease, request, timeout_s)
-        lease_id = os.urandom(16).hex()
-        return await started.request(lease_id, request, timeout_s)
-
-    async def release_gpu(self, assignment: Assignment) -> None:
-        """Release a GPU. ValueError where this client does not have it (any more), StaleAssignmentError where it is lost."""
-        started = self._started()
-        if self._lease is not None and self._lease.release(assignment):
-            self._tell(_event("released", assignment))
-            return
-        await started.release(assignment)
+    async def release_gpu(self, assignment: Assignment, *, note: str | None = None) -> None:
+        """Release a GPU. `note` says how its use ended, for `gpu-pool history`. ValueError where this client does not have it
+        (any more), StaleAssignmentError where it is lost.
+        """
+        await self._started().release(assignment, note)
 
     async def leases(self, *, mine: bool = False) -> list[LeaseInfo]:
         """All live leases of the servers that answer; with `mine`, those that this client requested.
@@ -231,8 +223,8 @@ class GPUWorkerPoolClient:
     def _lister(self) -> LeaseLister:
         from .lease_list import LeaseLister  # noqa: PLC0415 - see above
 
-        places, prefix = self._started().places, self._worker_prefix()
-        return LeaseLister(places, lambda worker_id: worker_id.startswith(prefix), is_multi=self._config.is_multi)
+        started = self._started()
+        return LeaseLister(started.places, started.is_own_worker, is_multi=self._config.is_multi)
 
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above
@@ -241,34 +233,46 @@ class GPUWorkerPoolClient:
         places.watch_for_status()
         return Reports(self._config, places, self._tally)
 
-    async def _take_inside(self, lease: InheritedLease, request: Request, timeout_s: float) -> Assignment:
-        from .asking import take_inside  # noqa: PLC0415 - see above
-
-        worker_id = request.holder.worker_id or ""
-
-        def waiting() -> None:
-            self._tell(ClientEvent("waiting", worker_id, lease.id, detail=lease.busy_text))
-
-        try:
-            assignment = await take_inside(
-                lease, request, timeout_s, is_multi=self._config.is_multi, on_waiting=waiting
-            )
-        except WorkerTimeoutError as error:
-            self._tell(ClientEvent("timed_out", worker_id, lease.id, detail=error.reason))
-            raise
-        except RequestRefusedError as error:
-            self._tell(ClientEvent("failed", worker_id, lease.id, detail=str(error)))
-            raise
-        self._tell(_event("assigned", assignment))
-        return assignment
-
-    def _worker_prefix(self) -> str:
-        return f"worker-{self._pid}-{self._name}-"
-
     def _tell(self, event: ClientEvent) -> None:
         for hook in self._hooks:
             call_hook("on_event", hook, event)
 
 
-def _event(kind: EventKind, assignment: Assignment) -> ClientEvent:
-    return ClientEvent(kind, assignment.worker_id, assignment.lease_id or "", assignment.endpoint_id, assignment.gpu_id)
+@asynccontextmanager
+async def gpu_worker_pool_client(**options: Unpack[ClientOptions]) -> AsyncIterator[GPUWorkerPoolClient]:
+    """A client that is started, and stopped at the end."""
+    async with GPUWorkerPoolClient(**options) as client:
+        yield client
+
+
+class GPUContextManager:
+    """Requests a GPU on entering and releases it on leaving; yields the GPU's id. Raises StaleAssignmentError at the
+    end if it was lost. `assignment` is what was assigned, within the block.
+    """
+
+    def __init__(
+        self, client: GPUWorkerPoolClient, timeout: float | None = None, **wishes: Unpack[RequestWishes]
+    ) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._wishes = wishes
+        self.assignment: Assignment | None = None
+
+    async def __aenter__(self) -> int | str:
+        if self.assignment is not None:
+            raise RuntimeError("this context is entered already; make another one for another GPU")
+        self.assignment = await self._client.request_gpu(self._timeout, **self._wishes)
+        return self.assignment.gpu_id
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        assignment, self.assignment = self.assignment, None
+        if assignment is None:
+            return
+        try:
+            await self._client.release_gpu(assignment)
+        except StaleAssignmentError:
+            if error is None:
+                raise
+        except (RuntimeError, ValueError):
+            # The client was stopped, which released everything, or the GPU was released by hand: nothing is left to do.
+            logger.debug("GPU %s was given back before", assignment.gpu_id)

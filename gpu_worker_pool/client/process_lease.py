@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from gpu_worker_pool.errors import RequestRefusedError
+from gpu_worker_pool.host.enforcement import wait_for_access
 from gpu_worker_pool.host.visible_devices import gpu_names_in, has_initialized_cuda
 from gpu_worker_pool.models import Assignment
 
 from .blocking import GPUWorkerPool
-from .contexts import GPUContextManager
 from .guarded_lease import command_env, is_set_by_lease
 from .inherited_lease import LEASE_GPUS_VARIABLE, VISIBLE_DEVICES_VARIABLE
 from .options import ClientOptions, LeaseOptions, RequestWishes, split
-from .pool_client import GPUWorkerPoolClient
+from .pool_client import GPUContextManager, GPUWorkerPoolClient
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
@@ -173,6 +173,7 @@ def set_environment(assignment: Assignment) -> Callable[[], None]:
     was_initialized = has_initialized_cuda()
     if was_initialized and _bound_to != assignment.uuids:
         warnings.warn(TOO_LATE.format(gpus=", ".join(map(str, assignment.gpu_ids))), RuntimeWarning, stacklevel=4)
+    wait_for_access(assignment.uuids)
     told = command_env({}, assignment)
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)

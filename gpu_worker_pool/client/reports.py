@@ -10,8 +10,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
 from .acquire.acquisition import request_of
-from .acquire.place import Place
-from .acquire.places import Places
+from .acquire.places import Place, Places
 from .endpoints.endpoint import Endpoint
 from .endpoints.seen_pool import SeenGpu
 from .events import Tally

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.errors import (
     EndpointError,
     NoEndpointAnsweredError,
     PoolError,
+    RequestRefusedError,
     ServiceUnavailableError,
     StaleAssignmentError,
     WorkerTimeoutError,
@@ -21,11 +24,14 @@ from gpu_worker_pool.models import Assignment
 
 from .acquire.acquisition import Acquisition
 from .acquire.heartbeat import Heartbeat
-from .acquire.places import Places
+from .acquire.places import FIRST_ANSWER_S, GRACE_S, Places
 from .acquire.release import Releases
-from .backends.held_lease import HeldLease
-from .backends.lease_backend import LeaseBackend
+from .asking import make_request, take_inside
+from .backends.lease_backend import HeldLease, LeaseBackend
+from .endpoints.endpoint import Endpoint
 from .events import ClientEvent, EventKind, Tally, call_hook, ending_text
+from .inherited_lease import InheritedLease
+from .options import RequestWishes
 
 T = TypeVar("T")
 OnAssignment = Callable[[Assignment], None]
@@ -36,7 +42,9 @@ MOST_ENDED = 1000
 
 
 class StartedClient:
-    """Made, used and stopped in one event loop. What its methods do is said at those of `GPUWorkerPoolClient`."""
+    """Made, used and stopped in one event loop. What its methods do is said at those of `GPUWorkerPoolClient`. `lease` is the one
+    around this process, of which requests take GPUs unless they ask for new ones.
+    """
 
     def __init__(
         self,
@@ -46,17 +54,22 @@ class StartedClient:
         tell: Callable[[ClientEvent], None],
         on_lost: OnAssignment | None,
         on_ending: OnAssignment | None,
+        lease: InheritedLease | None = None,
+        why_not: Callable[[Endpoint], str | None] = lambda _: None,
     ) -> None:
         self._config = config
         self._tally = tally
         self._tell = tell
         self._on_lost, self._on_ending = on_lost, on_ending
+        self._lease = lease
+        # Two clients may run in processes of the same number, in two containers, say.
+        self._worker_prefix, self._numbers = f"worker-{os.getpid()}-{os.urandom(3).hex()}-", itertools.count(1)
         self._releases = Releases(config)
         self._held: dict[str, HeldLease] = {}
         # The last leases that ended, as the keys.
         self._ended: dict[str, None] = {}
         self._heartbeats: dict[LeaseBackend, Heartbeat] = {}
-        self.places = Places(config, self._held, self._ended)
+        self.places = Places(config, self._held, self._ended, why_not)
         # The requests and releases that a stop waits for, and what tells it that one is over.
         self._under_way = 0
         self._one_is_over = asyncio.Event()
@@ -65,16 +78,24 @@ class StartedClient:
         """How many GPUs are assigned."""
         return len(self._held)
 
-    async def start(self, *, waits_for_late: bool) -> None:
-        """Poll the endpoints."""
+    def is_own_worker(self, worker_id: str) -> bool:
+        """Whether a worker of this id is one of this client."""
+        return worker_id.startswith(self._worker_prefix)
+
+    async def start(
+        self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S, *, waits_for_late: bool = True
+    ) -> None:
+        """Poll the endpoints; see `Places.start`."""
         try:
-            await self.places.start(waits_for_late=waits_for_late)
+            await self.places.start(first_s, grace_s, waits_for_late=waits_for_late)
         except BaseException:
             await self.places.stop()
             raise
 
     async def stop(self) -> None:
         """Release all GPUs, and stop."""
+        if self._lease is not None:
+            self._lease.release_all()
         self.places.say_that_it_stops()
         self._release_all()
         try:
@@ -90,9 +111,15 @@ class StartedClient:
                 await heartbeat.close()
             await self.places.stop()
 
-    async def request(self, lease_id: str, request: Request, timeout_s: float) -> Assignment:
+    async def request(
+        self, timeout_s: float, wishes: RequestWishes, worker_id: str | None = None, holder: Holder | None = None
+    ) -> Assignment:
         """Get GPUs. However it ends, no lease that the caller does not know of is left behind."""
-        worker_id = request.holder.worker_id or ""
+        worker_id = worker_id or f"{self._worker_prefix}{next(self._numbers)}"
+        request = make_request(self._config, worker_id, wishes, holder)
+        if self._lease is not None and not wishes.get("new"):
+            return await self._take_inside(self._lease, request, timeout_s)
+        lease_id = os.urandom(16).hex()
 
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
@@ -112,17 +139,38 @@ class StartedClient:
                 return self._keep(await acquisition.run(timeout_s))
         except PoolError as error:
             self._tally.failed += 1
-            if isinstance(error, WorkerTimeoutError):
-                self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
-            else:
-                self._tell(ClientEvent("failed", worker_id, lease_id, detail=str(error)))
+            self._tell_failure(error, worker_id, lease_id)
             raise
         finally:
             self._tally.end_wait(lease_id)
 
-    async def release(self, assignment: Assignment) -> None:
+    async def _take_inside(self, lease: InheritedLease, request: Request, timeout_s: float) -> Assignment:
+        worker_id = request.holder.worker_id or ""
+
+        def waiting() -> None:
+            self._tell(ClientEvent("waiting", worker_id, lease.id, detail=lease.busy_text))
+
+        try:
+            taken = await take_inside(lease, request, timeout_s, is_multi=self._config.is_multi, on_waiting=waiting)
+        except (WorkerTimeoutError, RequestRefusedError) as error:
+            self._tell_failure(error, worker_id, lease.id)
+            raise
+        self._tell(_event("assigned", taken))
+        return taken
+
+    def _tell_failure(self, error: PoolError, worker_id: str, lease_id: str) -> None:
+        if isinstance(error, WorkerTimeoutError):
+            self._tell(ClientEvent("timed_out", worker_id, lease_id, detail=error.reason))
+        else:
+            self._tell(ClientEvent("failed", worker_id, lease_id, detail=str(error)))
+
+    async def release(self, assignment: Assignment, note: str | None = None) -> None:
         """Release a GPU. The caller need not wait for a server that does not answer: the release goes on."""
+        if self._lease is not None and self._lease.release(assignment):
+            self._tell(_event("released", assignment))
+            return
         lease = self._find(assignment)
+        lease.end_note = note
         if lease.lost.is_set():
             # Seen here first: the clock says so, and no timer has run yet.
             self._heartbeat(lease).give_up_what_is_late()
@@ -173,7 +221,7 @@ class StartedClient:
         self._held[lease.id] = lease
         assignment = lease.assign(is_multi=self._config.is_multi)
         self._heartbeat(lease).add(lease)
-        self._tell(_event("assigned", lease))
+        self._tell(_event("assigned", assignment))
         return assignment
 
     def _find(self, assignment: Assignment) -> HeldLease:
@@ -200,18 +248,18 @@ class StartedClient:
     def _end(self, lease: HeldLease) -> None:
         self._drop(lease)
         lease.lost.settle()
-        self._tell(_event("released", lease))
+        self._tell(_event("released", lease.assignment))
 
     def _lose(self, lease: HeldLease) -> None:
         self._drop(lease)
-        self._tell(_event("lost", lease, lease.lost.reason))
+        self._tell(_event("lost", lease.assignment, lease.lost.reason))
         call_hook("on_lost", self._on_lost, lease.assignment)
         # The server may only have missed the heartbeats; then the next waiter need not wait for the TTL.
         self._releases.start_for(lease)
 
     def _warn(self, lease: HeldLease) -> None:
         ending = lease.warned.ending
-        self._tell(_event("going_on" if ending is None else "ending", lease, ending_text(ending)))
+        self._tell(_event("going_on" if ending is None else "ending", lease.assignment, ending_text(ending)))
         call_hook("on_ending", self._on_ending, lease.assignment)
 
     def _drop(self, lease: HeldLease) -> None:
@@ -222,6 +270,5 @@ class StartedClient:
             del self._ended[next(iter(self._ended))]
 
 
-def _event(kind: EventKind, lease: HeldLease, detail: str | None = None) -> ClientEvent:
-    endpoint_id, gpu_id = lease.backend.endpoint_id, lease.assignment.gpu_id
-    return ClientEvent(kind, lease.worker_id, lease.id, endpoint_id, gpu_id, detail)
+def _event(kind: EventKind, told: Assignment, detail: str | None = None) -> ClientEvent:
+    return ClientEvent(kind, told.worker_id, told.lease_id or "", told.endpoint_id, told.gpu_id, detail)

@@ -42,3 +42,12 @@ def ending_of(exit_code: int) -> str:
         return f"was killed by {signal.Signals(-exit_code).name}"
     except ValueError:
         return f"was killed by signal {-exit_code}"
+
+
+def cannot_start(error: BaseException) -> ExecutorBrokenError:
+    """For a worker that is told this error when it starts."""
+    broken = ExecutorBrokenError(
+        f"a worker could not start, because it could not load the main module or the initializer failed: {error!r}"
+    )
+    broken.__cause__ = error
+    return broken

@@ -15,17 +15,24 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
-from gpu_worker_pool.amounts import asked_mb, parse_span
-from gpu_worker_pool.client.options import ClientOptions
-from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.amounts import asked_mb
+from gpu_worker_pool.client.asking import make_request
+from gpu_worker_pool.client.inherited_lease import config_inside
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
+from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.client.options import ClientOptions, RequestWishes
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.bounds import check_number, check_whole
 
-from .crew import Crew, CrewOptions, crews
+from .crew_thread import CrewThread, threads
 from .errors import ExecutorBrokenError
 from .worker import call_for_each
+from .worker_process import WorkerOptions
 
 _ParamsT = ParamSpec("_ParamsT")
 _ResultT = TypeVar("_ResultT")
-# So often does Ctrl-C ask for an end; after that the program ends, and the guards end the workers.
+_MOST_RETRIES: Final = 1_000_000
+# How often Ctrl-C asks for an end; after that the program ends, and the guards end the workers.
 _MOST_INTERRUPTS: Final = 2
 
 
@@ -33,7 +40,7 @@ class GPUExecutor(Executor):
     """Runs tasks in worker processes, each on a lease of its own: CUDA_VISIBLE_DEVICES is set before they start.
 
     A lease is requested when there is a task for it, and released when there was none for `idle_release_s`. Every worker
-    has `gpus` GPUs, or shares them with `memory_mb` (or `memory="8GB"`). Without `max_workers`, there are as many workers as
+    has `gpus` GPUs, or shares them with `memory_mb` (or `memory="8GB"`); the wishes are those of `request_gpu`. Without `max_workers`, there are as many workers as
     there are GPUs for. A task whose worker dies or loses its lease raises WorkerLostError, or is repeated up to `retries`
     times. `lease_timeout_s` limits the wait for a GPU, `time_limit` every lease. A worker that must end has `grace_s`
     between SIGTERM and SIGKILL. `initializer`, `initargs` and `max_tasks_per_child` are those of ProcessPoolExecutor. All
@@ -49,7 +56,10 @@ class GPUExecutor(Executor):
         preemptible: bool = False,  # noqa: FBT001, FBT002 - the same
         *,
         memory: str | float | None = None,
+        min_memory_mb: float | None = None,
+        min_memory: str | float | None = None,
         among: Iterable[int | str] | None = None,
+        exclude: Iterable[int | str] | None = None,
         priority: int = 0,
         labels: Mapping[str, str] | None = None,
         time_limit: float | str | None = None,
@@ -69,32 +79,36 @@ class GPUExecutor(Executor):
         _check_count("max_tasks_per_child", max_tasks_per_child)
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
-        _check_number("retries", retries, is_whole=True)
-        _check_number("idle_release_s", idle_release_s)
-        _check_number("grace_s", grace_s)
+        check_whole("retries", retries, 0, _MOST_RETRIES)
+        for name, seconds in {"idle_release_s": idle_release_s, "grace_s": grace_s}.items():
+            check_number(name, seconds, 0, UNLIMITED_S)
         if lease_timeout_s is not None:
-            _check_number("lease_timeout_s", lease_timeout_s)
-        chosen = Wishes(
-            gpus, asked_mb(memory_mb, memory), model, among=None if among is None else tuple(map(str, among))
-        )
-        limit_s = None if time_limit is None else parse_span(time_limit)
-        Request(chosen, priority=priority, time_limit_s=limit_s)
-        _check_limit(limit_s, grace_s)
-        _check_labels(labels)
-        if not isinstance(preemptible, bool):
-            raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-        wishes: dict[str, Any] = {"gpus": gpus, "memory_mb": chosen.memory_mb, "model": model, "priority": priority}
-        wishes |= {"labels": labels, "time_limit": time_limit, "preemptible": preemptible, "new": new}
-        wishes |= {} if chosen.among is None else {"among": chosen.among}
-        _check_client_options(options)
-        self._crew = Crew(
-            CrewOptions(
+            check_number("lease_timeout_s", lease_timeout_s, 0, UNLIMITED_S)
+        wishes: RequestWishes = {
+            "gpus": gpus,
+            "memory_mb": asked_mb(memory_mb, memory),
+            "model": model,
+            "min_memory_mb": asked_mb(min_memory_mb, min_memory, "min_memory"),
+            "priority": priority,
+            "labels": labels,
+            "time_limit": time_limit,
+            "preemptible": preemptible,
+            "new": new,
+        }
+        if among is not None:
+            wishes["among"] = tuple(map(str, among))
+        if exclude is not None:
+            wishes["exclude"] = tuple(map(str, exclude))
+        client = _client(options, is_new=new)
+        _check_limit(make_request(client.config, "", wishes).time_limit_s, grace_s)
+        self._crew = CrewThread(
+            WorkerOptions(
                 max_workers,
                 retries,
                 idle_release_s,
                 max_tasks_per_child,
                 wishes,
-                dict(options),
+                client,
                 lease_timeout_s,
                 grace_s,
                 initializer,
@@ -131,8 +145,8 @@ class GPUExecutor(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[_ResultT]:
-        """Call it for each item, as `map` does; results come in the order of the items. With `chunksize`, so many items are
-        one task.
+        """Call it for each item, as `map` does; results come in the order of the items. `chunksize` items are one
+        task.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -165,13 +179,6 @@ class GPUExecutor(Executor):
         return None
 
 
-def _check_number(name: str, value: object, *, is_whole: bool = False) -> None:
-    kinds = int if is_whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
-        what = "a whole number" if is_whole else "a number of seconds"
-        raise ValueError(f"{name} is {value!r}; it must be {what}, 0 or more")
-
-
 def _check_count(name: str, value: object) -> None:
     if value is None:
         return
@@ -192,21 +199,17 @@ def _check_limit(limit_s: float | None, grace_s: float) -> None:
         )
 
 
-def _check_labels(labels: object) -> None:
-    if labels is None:
-        return
-    if not isinstance(labels, Mapping) or not all(isinstance(text, str) for item in labels.items() for text in item):
-        raise ValueError(f"labels is {labels!r}; it must be a mapping of texts to texts, such as {{'name': 'sweep'}}")
+def _client(options: ClientOptions, *, is_new: bool) -> LocalClient:
+    """The client of the workers. `is_new`: for other GPUs than those of the lease around this process."""
+    asked: dict[str, Any] = dict(options)
+    hooks = {name: asked.pop(name, None) for name in ("on_event", "on_lost", "on_ending")}
+    single, several = asked.pop("service_endpoint", None), asked.pop("service_endpoints", None)
+    config, lease = config_inside(partial(ClientConfig.build, **asked), single, several)
+    environ = os.environ if lease is None else environ_outside(os.environ)
+    return LocalClient(config, environ, lease=None if is_new else lease, counts_gpus=True, **hooks)
 
 
-def _check_client_options(options: Mapping[str, Any]) -> None:
-    """Raise what a client would raise for these options: now, and not when the first lease is requested."""
-    from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient  # noqa: PLC0415 - only where an executor is made
-
-    GPUWorkerPoolClient(**options)
-
-
-def _wait_for_end(waited_for: Iterable[Crew]) -> None:
+def _wait_for_end(waited_for: Iterable[CrewThread]) -> None:
     """Wait until these have ended. Ctrl-C ends their tasks, and is raised when they have ended."""
     interrupted: list[KeyboardInterrupt] = []
     for crew in waited_for:
@@ -230,7 +233,7 @@ _exiting = threading.Event()
 def _at_interpreter_exit() -> None:
     """As ProcessPoolExecutor: a program ends when its tasks are done; at once, if Ctrl-C has ended it."""
     _exiting.set()
-    own = [crew for crew in crews if crew.is_own]
+    own = [crew for crew in threads if crew.is_own]
     for crew in own:
         if issubclass(getattr(sys, "last_type", None) or Exception, KeyboardInterrupt):
             crew.interrupt()
@@ -266,7 +269,7 @@ def _flattened(chunks: Iterable[list[_ResultT]]) -> Iterator[_ResultT]:
 
 
 def _after_fork() -> None:
-    for crew in list(crews):
+    for crew in list(threads):
         crew.forget()
 
 

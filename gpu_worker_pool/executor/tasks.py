@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures.process import _RemoteTraceback
 from contextlib import suppress
@@ -41,13 +41,14 @@ class Task:
         with suppress(RuntimeError):
             self.future.set_running_or_notify_cancel()
 
-    def take_answer(self, has_returned: bool, answer: bytes) -> None:  # noqa: FBT001 - as `worker.run` returns it
-        """Give the future what the worker has answered."""
+    def take_answer(self, answer: tuple[bool, bytes]) -> None:
+        """Give the future what `worker.run` has answered."""
+        has_returned, pickled = answer
         if not has_returned:
-            self.fail(travelled(answer))
+            self.fail(travelled(pickled))
             return
         try:
-            result = pickle.loads(answer)  # noqa: S301 - it is our own child's
+            result = pickle.loads(pickled)  # noqa: S301 - it is our own child's
         except BaseException as error:  # noqa: BLE001 - the user's own code, and it must not end this thread
             self.fail(error)
             return
@@ -59,6 +60,10 @@ class Task:
         if self.begin():
             with suppress(InvalidStateError):
                 self.future.set_exception(error)
+
+
+# Settles the futures of these tasks, in the thread that calls it.
+Settle = Callable[[Iterable[Task], Callable[[Task], None]], None]
 
 
 def travelled(answer: bytes) -> BaseException:

@@ -1,4 +1,5 @@
-"""The worker of a GPUExecutor as its crew sees it: a lease, the guard that holds it, and a process under that guard.
+"""The worker of a GPUExecutor as its crew sees it: a lease, the guard that holds it, and a process under that guard, which is
+the only one of a ProcessPoolExecutor.
 
 host/guard.py says what a guard does. It lives as long as any process that the worker has started, so the GPU of a worker
 is not granted to others while one of them still uses it, however the worker, its executor or a task of it ends.
@@ -11,20 +12,24 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from enum import Enum, IntEnum, auto
-from math import inf
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final
 
-from gpu_worker_pool.client.pool_client import Assignment
+from gpu_worker_pool.client.local_client import LocalClient
+from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
-from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.models import Assignment, LeaseEnding
 from gpu_worker_pool.wire.endings import after_warning
 
+from . import worker as program
 from .errors import ending_of
 from .spawning import pool_of_one, worker_command
-from .tasks import Task
+from .tasks import Task, travelled
 
 # A worker gets SIGTERM at most half of its time before the end of its lease: the rest is for tasks.
 _GRACE_PARTS: Final = 2
@@ -32,17 +37,23 @@ _GRACE_PARTS: Final = 2
 _LEAST_GRACE_S: Final = 0.5
 
 
-class EndingWay(IntEnum):
-    """How a worker is ended. Each takes a grace before it becomes the next harder one."""
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """`max_workers`: None: as many as there are GPUs for. `retries`: how often a task is repeated whose worker died or lost
+    its lease. `idle_release_s`: how long a worker without a task keeps its lease. `max_tasks`: after this many tasks a
+    worker is replaced; None: never. `wishes`, `client` and `lease_timeout_s` are for the leases.
+    """
 
-    # It has nothing to do: it ends by itself. A lease that is only requested is withdrawn.
-    QUIETLY = auto()
-    # As Ctrl-C does.
-    INTERRUPT = auto()
-    # As the end of a lease demands it.
-    TERMINATE = auto()
-    # As a user demands it who has asked before: with hardly any grace.
-    AT_ONCE = auto()
+    max_workers: int | None
+    retries: int
+    idle_release_s: float
+    max_tasks: int | None
+    wishes: RequestWishes
+    client: LocalClient
+    lease_timeout_s: float | None
+    grace_s: float
+    initializer: Callable[..., object] | None
+    initargs: tuple[Any, ...]
 
 
 class Phase(Enum):
@@ -52,7 +63,7 @@ class Phase(Enum):
     STARTING = auto()
     IDLE = auto()
     BUSY = auto()
-    # It is being ended, or has ended, and its lease is being released. It may still answer the task that it has.
+    # It gets no more tasks. It may still answer the one that it has.
     LEAVING = auto()
 
 
@@ -61,48 +72,41 @@ class Worker:
     lease is requested.
     """
 
-    def __init__(
-        self, main: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, main: Mapping[str, Any], options: WorkerOptions) -> None:
         self._line, self._theirs = socket.socketpair()
         try:
-            self.pool = pool_of_one(self._line, main, initializer, initargs)
+            self._pool = pool_of_one(self._line, main, options.initializer, options.initargs)
             self.guarded = Guarded.start(grace_parts=_GRACE_PARTS)
         except BaseException:
             self._line.close()
             self._theirs.close()
             raise
-        self.request: asyncio.Task[Assignment] | None = None
-        self.closing: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._grace_s = options.grace_s
         self.phase = Phase.REQUESTING
-        self.way = EndingWay.QUIETLY
-        self.idle_since = inf
+        # The one that it has not answered.
+        self.task: Task | None = None
         self.tasks_done = 0
-        # The one that it had when it ended.
-        self.lost_task: Task | None = None
-        self.pid: int | None = None
-        self.gpu_ids: tuple[int | str, ...] = ()
-        self.grace_s = 0.0
-        self.exit_code: int | None = None
-        self._ending = "has not ended"
+        self.idle_timer: asyncio.TimerHandle | None = None
+        # Whether it could ever do a task, and whether it left because its crew did not want it.
+        self.was_ready = False
+        self.is_unwanted = False
         # Why its lease is about to end, a code of the server's, and why it was lost.
         self.notice = ""
         self.loss: str | None = None
-        # Why it was ended, if not by its own fault.
+        # Why it has ended; `cause`: if not by its own fault.
         self.cause: str | None = None
-        # Whether it ended before it was ready, and whether that is because of its lease; None: the crew wanted it.
-        self.was_lease_short: bool | None = None
-
-    @property
-    def where(self) -> str:
-        return f" on GPU {', '.join(map(str, self.gpu_ids))}" if self.gpu_ids else ""
+        self.exit_code: int | None = None
+        self._ending = "has not ended"
+        self._pid: int | None = None
+        self._gpus = ""
 
     @property
     def reason(self) -> str:
         """Why it has not answered, in words: `worker 12345 on GPU 2 was killed by SIGKILL`."""
-        if self.cause is not None:
-            return self.cause
-        return f"{'the worker' if self.pid is None else f'worker {self.pid}'}{self.where} {self._ending}"
+        return (
+            self.cause or f"{'the worker' if self._pid is None else f'worker {self._pid}'}{self._gpus} {self._ending}"
+        )
 
     @property
     def is_guard_gone(self) -> bool:
@@ -112,22 +116,26 @@ class Worker:
         except ChildProcessError:
             return True
 
+    # --- its process -----------------------------------------------------------------------------------------------------
+
     async def run(
-        self,
-        assignment: Assignment,
-        grace_s: float,
-        on_warning: Callable[[LeaseEnding | None], None],
-        on_lost: Callable[[str], None],
+        self, assignment: Assignment, warn: Callable[[LeaseEnding | None], None], lose: Callable[[], None]
     ) -> None:
-        """Run its process until nothing of it is left."""
-        self.gpu_ids, self.grace_s = tuple(assignment.gpu_ids), grace_s
+        """Run its process on the lease until nothing of it is left."""
+        self._gpus = f" on GPU {', '.join(map(str, assignment.gpu_ids))}"
+
+        def note_loss(reason: str) -> None:
+            self.loss = reason
+            self.cause = self.cause or f"the worker's lease{self._gpus} was lost: {reason}"
+            lose()
+
         with open(os.devnull, "wb") as nothing:  # noqa: ASYNC230, PTH123 - quick
             output, errors = (number if _is_open(number) else nothing.fileno() for number in (1, 2))
             command = SupervisedCommand(
                 argv=worker_command(),
                 env=os.environ,
                 streams=(self._theirs.fileno(), output, errors),
-                grace_s=grace_s,
+                grace_s=self._grace_s,
                 finishes_work=True,
             )
             try:
@@ -136,8 +144,8 @@ class Worker:
                     assignment,
                     command,
                     on_started=self._theirs.close,
-                    on_warning=on_warning,
-                    on_lost=on_lost,
+                    on_warning=warn,
+                    on_lost=note_loss,
                 )
             except GuardDied:
                 # The server may have told before that the holder of the lease is dead.
@@ -152,25 +160,61 @@ class Worker:
         why = "" if outcome.end_reason is None else f" {after_warning(outcome.end_reason)}"
         self._ending = f"{ending_of(self.exit_code)}{why}"
 
-    def end(self, way: EndingWay) -> None:
-        """End its process. `run` returns when it is gone."""
-        self.close_pool()
-        if way is EndingWay.INTERRUPT:
-            self.guarded.send_signal(signal.SIGINT)
-        if way in {EndingWay.QUIETLY, EndingWay.INTERRUPT}:
-            asyncio.get_running_loop().call_later(self.grace_s, self.guarded.end, self.grace_s)
-        else:
-            self.guarded.end(self.grace_s if way is EndingWay.TERMINATE else min(self.grace_s, _LEAST_GRACE_S))
+    async def prepare(self) -> BaseException | None:
+        """Send the process what it needs to start, and wait for its first answer: why it can do no task; None: it can.
+        BrokenProcessPool where it has ended.
+        """
+        try:
+            first = await asyncio.to_thread(self._pool.submit, program.answer_first)
+            pid, failure = await asyncio.wrap_future(first)
+        except (BrokenProcessPool, ConnectionError) as error:
+            raise BrokenProcessPool("it has ended") from error
+        except Exception as error:  # noqa: BLE001 - the initializer's own __reduce__
+            self._line.shutdown(socket.SHUT_WR)  # the process ends, which waits for what it needs
+            return error
+        self._pid = pid
+        return None if failure is None else travelled(failure)
+
+    def send(self, task: Task) -> Future[tuple[bool, bytes]]:
+        """Send it a task. BrokenProcessPool where it has ended, and the task has certainly not begun."""
+        answer = self._pool.submit(program.run, task.call)
+        self.phase, self.task = Phase.BUSY, task
+        task.attempts += 1
+        self.tasks_done += 1
+        self._stop_timer()
+        return answer
+
+    # --- its end ---------------------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Let the process end once it has no task. It is told to end after its grace."""
+        self.phase = Phase.LEAVING
+        self._stop_timer()
+        if self._closing is None:
+            self.close_pool()
+            asyncio.get_running_loop().call_later(self._grace_s, self.guarded.end, self._grace_s)
 
     def close_pool(self) -> asyncio.Future[None]:
-        """Let the process end once it has no task; done when it has ended, and all that it answered was taken in."""
-        if self.closing is None:
-            self.closing = asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
-        return self.closing
+        """Accept no more tasks; done when the process has ended, and all that it answered was taken in."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+        return self._closing
 
-    def send_nothing(self) -> None:
-        """Have the process end that waits for what it needs to start."""
-        self._line.shutdown(socket.SHUT_WR)
+    def _stop_timer(self) -> None:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+
+    def interrupt(self, cause: str, *, is_again: bool) -> None:
+        """End it as Ctrl-C does; with hardly any grace if `is_again`."""
+        self.cause, self.is_unwanted = self.cause or cause, True
+        if is_again:
+            self.guarded.end(min(self._grace_s, _LEAST_GRACE_S))
+        elif self.phase is Phase.BUSY:
+            self.guarded.send_signal(signal.SIGINT)
+        elif self.phase is Phase.STARTING:
+            self.guarded.end(self._grace_s)
+        self.leave()
 
     async def close(self) -> None:
         """End the guard, and what may be left of the process."""

@@ -9,22 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from time import monotonic
 from typing import TypeVar
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
 from .probe import ProbeResult, ProbeUnavailable
-
-MAX_OUTPUT_BYTES = 1024 * 1024
 
 _GPU_QUERY = (
     "--query-gpu=index,uuid,name,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,power.limit"
@@ -44,8 +39,6 @@ class NvidiaSmiProbe:
     source = "nvidia-smi"
 
     def __init__(self, node: str, timeout_s: float = 10.0, command: str = "nvidia-smi") -> None:
-        if not 0 < timeout_s < float("inf"):
-            raise ValueError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
         self._node = node
         self._command = _SmiCommand(_find(command), timeout_s)
         # The last GPU seen at each index: a lost GPU may not even report its UUID.
@@ -259,66 +252,41 @@ class _SmiCommand:
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        self._stuck: subprocess.Popen[bytes] | None = None
+        self._stuck: subprocess.Popen[str] | None = None
 
     def run(self, query: str) -> subprocess.CompletedProcess[str]:
         """Run it and return what it printed; raises _NoAnswerError."""
         if self._stuck is not None and self._stuck.poll() is None:
             raise _NoAnswerError(_describe_stuck(self._stuck))
         self._stuck = None
-        deadline = monotonic() + self._timeout_s
         try:
             process = subprocess.Popen(  # noqa: S603 - the operator's own nvidia-smi, without foreign text
                 [self._path, query, _FORMAT],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
                 env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,
             )
         except OSError as error:
             raise _NoAnswerError(f"nvidia-smi could not be run: {error.strerror or error} ({self._path})") from error
         try:
-            output, errors = _read_all(process, deadline)
-            exit_code = process.wait(max(0.0, deadline - monotonic()))
+            output, errors = process.communicate(timeout=self._timeout_s)
+            return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
         except subprocess.TimeoutExpired:
-            problem = f"nvidia-smi did not answer within {self._timeout_s:g} s and was stopped"
-        except _NoAnswerError as too_much:
-            problem = str(too_much)
-        else:
-            return subprocess.CompletedProcess(process.args, exit_code, output, errors)
+            pass
         finally:
             # Also if the read itself is interrupted: no process is left running.
             is_over = _stop(process)
         if not is_over:
             self._stuck = process
             raise _NoAnswerError(_describe_stuck(process))
-        raise _NoAnswerError(problem)
+        raise _NoAnswerError(f"nvidia-smi did not answer within {self._timeout_s:g} s and was stopped")
 
 
-def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
-    """Read both pipes until they are closed; raises TimeoutExpired, or _NoAnswerError where there is too much."""
-    chunks = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
-    with selectors.DefaultSelector() as selector:
-        for descriptor in chunks:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map():
-            remaining_s = deadline - monotonic()
-            ready = selector.select(remaining_s) if remaining_s > 0 else []
-            if not ready:
-                raise subprocess.TimeoutExpired(process.args, 0)
-            for key, _ in ready:
-                chunk = os.read(key.fd, 65536)
-                chunks[key.fd] += chunk
-                if not chunk:
-                    selector.unregister(key.fd)
-            if sum(map(len, chunks.values())) > MAX_OUTPUT_BYTES:
-                raise _NoAnswerError(f"nvidia-smi printed more than {MAX_OUTPUT_BYTES // 1024} KiB and was stopped")
-    output, errors = (bytes(chunk).decode(errors="replace") for chunk in chunks.values())
-    return output, errors
-
-
-def _stop(process: subprocess.Popen[bytes]) -> bool:
+def _stop(process: subprocess.Popen[str]) -> bool:
     """Kill it with all processes it started, unless it has ended, and close its pipes; return whether it has ended."""
     # Until it is waited for, its pid cannot be reused, so the process group is its own.
     if process.returncode is None:
@@ -334,7 +302,7 @@ def _stop(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _describe_stuck(process: subprocess.Popen[bytes]) -> str:
+def _describe_stuck(process: subprocess.Popen[str]) -> str:
     return (
         f"nvidia-smi (pid {process.pid}) did not answer and cannot be killed: it hangs in the NVIDIA driver. It is not "
         "run again until that one is gone; the machine may have to be rebooted"
@@ -343,17 +311,9 @@ def _describe_stuck(process: subprocess.Popen[bytes]) -> str:
 
 def _find(command: str) -> str:
     path = shutil.which(command)
-    if path is not None:
-        return path
-    folders = [""] if os.sep in command else os.environ.get("PATH", os.defpath).split(os.pathsep)
-    for folder in folders:
-        # Path.is_file would raise for a folder that this user may not enter.
-        if os.path.isfile(Path(folder) / command):  # noqa: PTH113
-            raise ProbeUnavailable(
-                f"{Path(folder) / command} may not be executed by this user: permission denied. Make it executable, or "
-                "run the server as a user who may run it"
-            )
-    raise ProbeUnavailable(
-        f"{command} was not found{'' if os.sep in command else ' on the PATH'}: install the NVIDIA driver, which "
-        "brings it, or add its folder to the PATH"
-    )
+    if path is None:
+        raise ProbeUnavailable(
+            f"{command} was not found{'' if os.sep in command else ' on the PATH'}, or this user may not run it: install the "
+            "NVIDIA driver, which brings it, or add its folder to the PATH"
+        )
+    return path

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
-from gpu_worker_pool.host.backoff import Backoff
+from gpu_worker_pool.host.pauses import Backoff
 from gpu_worker_pool.host.processes import ProcessTable
 
 from .nvml_calls import Code, DriverGoneError, GpuFaultError, Nvml, NvmlError, RefusedError, fault_in_words
 from .probe import Probe, ProbeResult, ProbeUnavailable
-from .topology import positions
 
 # One thread per machine reads, so no other retries at the same moment: randomness is not needed.
 RETRY = Backoff(first_s=1.0, max_s=30.0)
@@ -58,10 +57,6 @@ class NvmlProbe(Probe):
         except DriverGoneError as gone:
             self._stop()
             raise ProbeUnavailable(str(gone)) from None
-
-    def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "initialised" if self._is_initialised else self._error
-        return f"<NvmlProbe of {self._node!r}: {len(self._slots)} GPUs, {state}>"
 
     def read(self, at: float) -> ProbeResult:
         if self._is_closed:
@@ -298,3 +293,46 @@ class _Slot:
         gpu = replace(self.gpu, position=position)
         self.listed = tuple(gpu if each.key == gpu.key else each for each in self.listed)
         self.gpu = gpu
+
+
+# --- the GPUs on a line: those with a fast link between them are close ------------------------------------------------------
+#
+# GPUs that are all near each other are an island: those on one PCIe switch, for example. Islands make larger islands: those of
+# one NUMA node. The closest GPUs have the same position, and the gap between two islands is wider than either of them. So a
+# choice of the closest positions stays on an island as long as it has room there.
+
+# How far two GPUs are from each other, by their numbers, the lower one first.
+_Distances = Mapping[tuple[int, int], int]
+# The GPUs of an island, with their positions on it.
+_Island = dict[int, int]
+
+
+def positions(number: int, distances: _Distances) -> _Island:
+    """The positions of this number of GPUs."""
+    islands: list[_Island] = [{gpu: 0} for gpu in range(number)]
+    gap = 0
+    for farthest in sorted(set(distances.values())):
+        groups: list[list[_Island]] = []
+        for island in islands:
+            near = (group for group in groups if all(_are_near(island, each, distances, farthest) for each in group))
+            group = next(near, None)
+            if group is None:
+                groups.append([island])
+            else:
+                group.append(island)
+        islands = [_in_a_row(group, gap) for group in groups]
+        gap = max(max(island.values()) for island in islands) + 1
+    return _in_a_row(islands, gap)
+
+
+def _are_near(one: _Island, other: _Island, distances: _Distances, farthest: int) -> bool:
+    return all(distances[min(a, b), max(a, b)] <= farthest for a in one for b in other)
+
+
+def _in_a_row(islands: list[_Island], gap: int) -> _Island:
+    row: _Island = {}
+    start = 0
+    for island in islands:
+        row |= {gpu: start + position for gpu, position in island.items()}
+        start += max(island.values()) + gap
+    return row

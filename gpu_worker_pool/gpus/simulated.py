@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, pi, sin
+from math import pi, sin
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -18,6 +18,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
+from gpu_worker_pool.host.processes import PROC, read_process
 
 from .probe import ProbeResult
 
@@ -93,8 +94,7 @@ def _number_and_model(spec: str, part: str) -> tuple[int, GpuModel]:
 class SimulatedProbe:
     """Reads simulated GPUs. Every name begins with "Simulated", so that they are not taken for hardware.
 
-    `occupy` sets the processes on a GPU, from any thread. A change counts as made right after the previous read, so a
-    vacated GPU is idle one second later at most. `outsiders` is a file that may change at any time: the processes outside
+    `occupy` sets the processes on a GPU, from any thread. `outsiders` is a file that may change at any time: the processes outside
     the pool on each GPU, as in {"0": [{"pid": 1, "memory_mb": 5000, "user": "bob", "name": "train.py",
     "utilization_percent": 60}]}, by the GPU's index. A file that is missing or not of this form shows none.
     """
@@ -109,11 +109,6 @@ class SimulatedProbe:
             for gpu in (_SimulatedGpu.make(node, index, model, seed) for index, model in enumerate(parse_spec(spec)))
         }
 
-    def __repr__(self) -> str:
-        with self._lock:
-            occupied = sum(bool(gpu.wanted) for gpu in self._gpus.values())
-            return f"<SimulatedProbe: {len(self._gpus)} GPUs, {occupied} occupied>"
-
     def occupy(self, uuid: str, holders: Sequence[SimulatedHolder]) -> None:
         """Set all processes on this GPU; an empty sequence vacates it."""
         with self._lock:
@@ -122,7 +117,7 @@ class SimulatedProbe:
             self._gpus[uuid].occupy(holders)
 
     def read(self, at: float) -> ProbeResult:
-        """Read all GPUs at that time. A time before the last one changes only `at`."""
+        """Read all GPUs at that time."""
         with self._lock:
             readings = tuple(gpu.read(at) for gpu in self._gpus.values())
         return ProbeResult(readings if self._outsiders is None else _with_outsiders(readings, self._outsiders))
@@ -131,35 +126,18 @@ class SimulatedProbe:
         """Do nothing: there is nothing to release."""
 
 
-# A GPU's whole memory fills in two seconds and is freed in one; utilization goes from 0 to 100 % in one.
-_FILL_S = 2.0
-_FREE_S = 1.0
-_UTILIZATION_S = 1.0
-# Time constants of temperature and power.
-_TEMPERATURE_INERTIA_S = 15.0
-_POWER_INERTIA_S = 1.5
-# The most that a vacated GPU shows while it falls to idle: below every sensible threshold.
-_VACANT_MEMORY = 0.4
-_VACANT_UTILIZATION_PERCENT = 40.0
-
 # The periods and phases of three sines with unrelated periods, for each channel.
 _Sines = list[list[tuple[float, float]]]
 
 
 @dataclass(slots=True)
 class _SimulatedGpu:
+    """A GPU. Its processes have their memory at once, and when they leave it is free at once."""
+
     identity: Gpu
     model: GpuModel
     drift: _Sines
     wanted: dict[ProcessId, float | None] = field(default_factory=dict)
-    held_mb: dict[ProcessId, float] = field(default_factory=dict)
-    left_behind_mb: float = 0.0
-    utilization_percent: float = 0.0
-    temperature_c: float = 35.0
-    power_w: float = 0.0
-    read_at: float | None = None
-    # The drift of each channel at `read_at`.
-    waves: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     @classmethod
     def make(cls, node: str, index: int, model: GpuModel, seed: int) -> _SimulatedGpu:
@@ -179,79 +157,41 @@ class _SimulatedGpu:
         self.wanted = wanted
 
     def read(self, at: float) -> Reading:
-        first = self.read_at is None
-        elapsed_s = 0.0 if self.read_at is None else max(0.0, at - self.read_at)
-        self.read_at = at if self.read_at is None else max(self.read_at, at)
-        self.waves = tuple(_wave(sines, self.read_at) for sines in self.drift)
-        self._move_memory(elapsed_s)
-        self._move_utilization(elapsed_s, first=first)
-        self._move_heat(elapsed_s, first=first)
-        memory_mb = self._idle_mb() + self.left_behind_mb + sum(self.held_mb.values())
+        first, second, third = (_wave(sines, at) for sines in self.drift)
+        total_mb, limit_w = self.model.memory_mb, self.model.power_limit_w
+        idle_mb = (0.01 + 0.002 * third) * total_mb
+        held_mb = self._held_mb((0.6 + 0.02 * second) * total_mb, total_mb - idle_mb)
+        utilization_percent = 79.0 + 19.0 * first if self.wanted else 1.5 + 1.5 * first
+        busy, idle_w = utilization_percent / 100, 0.15 * min(400.0, limit_w)
         return Reading(
             self.identity,
             at,
-            memory_total_mb=float(self.model.memory_mb),
-            memory_used_mb=float(min(self.model.memory_mb, round(memory_mb))),
-            utilization_percent=float(round(self.utilization_percent)),
-            temperature_c=float(round(self.temperature_c)),
-            power_draw_w=round(self.power_w, 2),
-            power_limit_w=float(self.model.power_limit_w),
-            processes=tuple(
-                GpuProcess(id_, float(int(memory_mb)), "simulated") for id_, memory_mb in self.held_mb.items()
-            ),
+            memory_total_mb=float(total_mb),
+            memory_used_mb=float(min(total_mb, round(idle_mb + sum(held_mb.values())))),
+            utilization_percent=float(round(utilization_percent)),
+            temperature_c=float(round(35.0 + 45.0 * busy + 2.0 * third)),
+            power_draw_w=round((idle_w + (0.95 * limit_w - idle_w) * busy) * (1 + 0.02 * second), 2),
+            power_limit_w=float(limit_w),
+            processes=tuple(GpuProcess(id_, float(int(mb)), "simulated") for id_, mb in held_mb.items()),
         )
 
-    def _move_memory(self, elapsed_s: float) -> None:
-        """Free the memory of processes that left, and fill that of the present ones, at the speed of a GPU."""
-        total_mb = self.model.memory_mb
-        self.left_behind_mb += sum(mb for id_, mb in self.held_mb.items() if id_ not in self.wanted)
-        self.left_behind_mb = max(0.0, self.left_behind_mb - total_mb * elapsed_s / _FREE_S)
-        if not self.wanted:
-            self.left_behind_mb = min(self.left_behind_mb, _VACANT_MEMORY * total_mb)
-        self.held_mb = {
-            id_: _toward(
-                self.held_mb.get(id_, 0.0), target_mb, total_mb * elapsed_s / _FILL_S, total_mb * elapsed_s / _FREE_S
-            )
-            for id_, target_mb in self._targets_mb().items()
-        }
-
-    def _targets_mb(self) -> dict[ProcessId, float]:
-        """The memory each process will hold: those without an amount share 60 %, and all of it fits on the GPU."""
+    def _held_mb(self, unsaid_mb: float, room_mb: float) -> dict[ProcessId, float]:
+        """The memory of each process: those without an amount share what is there for them, and all of it fits on the GPU."""
         unsaid = sum(mb is None for mb in self.wanted.values())
-        share_mb = (0.6 + 0.02 * self.waves[1]) * self.model.memory_mb / max(1, unsaid)
-        targets_mb = {id_: share_mb if mb is None else mb for id_, mb in self.wanted.items()}
-        room_mb = self.model.memory_mb - self._idle_mb()
-        scale = min(1.0, room_mb / max(1.0, sum(targets_mb.values())))
-        return {id_: mb * scale for id_, mb in targets_mb.items()}
-
-    def _idle_mb(self) -> float:
-        return (0.01 + 0.002 * self.waves[2]) * self.model.memory_mb
-
-    def _move_utilization(self, elapsed_s: float, *, first: bool) -> None:
-        idle_percent = 1.5 + 1.5 * self.waves[0]
-        if first:
-            self.utilization_percent = idle_percent
-        target_percent = 79.0 + 19.0 * self.waves[0] if self.wanted else idle_percent
-        step_percent = 100.0 * elapsed_s / _UTILIZATION_S
-        self.utilization_percent = _toward(self.utilization_percent, target_percent, step_percent, step_percent)
-        if not self.wanted:
-            self.utilization_percent = min(self.utilization_percent, _VACANT_UTILIZATION_PERCENT)
-
-    def _move_heat(self, elapsed_s: float, *, first: bool) -> None:
-        busy = self.utilization_percent / 100
-        idle_w = 0.15 * min(400.0, self.model.power_limit_w)
-        target_w = (idle_w + (0.95 * self.model.power_limit_w - idle_w) * busy) * (1 + 0.02 * self.waves[1])
-        target_c = 35.0 + 45.0 * busy + 2.0 * self.waves[2]
-        # The first reading starts where the values have settled, not at 0.
-        self.power_w += (target_w - self.power_w) * (1.0 if first else 1 - exp(-elapsed_s / _POWER_INERTIA_S))
-        self.temperature_c += (target_c - self.temperature_c) * (
-            1.0 if first else 1 - exp(-elapsed_s / _TEMPERATURE_INERTIA_S)
-        )
+        held_mb = {id_: unsaid_mb / unsaid if mb is None else mb for id_, mb in self.wanted.items()}
+        scale = min(1.0, room_mb / max(1.0, sum(held_mb.values())))
+        return {id_: mb * scale for id_, mb in held_mb.items()}
 
 
 def _wave(sines: list[tuple[float, float]], at: float) -> float:
     """Slow, smooth drift between -1 and 1."""
     return sum([sin(2 * pi * at / period_s + phase) for period_s, phase in sines]) / 3
+
+
+def _process(pid: int) -> ProcessId:
+    """A process as other probes name it: with its start time, if it runs on this machine."""
+    seen = read_process(PROC, pid)
+    return ProcessId(pid) if seen is None else seen.id
 
 
 def _with_outsiders(readings: tuple[Reading, ...], file: Path) -> tuple[Reading, ...]:
@@ -265,7 +205,7 @@ def _with_outsiders(readings: tuple[Reading, ...], file: Path) -> tuple[Reading,
 
 def _with_processes(reading: Reading, said: Sequence[dict[str, Any]]) -> Reading:
     found = tuple(
-        GpuProcess(ProcessId(item["pid"]), item.get("memory_mb"), item.get("name"), user=item.get("user"))
+        GpuProcess(_process(item["pid"]), item.get("memory_mb"), item.get("name"), user=item.get("user"))
         for item in said
     )
     busy_percent = sum(item.get("utilization_percent", 0.0) for item in said)
@@ -282,10 +222,6 @@ def _sines(seed: str) -> _Sines:
     random = Random(seed)  # noqa: S311 - not for secrets, and it must repeat
     bounds_s = ((4.0, 9.0), (13.0, 29.0), (41.0, 83.0))
     return [[(random.uniform(*bound), random.uniform(0, 2 * pi)) for bound in bounds_s] for _ in range(3)]
-
-
-def _toward(value: float, target: float, up: float, down: float) -> float:
-    return min(target, value + up) if target >= value else max(target, value - down)
 
 
 def _bad_spec(spec: str, why: str) -> ValueError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -11,8 +9,6 @@ from math import modf, trunc
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SYSCTL = "/usr/sbin/sysctl"
-_SYSCTL_S = 5.0
 _ROUNDED_TO_S = 60.0
 
 # Time asleep must count: a laptop that slept past its leases must not wake up and still hold them. On Linux
@@ -52,10 +48,10 @@ def _iso_second(wall_s: int) -> str:
 def boot_id() -> str:
     """An id of this boot of the machine: the same for all its processes and containers, different after a reboot.
 
-    Linux and macOS provide one. Elsewhere it is the start of the clock to the minute: two processes may then differ at
+    Linux provides one. Elsewhere it is the start of the clock to the minute: two processes may then differ at
     the edge of a minute or after the wall clock was set, and count as two boots.
     """
-    return _named_by_linux() or _named_by_macos() or f"began-{round(wall_offset() / _ROUNDED_TO_S)}"
+    return _named_by_linux() or f"began-{round(wall_offset() / _ROUNDED_TO_S)}"
 
 
 @cache
@@ -71,15 +67,3 @@ def _named_by_linux() -> str | None:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeError):
         return None
-
-
-def _named_by_macos() -> str | None:
-    if os.uname().sysname != "Darwin":
-        return None
-    # Not kern.boottime, which moves whenever the wall clock is set.
-    command = [_SYSCTL, "-n", "kern.bootsessionuuid"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SYSCTL_S, check=False)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import pwd
 import selectors
 import socket
 import struct
@@ -21,8 +20,9 @@ import threading
 import weakref
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
+
+from .users import user_name
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +64,6 @@ class LockFailed:
 
     def __str__(self) -> str:
         return f"its lock cannot be taken ({self.why}): another server may have it; let this server use Unix sockets"
-
-
-# A directory service may take its time for a name, and every reading needs some.
-@lru_cache(maxsize=1024)
-def user_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 class GpuLocks:
@@ -127,7 +118,7 @@ class GpuLocks:
             lock.close()
 
     def _is_predecessor(self, holder: LockHolder) -> bool:
-        return self._journal is not None and (holder.journal, holder.user) == (self._journal, user_of(os.getuid()))
+        return self._journal is not None and (holder.journal, holder.user) == (self._journal, user_name(os.getuid()))
 
     def _start_answering(self) -> None:
         if self._thread is None:
@@ -176,7 +167,7 @@ def ask_holder(name: str, *, is_certain: bool = True) -> LockHolder:
             connection.connect(name)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             pid, uid, _ = _CREDENTIALS.unpack(credentials)
-            user = user_of(uid)
+            user = user_name(uid)
             said = json.loads(connection.recv(_ANSWER_BYTES))
             if isinstance(said, dict):
                 url, journal = _cleaned(said.get("url")), said.get("journal")

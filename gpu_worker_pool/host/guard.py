@@ -19,7 +19,7 @@ The guard is run as a program, without the package and without site-packages, so
     guard.py --supervise PROGRAM [ARG]...     it starts its supervisor, whose standard input is the line, and which gets
                                               the signals that are to end the guard
 
-The messages on the line are JSON, each with its length before it. Each `start` brings the standard streams of its command.
+The messages on the line are JSON, one in each line. Each `start` brings the standard streams of its command.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 # From <linux/prctl.h>.
@@ -56,7 +54,6 @@ _QUICK_ROUNDS: Final = 1000
 # One round in this many signals all descendants; the others signal our children only, which is quicker.
 _SCAN_EVERY: Final = 20
 _STREAMS: Final = 3
-LENGTH: Final = struct.Struct("!I")
 
 
 def become_subreaper() -> None:
@@ -89,18 +86,14 @@ def descendants(of: int, without: int | None = None) -> dict[int, int]:
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
-    body = json.dumps(message).encode()
-    return LENGTH.pack(len(body)) + body
+    return json.dumps(message).encode() + b"\n"
 
 
 def unframe(buffer: bytearray) -> Iterator[dict[str, Any]]:
     """Take the complete messages out of the buffer; the rest stays in it."""
-    while len(buffer) >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(buffer)
-        if len(buffer) < LENGTH.size + length:
-            return
-        body = bytes(buffer[LENGTH.size : LENGTH.size + length])
-        del buffer[: LENGTH.size + length]
+    while (end := buffer.find(b"\n")) >= 0:
+        body = bytes(buffer[:end])
+        del buffer[: end + 1]
         yield json.loads(body)
 
 
@@ -283,10 +276,12 @@ class Guard:
         run.kill_at = boot_time() + (_KILL_AGAIN_S if run.kills < _QUICK_ROUNDS else _KILL_SELDOM_S)
 
     def _signal_all(self, number: int) -> None:
-        numbers = (number, signal.SIGCONT) if number in _ENDING else (number,)
         for pid, parent in descendants(os.getpid(), without=self._supervisor).items():
+            # Not to one that runs: SIGCONT would wake another thread of it, which may take SIGTERM as well. Then a main thread
+            # of Python that sleeps does not notice that there is a signal to handle.
+            numbers = (number, signal.SIGCONT) if number in _ENDING and _is_stopped(pid) else (number,)
             # By now its parent may have ended, and it is our child.
-            send_signals(pid, numbers, partial(_is_child, pid, (parent, os.getpid())))
+            send_signals(pid, numbers, lambda pid=pid, parent=parent: _parent_of(pid) in {parent, os.getpid()})  # type: ignore[misc]
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -313,10 +308,6 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _is_child(pid: int, parents: Sequence[int]) -> bool:
-    return _parent_of(pid) in parents
-
-
 def send_signals(pid: int, numbers: Sequence[int], is_meant: Callable[[], bool]) -> bool:
     """Send these to a process if it `is_meant`, and never to another one that has its number by now; whether it was."""
     try:
@@ -341,14 +332,6 @@ def send_signals(pid: int, numbers: Sequence[int], is_meant: Callable[[], bool])
     return True
 
 
-def can_see_processes() -> bool:
-    """Whether /proc shows this process by its own number: by those of another pid namespace, numbers mean other processes."""
-    try:
-        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - no package is loaded here
-    except OSError:
-        return False
-
-
 def processes() -> list[int]:
     """The numbers of all processes that /proc shows."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no package is loaded here
@@ -362,9 +345,21 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _parent_of(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] == b"T"
+    except OSError:
+        return False  # it has just ended
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on."""
     with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - no package is loaded here
         # The name of the program stands in brackets and may have anything in it.
-        return int(file.read().rpartition(b")")[2].split()[1])
+        return file.read().rpartition(b")")[2].split()
 
 
 def _children() -> list[int]:

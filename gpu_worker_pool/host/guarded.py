@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Self
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 from . import guard
+from .processes import own_proc
 
 # In the environment of all that a guard runs: the marks of this guard and of those around it, with colons between them. When
 # a guard was killed, its supervisor finds by it what is left.
@@ -34,12 +35,10 @@ _NO_PROC: Final = (
     "/proc does not show this process by its own number, so what the command starts could not be ended with it; mount the "
     "/proc of this container (mount -t proc proc /proc, or unshare --mount-proc)"
 )
-# How soon what a killed guard left is killed again: it may have forked in between. What is there after so long is stuck in
-# the kernel, and the server waits for its end before it grants the GPU again.
+# How soon what a killed guard left is killed again: it may have forked in between. What is there after all that time is stuck
+# in the kernel, and the server waits for its end before it grants the GPU again.
 _KILL_AGAIN_S: Final = 0.005
 _MOST_KILLING_S: Final = 10.0
-# A killed process is gone by then, unless it is stuck in the kernel or belongs to another user.
-_KILL_S: Final = 5.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
 _MARKS: Final = f"\0{GUARD_VARIABLE}=".encode()
@@ -101,7 +100,7 @@ class Guarded:
         """
         check_proc()
         line, theirs = socket.socketpair()
-        with theirs:
+        try:
             process = subprocess.Popen(  # noqa: S603 - our own program
                 [*guard_program(), str(theirs.fileno())],
                 pass_fds=[theirs.fileno(), *keeps_open],
@@ -110,6 +109,11 @@ class Guarded:
                 # In a group of its own, so that a signal to our group does not end both of us at once.
                 process_group=0,
             )
+        except BaseException:
+            line.close()
+            raise
+        finally:
+            theirs.close()
         return cls(line, process.pid, process, grace_parts)
 
     @classmethod
@@ -300,7 +304,7 @@ def exit_code(status: int) -> int:
 
 def check_proc() -> None:
     """Raise Failure where what a command starts could not be seen, and so not be ended with it."""
-    if not guard.can_see_processes():
+    if own_proc() is None:
         raise Failure(_NO_PROC)
 
 
@@ -329,33 +333,3 @@ def given_input(data: bytes) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-async def run_program(
-    argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
-) -> str | None:
-    """Run a program without a lease, with this standard input and no output, at most for this time; why it failed, or None.
-    All that it started is ended then, also if this is cancelled.
-    """
-    name, limit = argv[0], guard.boot_time() + limit_s
-    try:
-        guarded = Guarded.start()
-    except OSError as error:
-        return f"{name} cannot be run: {error.strerror}"
-    try:
-        async with asyncio.timeout(limit_s + _KILL_S):
-            with given_input(sent) as given, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
-                streams = (given, nothing.fileno(), nothing.fileno())
-                # Without grace: SIGKILL follows SIGTERM at once.
-                await guarded.run(argv, env, streams, cwd=cwd, grace_s=0.0, limit=limit)
-            ended = await guarded.wait()
-    except TimeoutError:
-        return f"{name} cannot be ended"
-    except (Failure, OSError) as error:
-        return f"{name} cannot be run: {error}" if isinstance(error, OSError) else str(error)
-    finally:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(guarded.close(), _KILL_S)
-    if ended.was_limited:
-        return f"{name} has not ended within {limit_s:g} s"
-    return f"{name} ended with {ended.exit_code}" if ended.exit_code else None

@@ -1,4 +1,4 @@
-"""Pauses in long work, so that nothing waits for the whole of it: of a thread, and of work in the event loop.
+"""Pauses: before another try, and in long work of a thread or in the event loop, so that nothing waits for the whole of it.
 
 The loop gives the interpreter up at every call of the system, and gets it back only when a busy thread does too.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 # The longest that such a thread works without a pause.
 THREAD_SLICE_S = 0.0005
@@ -51,3 +52,23 @@ class LoopShare:
             for _ in range(OTHERS_TURNS):
                 await asyncio.sleep(0)
             self._began = self._clock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Delays that grow by `factor` from `first_s` to `max_s`, each half fixed and half random.
+
+    The fixed half keeps a delay above 0. The random half keeps clients that failed together from returning together.
+    """
+
+    first_s: float
+    factor: float = 2.0
+    max_s: float
+
+    def delay_s(self, attempt: int, jitter: float) -> float:
+        """The seconds to wait after failure number `attempt`, counted from 0. `jitter` is a random number in [0, 1)."""
+        try:
+            full_s = min(self.first_s * self.factor**attempt, self.max_s)
+        except OverflowError:
+            full_s = self.max_s
+        return full_s * (0.5 + 0.5 * jitter)

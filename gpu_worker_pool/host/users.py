@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import grp
-import logging
 import os
 import pwd
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
 from gpu_worker_pool.core.model.configured import Role
-
-logger = logging.getLogger(__name__)
 
 # A directory service (LDAP, say) may be slow or down. What it said is taken for as long as this, and is then asked again
 # while the last word is served.
@@ -122,15 +119,14 @@ class Users:
             threading.Thread(target=self._ask, args=(uid, loop), name="users", daemon=True).start()
 
     def _ask(self, uid: int, loop: asyncio.AbstractEventLoop) -> None:
+        user = None
         try:
             user = self._look_up(uid)
-        except Exception:
-            logger.exception("the user with uid %d cannot be looked up", uid)
-            user = None
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._note, uid, user)
+        finally:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._take_answer, uid, user)
 
-    def _note(self, uid: int, user: User | None) -> None:
+    def _take_answer(self, uid: int, user: User | None) -> None:
         self._running -= 1
         if user is not None:
             if len(self._known) >= _MOST_KEPT and uid not in self._known:
@@ -169,6 +165,25 @@ def _exists(group: str) -> bool:
     except (KeyError, OSError):
         return False
     return True
+
+
+def members_of(named: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The users that these names stand for, of which `@name` is a Unix group; and the names that stand for nobody. It asks the
+    directory, so it belongs in a thread.
+    """
+    members, unknown = dict[str, None](), []
+    for name in named:
+        try:
+            if name.startswith("@"):
+                group = grp.getgrnam(name[1:])
+                own = [user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid]
+                members |= dict.fromkeys([*group.gr_mem, *own])
+            else:
+                members[name] = None
+                pwd.getpwnam(name)
+        except (KeyError, OSError):
+            unknown.append(name)
+    return list(members), unknown
 
 
 def is_in_group(uid: int, group: str | None) -> bool:

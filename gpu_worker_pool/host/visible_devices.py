@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpu_worker_pool.core.model.gpu_names import as_gpu_names
+from gpu_worker_pool.core.model.request import as_gpu_names
 
 _SEPARATORS = re.compile(r"[,\s]+")
 _QUOTES = "\"'"
@@ -112,11 +112,11 @@ def _without_repetition(warnings: list[str]) -> tuple[str, ...]:
 
 
 def has_initialized_cuda() -> bool:
-    """Whether this process has the device open that CUDA, of any framework, opens when it is initialized."""
+    """Whether this process has the device open that CUDA or ROCm, of any framework, opens when it is initialized."""
     folder = "/proc/self/fd"
     with suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208 - pathlib loads much, and every client has this
             with suppress(OSError):  # closed meanwhile
-                if os.readlink(f"{folder}/{name}").endswith("/nvidia-uvm"):  # noqa: PTH115 - the same
+                if os.readlink(f"{folder}/{name}").endswith(("/nvidia-uvm", "/dev/kfd")):  # noqa: PTH115 - the same
                     return True
     return False

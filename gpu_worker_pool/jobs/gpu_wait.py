@@ -15,59 +15,54 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
-from gpu_worker_pool.client.asking import make_request
-from gpu_worker_pool.client.events import ClientEvent, Tally
-from gpu_worker_pool.client.started_client import StartedClient
+from gpu_worker_pool.client.events import ClientEvent
+from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
+from gpu_worker_pool.client.local_servers import NoServerAnswersError
+from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.errors import PoolError, RequestRefusedError, WorkerTimeoutError
+from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.failure import TIMED_OUT, Failure
 from gpu_worker_pool.host.guarded import guard_program
 from gpu_worker_pool.models import Assignment
+from gpu_worker_pool.urls import split_endpoints
 
+from .job_record import JobRecord
 from .job_spec import JobSpec
-from .job_store import JobRecord, JobStore
+from .job_store import JobStore
 
 _SHELL: Final = "/bin/sh"
-# Its standard input closes when the keeper dies: the shell ends then, and with it the request.
-_WAIT: Final = 'read -r _ && exec "$0" "$@"'
+# Its standard input closes when the keeper dies: the shell ends then, and with it the request. The line is the ticket of the
+# supervisor: which submission, and on what.
+_WAIT: Final = 'read -r ticket && exec "$0" "$@" "$ticket"'
 _SUPERVISOR: Final = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.jobs.adopt import main; sys.exit(main())"
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; sys.path.append(sys.argv.pop(1)); from gpu_worker_pool.jobs.supervisor import main; sys.exit(main())",
+    str(Path(__file__).parents[2]),
 )
-_UNLIMITED_S: Final = 1e9
-_UNUSED_S: Final = 60.0
-
-
-def supervisor_program(ticket: Path) -> list[str]:
-    """The supervisor of a submission; `ticket` says which, and on what."""
-    folder = str(Path(__file__).parents[2])
-    return [sys.executable, "-P", "-c", _SUPERVISOR, folder, str(ticket)]
 
 
 @dataclass(eq=False)
 class JobPool:
     """The servers of some jobs. Requests enter the queue one after the other: `gate` keeps their order."""
 
-    config: ClientConfig
+    config: InitVar[ClientConfig]
+    is_remote: InitVar[bool]
     gate: asyncio.Lock = field(default_factory=asyncio.Lock)
-    client: StartedClient | None = None
-    unused_since: float = 0.0
-    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    client: LocalClient = field(init=False)
     _on_queued: dict[str, Callable[[], None]] = field(default_factory=dict)
 
-    async def open(self) -> StartedClient:
-        async with self._opening:
-            if self.client is None:
-                client = StartedClient(self.config, Tally(), tell=self._hear, on_lost=None, on_ending=None)
-                await client.start(waits_for_late=False)
-                self.client = client
-            return self.client
+    def __post_init__(self, config: ClientConfig, is_remote: bool) -> None:
+        self.client = LocalClient(config, config.environ, is_remote=is_remote, on_event=self._hear)
 
     def expect(self, worker_id: str, on_queued: Callable[[], None]) -> None:
         """Call this when the request of this worker has its place in a queue."""
@@ -76,11 +71,6 @@ class JobPool:
     def _hear(self, event: ClientEvent) -> None:
         if event.kind != "requested" and (on_queued := self._on_queued.pop(event.worker_id, None)) is not None:
             on_queued()
-
-    async def close(self) -> None:
-        client, self.client = self.client, None
-        if client is not None:
-            await client.stop()
 
 
 class JobPools:
@@ -93,34 +83,43 @@ class JobPools:
         """Failure where the settings cannot be used."""
         config = config_of(spec, environ)
         # By what a client does with them: two jobs whose environments differ in anything else share one.
-        socket = tuple(environ.get(name) for name in ("GPU_POOL_SOCKET", "XDG_RUNTIME_DIR"))
-        key = repr((config, sorted(config.tokens.items()), socket))
-        pool = self._pools.setdefault(key, JobPool(config))
-        pool.unused_since = time.monotonic()
-        return pool
+        used = ("GPU_POOL_SOCKET", "XDG_RUNTIME_DIR", VISIBLE_DEVICES_VARIABLE)
+        key = repr((config, sorted(config.tokens.items()), spec.is_remote, [environ.get(name) for name in used]))
+        return self._pools.setdefault(key, JobPool(config, spec.is_remote))
 
     async def close_unused(self, used: set[JobPool]) -> None:
-        """Stop the clients that no job has used for a while: each polls its servers."""
-        now = time.monotonic()
+        """Stop the clients that no request uses: each polls its servers."""
         for key, pool in list(self._pools.items()):
-            if pool in used:
-                pool.unused_since = now
-            elif now - pool.unused_since >= _UNUSED_S:
+            if pool not in used:
                 del self._pools[key]
-                await pool.close()
+                await pool.client.stop()
 
-    async def close(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
+
+def wishes_of(spec: JobSpec) -> RequestWishes:
+    """What it asks for, as the client has it."""
+    wishes: RequestWishes = {
+        "gpus": spec.gpus,
+        "memory_mb": spec.memory_mb,
+        "model": spec.model,
+        "priority": spec.priority,
+        "labels": {"command": spec.label},
+        "time_limit": spec.time_limit_s,
+        "preemptible": spec.is_preemptible,
+        "nodes": spec.nodes,
+        "min_memory_mb": spec.min_memory_mb,
+        "exclude": spec.exclude,
+    }
+    return wishes if spec.gpu_names is None else {**wishes, "among": spec.gpu_names}
 
 
 def config_of(spec: JobSpec, environ: Mapping[str, str]) -> ClientConfig:
     """The settings of a client for this submission; Failure where they cannot be used."""
-    given: dict[str, Any] = {}
-    if spec.endpoints is not None:
-        given = {"service_endpoints": spec.endpoints} if spec.is_multi else {"service_endpoint": spec.endpoints[0]}
+    urls = split_endpoints(list(spec.endpoints or ()))
+    given: dict[str, Any] = (
+        {"service_endpoints": urls} if len(urls) > 1 else {"service_endpoint": next(iter(urls), None)}
+    )
     try:
-        return ClientConfig.build(**given, scope=None if spec.is_remote else "box", environ=environ)
+        return ClientConfig.build(**given, environ=environ)
     except ValueError as error:
         raise Failure(str(error)) from None
 
@@ -137,71 +136,64 @@ class GpuWait:
     on_granted: Callable[[GpuWait], None]
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     is_granted: bool = False
-    # Set when the supervisor has the lease, by its own words.
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    _assignment: Assignment | None = None
     _process: subprocess.Popen[bytes] | None = None
 
     def is_like(self, other: GpuWait) -> bool:
-        """Whether both ask for the same of the same servers, so that a grant may be used for either."""
-        return self.pool is other.pool is not None and self.record.spec.asks_like(other.record.spec)
+        """Whether both ask for the same of the same servers, so that a grant may be used for either. One with a limit to its wait
+        is like no other.
+        """
+        own, theirs = self.record.spec, other.record.spec
+        is_same = self.pool is other.pool is not None and wishes_of(own) == wishes_of(theirs)
+        return is_same and own.timeout_s is None is theirs.timeout_s and not own.runs_itself
 
     async def run(self, since: float) -> None:
         """Wait for the GPUs, which are wanted since then; start the supervisor, and wait until it is gone. Failure where they
         cannot be had, OSError where no process can be started; returns early where the process that waits was killed.
         """
-        ticket = self.store.root / f".new-ticket-{self.run_id}"
         try:
             if self.pool is None:
-                self._spawn(ticket)
-                self.is_granted = True
-                self._start(ticket, None)
-                await until_gone(self.pid)
-                return
-            client = await self.pool.open()
-            assignment = await self._acquire(client, ticket, since)
-            if assignment is None:
-                return
-            self.on_granted(self)
+                self._spawn()
+            else:
+                self._assignment = await self._acquire(self.pool, since)
+                if self._assignment is None:
+                    return
+                self.on_granted(self)
             self.is_granted = True
-            self._start(ticket, assignment)
-            if not getattr(assignment.lost, "is_local", False):
-                await self._until_opened()  # until then, it is renewed here
-            with suppress(ValueError, PoolError):  # it may be lost by now
-                client.let_go(assignment)
+            self._start()
+            if self._assignment is not None and getattr(self._assignment.lost, "is_local", False):
+                self.let_go()  # else it is renewed here until the supervisor says that it has it
             await until_gone(self.pid)
+            self.let_go()
         finally:
-            ticket.unlink(missing_ok=True)
             await self._end()
 
-    async def _until_opened(self) -> None:
-        tasks = [asyncio.ensure_future(self.opened.wait()), asyncio.ensure_future(until_gone(self.pid))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+    def let_go(self) -> None:
+        """Leave the lease to the supervisor."""
+        assignment, self._assignment = self._assignment, None
+        if assignment is not None and self.pool is not None:
+            self.pool.client.let_go(assignment)
 
-    async def _acquire(self, client: StartedClient, ticket: Path, since: float) -> Assignment | None:
+    async def _acquire(self, pool: JobPool, since: float) -> Assignment | None:
         """None where the process that was to hold the lease was killed."""
-        assert self.pool is not None  # noqa: S101 - by `run`
         spec, queued = self.record.spec, asyncio.Event()
-        left_s = None if spec.timeout_s is None else max(spec.timeout_s - (time.time() - since), 0.0)
+        left_s = UNLIMITED_S if spec.timeout_s is None else max(spec.timeout_s - (time.time() - since), 0.0)
         try:
-            async with asyncio.timeout(None if left_s is None else max(left_s, ONE_TRY_S)):
-                await self.pool.gate.acquire()
+            async with asyncio.timeout(max(left_s, ONE_TRY_S)):
+                await pool.gate.acquire()
         except TimeoutError:
             raise Failure("no GPU within --timeout: others were before it", TIMED_OUT) from None
         acquiring: asyncio.Task[Assignment] | None = None
         try:
             try:
-                process = self._spawn(ticket)
-                self.pool.expect(self.run_id, queued.set)
-                acquiring = asyncio.create_task(self._request(client, process.pid, left_s))
+                process = self._spawn()
+                pool.expect(self.run_id, queued.set)
+                acquiring = asyncio.create_task(self._request(pool.client, process.pid, left_s))
                 acquiring.add_done_callback(lambda _: queued.set())
                 await queued.wait()
             finally:
                 # The next request may enter the queue, behind this one.
-                self.pool.gate.release()
+                pool.gate.release()
             return await acquiring
         except RequestRefusedError:
             if self._process is not None and self._process.poll() is not None:
@@ -210,6 +202,10 @@ class GpuWait:
         except WorkerTimeoutError as error:
             why = error.reason or "no server has answered in that time"
             raise Failure(f"no GPU within --timeout: {why}", TIMED_OUT) from None
+        except NoServerAnswersError as error:
+            if error.is_final:
+                raise
+            raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
         except ValueError as error:
             raise Failure(str(error)) from None
         finally:
@@ -217,33 +213,19 @@ class GpuWait:
                 acquiring.cancel()
                 await asyncio.wait([acquiring])
 
-    def _request(self, client: StartedClient, pid: int, left_s: float | None) -> Coroutine[Any, Any, Assignment]:
-        assert self.pool is not None  # noqa: S101 - by `run`
-        spec = self.record.spec
-        request = make_request(
-            self.pool.config,
-            self.run_id,
-            {
-                "gpus": spec.gpus,
-                "memory_mb": spec.memory_mb,
-                "model": spec.model,
-                "among": spec.among,
-                "priority": spec.priority,
-                "labels": {"command": spec.label, "job": str(self.record.number)},
-                "pid": pid,
-                "time_limit": spec.time_limit_s,
-                "preemptible": spec.is_preemptible,
-            },
-        )
-        return client.request(os.urandom(16).hex(), request, _UNLIMITED_S if left_s is None else left_s)
+    async def _request(self, client: LocalClient, pid: int, left_s: float) -> Assignment:
+        spec, began = self.record.spec, time.monotonic()
+        await client.start(left_s)
+        labels = {"command": spec.label, "job": str(self.record.number)}
+        wishes: RequestWishes = {**wishes_of(spec), "labels": labels, "pid": pid}
+        return await client.request(max(left_s - (time.monotonic() - began), 0.0), wishes, self.run_id)
 
     # --- the process ---------------------------------------------------------------------------------------------------
 
-    def _spawn(self, ticket: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         """Start the process that becomes the guard; OSError where that cannot be done."""
-        program = [*guard_program(), "--supervise", *supervisor_program(ticket)]
         self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [_SHELL, "-c", _WAIT, *program],
+            [_SHELL, "-c", _WAIT, *guard_program(), "--supervise", *_SUPERVISOR],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # Its own folder may be deleted, and its session is not that of any terminal.
@@ -258,17 +240,15 @@ class GpuWait:
         assert self._process is not None  # noqa: S101 - by `run`
         return self._process.pid
 
-    def _start(self, ticket: Path, assignment: Assignment | None) -> None:
+    def _start(self) -> None:
         """Have the waiting process become the guard, whose supervisor takes tasks."""
         assert self._process is not None  # noqa: S101 - by `run`
         assert self._process.stdin is not None  # noqa: S101 - a pipe
-        facts = {"root": str(self.store.root), "number": self.record.number, "run": self.run_id}
-        if assignment is not None:
-            facts |= {"lease_id": assignment.lease_id, "url": assignment.server_url}
-        ticket.touch(mode=0o600)
-        ticket.write_text(json.dumps(facts), encoding="utf-8")
+        ticket = {"root": str(self.store.root), "number": self.record.number, "run": self.run_id}
+        if self._assignment is not None:
+            ticket |= {"lease_id": self._assignment.lease_id, "url": self._assignment.server_url}
         with suppress(OSError):  # it was killed
-            os.write(self._process.stdin.fileno(), b"go\n")
+            os.write(self._process.stdin.fileno(), f"{json.dumps(ticket)}\n".encode())
 
     async def _end(self) -> None:
         """End the process while it waits; one that has become a guard goes on."""

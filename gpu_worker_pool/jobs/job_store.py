@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,20 +22,24 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.state_dir import StateDirError, check_is_private, state_dir, sync_folder
+from gpu_worker_pool.wire.reader import read
 
+from .job_record import JobRecord
 from .job_spec import JobSpec
-from .journal import JobJournal, JournalUnreadable
-from .life import JobEvent, JobState, Submission, TasksClosed
 
+SCHEMA: Final = "gpu-pool/job/2"
 JOBS_DIR_VARIABLE: Final = "GPU_POOL_JOBS_DIR"
+KEEP_VARIABLE: Final = "GPU_POOL_JOBS_KEEP"
+_KEPT: Final = "30d"
 _NOT_ROOT: Final = 1
 _PRIVATE: Final = 0o700
 _NEW: Final = ".new-"
@@ -43,6 +48,7 @@ _LEFT_S: Final = 60.0
 # No user has submitted more; a file with a greater one is damaged.
 MAX_NUMBER: Final = 999_999_999
 _TASK_IN_JOURNAL: Final = re.compile(rb'"index": (\d+)')
+logger = logging.getLogger(__name__)
 
 
 def jobs_folder(environ: Mapping[str, str]) -> Path:
@@ -56,50 +62,6 @@ def jobs_folder(environ: Mapping[str, str]) -> Path:
             f"there is no home directory to keep jobs in; set {JOBS_DIR_VARIABLE} to a folder of yours"
         ) from None
     return own / "jobs" / (socket.gethostname().partition(".")[0] or "localhost")
-
-
-@dataclass(slots=True)
-class JobRecord:
-    """A submission with what its files say. `trouble`: they cannot be read, so nothing of it is started."""
-
-    number: int
-    spec: JobSpec
-    folder: Path
-    journal: JobJournal | None
-    submission: Submission
-    trouble: str | None = None
-
-    def refresh(self) -> list[JobEvent]:
-        """Take in what happened since, and return it."""
-        if self.journal is None or self.trouble is not None:
-            return []
-        try:
-            return self.journal.refresh()
-        except (OSError, JournalUnreadable) as error:
-            self._fail(error)
-            return []
-
-    def write(self, decide: Callable[[Submission], Iterable[JobEvent]], *, is_synced: bool = True) -> list[JobEvent]:
-        """Let something happen: see `Journal.write`. OSError where it cannot be written."""
-        if self.journal is None:
-            raise OSError(self.trouble)
-        try:
-            return self.journal.write(decide, is_synced=is_synced)
-        except JournalUnreadable as error:
-            self._fail(error)
-            raise OSError(str(error)) from None
-
-    def _fail(self, error: Exception) -> None:
-        """It may have run: what is not known to be over is never run again by itself."""
-        self.trouble = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        at, becomes = time.time(), JobState.INTERRUPTED
-        self.submission.evolve(TasksClosed(at=at, becomes=becomes, why=self.trouble))
-
-    def log_of(self, index: int | None, attempt: int) -> Path:
-        """What this attempt wrote. The attempts at a line of a batch share a log."""
-        if self.spec.batch is not None and index is not None:
-            return Path(self.spec.batch.logs[self.spec.place_of(index)])
-        return self.folder / f"{'' if index is None else f'{index}-'}output-{attempt}.log"
 
 
 class JobStore:
@@ -128,18 +90,30 @@ class JobStore:
                 f"the folder {self.root} for jobs cannot be used: {error.strerror}; set {JOBS_DIR_VARIABLE} to another"
             ) from None
 
+    def check_room(self) -> None:
+        """Failure where nothing can be written: jobs wait until that is repaired."""
+        probe = self.root / f"{_NEW}probe-{os.getpid()}"
+        try:
+            _write(probe, " " * 4096)
+        except OSError as error:
+            raise Failure(
+                f"nothing can be written to {self.root}: {error.strerror}; make room: until then no job is started, and none that "
+                "has ended is shown as such"
+            ) from None
+        finally:
+            with suppress(OSError):
+                probe.unlink()
+
     # --- submissions ---------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, environment: Mapping[str, str], *, is_live: bool = True) -> int:
-        """Write a submission to the disk; its number. One that is not `is_live` is not for the keeper. Failure where it cannot
-        be written: then there is none.
-        """
+    def submit(self, spec: JobSpec, environment: Mapping[str, str]) -> int:
+        """Write a submission to the disk; its number. Failure where it cannot be written: then there is none."""
         self.make()
         self._remove_left()
         new = self.root / f"{_NEW}{os.getpid()}-{secrets.token_hex(4)}"
         try:
             new.mkdir(mode=_PRIVATE)
-            _write(new / "job.json", spec.as_json())
+            _write(new / "job.json", {"schema": SCHEMA, **asdict(spec)})
             _write(new / "environment.json", dict(environment))
             # Its name is on the disk before the first event is: after a power cut no job that ran looks new.
             (new / "journal.jsonl").touch(mode=0o600)
@@ -154,8 +128,7 @@ class JobStore:
                     )
                 _write(self.root / f"{_NEW}last", number)
                 (self.root / f"{_NEW}last").replace(self.root / "last-id")
-                if is_live:
-                    self.note_live(number)
+                self.note_live(number)
                 new.rename(self.root / str(number))
                 sync_folder(self.root)
         except OSError as error:
@@ -222,25 +195,13 @@ class JobStore:
         folder = self.root / str(number)
         trouble: str | None = None
         try:
-            spec = JobSpec.from_json(json.loads((folder / "job.json").read_bytes()))
+            spec = _read_spec(folder / "job.json")
         except (OSError, ValueError) as error:
             if not folder.is_dir():
                 return None
             # What runs goes on, by its journal.
             trouble, spec = f"{folder / 'job.json'}: {error}", _unknown_spec(folder)
-        terms = spec.terms(number)
-        try:
-            journal = JobJournal(folder / "journal.jsonl", terms)
-        except OSError as error:
-            record = JobRecord(number, spec, folder, None, Submission(terms))
-            record._fail(error)  # noqa: SLF001 - of this module
-            return record
-        record = JobRecord(number, spec, folder, journal, journal.submission)
-        record.refresh()
-        if trouble is not None and record.trouble is None:
-            record.trouble = trouble
-            record.submission.evolve(TasksClosed(at=time.time(), becomes=JobState.INTERRUPTED, why=trouble))
-        return record
+        return JobRecord(number, spec, folder, trouble)
 
     def environment_of(self, number: int) -> dict[str, str]:
         """The environment in which it was submitted; Failure where it cannot be read."""
@@ -267,6 +228,15 @@ def _numbers_in(folder: Path) -> list[int]:
         return []
 
 
+def _read_spec(path: Path) -> JobSpec:
+    """What was submitted; a ValueError says what is wrong with it."""
+    data = json.loads(path.read_bytes())
+    found = read(JobSpec, data) if isinstance(data, dict) and data.get("schema") == SCHEMA else None
+    if found is None or not found.command:
+        raise ValueError(f"it is not a job of {SCHEMA}")
+    return found
+
+
 def _unknown_spec(folder: Path) -> JobSpec:
     """Stands for a submission that cannot be read, with the tasks that have begun."""
     try:
@@ -286,3 +256,17 @@ def _write(path: Path, data: object) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def kept_s(environ: Mapping[str, str]) -> float:
+    """GPU_POOL_JOBS_KEEP in seconds; a bad value is logged, and the default is used."""
+    try:
+        return check_keep(environ)
+    except ValueError as error:
+        logger.error("%s; using the default %s", error, _KEPT)  # noqa: TRY400 - a sentence is enough
+        return parse_span(_KEPT)
+
+
+def check_keep(environ: Mapping[str, str]) -> float:
+    """GPU_POOL_JOBS_KEEP in seconds; ValueError where it is not a duration."""
+    return parse_span(environ.get(KEEP_VARIABLE, "").strip() or _KEPT, KEEP_VARIABLE)

@@ -8,33 +8,31 @@ to do.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.clock import boot_id, boot_time
-from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.notify.rules import rules_of_command
 from gpu_worker_pool.notify.sender import Sender
 
 from .gpu_wait import GpuWait, JobPools, until_gone
-from .job_store import JobRecord, JobStore
-from .life import CancelAsked, JobEvent, JobState, Requested, RunFacts, Submission, TasksClosed, abandoned
+from .job_record import JobRecord
+from .job_store import JobStore, kept_s
+from .keeper_process import FACTS_FILE, listen, log
 from .notices import FINISH_S, CommandNotices
-from .plan import make_plan
+from .submission import JobState, Record, Run, Submission, Whole, abandoned, cancelled, closed, make_plan
 
-KEEP_VARIABLE: Final = "GPU_POOL_JOBS_KEEP"
-_KEPT: Final = "30d"
 # How long a keeper without jobs stays: another job is often submitted soon.
 IDLE_S: Final = 10.0
 _LOOK_S: Final = 1.0
@@ -45,19 +43,15 @@ _AGAIN_S: Final = 1.0
 _SET_ASIDE_S: Final = 10.0
 # How long a server may take to let a request go, before other jobs are looked after.
 _WITHDRAW_S: Final = 1.0
-logger = logging.getLogger(__name__)
 
 
 class Keeper:
     """Keeps the jobs of one folder, until none is left that waits or runs; one that `stays`, for ever."""
 
-    def __init__(
-        self, store: JobStore, environ: Mapping[str, str], say: Callable[[str], None], *, stays: bool = False
-    ) -> None:
+    def __init__(self, store: JobStore, environ: Mapping[str, str], *, stays: bool = False) -> None:
         self._store = store
         self._kept_s = kept_s(environ)
         self._stays = stays
-        self._say = say
         self._machine = Machine.here()
         self._records: dict[int, JobRecord] = {}
         self._waits: dict[GpuWait, asyncio.Task[None]] = {}
@@ -65,7 +59,8 @@ class Keeper:
         self._pools = JobPools()
         self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
-        self._yielded_at: dict[int, float] = {}
+        # What was acted upon of each submission.
+        self._known: dict[int, Whole] = {}
         # Submissions that cannot be written, and until when each is left alone.
         self._set_aside: dict[int, float] = {}
         self.changed = asyncio.Event()
@@ -90,7 +85,7 @@ class Keeper:
                     await self.changed.wait()
             self.changed.clear()
         await self._sender.finish(FINISH_S)
-        await self._pools.close()
+        await self._pools.close_unused(set())
 
     async def poke(self) -> None:
         """Look at the files of the jobs now; returns when that is done, and requests that are not needed are withdrawn."""
@@ -113,7 +108,7 @@ class Keeper:
             self._deal(record, self._look_after)
         submissions = {number: record.submission for number, record in self._records.items()}
         waiting = Counter(wait.record.number for wait in self._waits if not wait.is_granted)
-        plan = make_plan(submissions, waiting, self._starting())
+        plan = make_plan(submissions, waiting, self._starting(), time.time())
         for number, why in plan.skip.items():
             self._deal(self._records[number], partial(self._close, becomes=JobState.SKIPPED, why=why))
         self._withdraw(plan.withdraw)
@@ -135,13 +130,16 @@ class Keeper:
         while unread:
             found = self._store.load(sorted(unread))
             self._records |= found
-            after = {key.number for record in found.values() for key in record.submission.terms.after}
+            after = {key.number for record in found.values() for key in record.spec.after_keys}
             unread = after - self._records.keys() - unread
         needed: set[int] = set()
-        for record in self._records.values():
+        for record in list(self._records.values()):
             record.refresh()
+            if record.is_cut and (again := self._store.load_one(record.number)) is not None:
+                # What it says now counts: whether it ran is seen by its log.
+                record = self._records[record.number] = again  # noqa: PLW2901
             if not record.submission.is_over:
-                needed |= {record.number, *(key.number for key in record.submission.terms.after)}
+                needed |= {record.number, *(key.number for key in record.spec.after_keys)}
         for number in [number for number in self._records if number not in needed]:
             record = self._records[number]
             if not record.submission.open_runs:
@@ -155,8 +153,11 @@ class Keeper:
         try:
             deal(record)
         except OSError as error:
-            self._say(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
+            log(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
             self._set_aside[record.number] = time.monotonic() + _SET_ASIDE_S
+        else:
+            if self._set_aside.pop(record.number, None) is not None:
+                log(f"job {record.number} can be written down again")
 
     def _look_after(self, record: JobRecord) -> None:
         """Watch the supervisors of a submission; end a batch whose command is gone."""
@@ -164,24 +165,34 @@ class Keeper:
         for run in submission.open_runs.values():
             for wait in self._waits:
                 if wait.run_id == run.id:
-                    wait.opened.set()
+                    wait.let_go()
             if (record.number, run.id) not in self._watches:
                 task = asyncio.create_task(self._watch(record, run))
                 self._watches[record.number, run.id] = task
-        if submission.yielded_at > self._yielded_at.get(record.number, 0.0):
-            # Its request goes to the end of the queue: others come first.
-            self._yielded_at[record.number] = submission.yielded_at
-            self._withdraw({record.number})
+        self._request_again(record)
         batch = record.spec.batch
         if batch is None or submission.is_over or record.trouble is not None:
             return
         is_followed = batch.boot_id == boot_id() and self._machine.is_alive(ProcessId(batch.pid, batch.pid_started))
-        if not is_followed and record.write(lambda now: [CancelAsked(at=time.time())] if _can_cancel(now) else []):
+        if not is_followed and record.write(lambda now: cancelled(now, time.time(), now.spec.indices)):
             tell_runs(record)
+
+    def _request_again(self, record: JobRecord) -> None:
+        """Withdraw requests that are not as they should be any more: other ones are made, at the end of the queue."""
+        number, whole = record.number, record.submission.whole
+        known = self._known.get(number, whole)
+        self._known[number] = whole
+        if whole.yielded_at > known.yielded_at or whole.edits != known.edits:
+            self._withdraw({number})
+        if whole.first_at > known.first_at:
+            requests = [wait.record for wait in self._waits if not wait.is_granted]
+            asked = [each.number for each in requests]
+            before = requests[: asked.index(number)] if number in asked else requests
+            self._withdraw({each.number for each in before if each.submission.order > record.submission.order})
 
     # --- supervisors ---------------------------------------------------------------------------------------------------
 
-    async def _watch(self, record: JobRecord, run: RunFacts) -> None:
+    async def _watch(self, record: JobRecord, run: Run) -> None:
         """Wait for the end of a supervisor and its guard. What it did not write down is written now."""
         is_here = run.boot_id == boot_id() and run.pid_namespace == self._machine.pid_namespace
         if is_here:
@@ -189,7 +200,7 @@ class Keeper:
                 if self._machine.is_alive(process):
                     await until_gone(process.pid)
 
-        def close(submission: Submission) -> list[JobEvent]:
+        def close(submission: Submission) -> list[Record]:
             is_open = run.id in submission.open_runs
             same_boot = run.boot_id == boot_id()
             return abandoned(submission, run, time.time(), is_same_boot=same_boot) if is_open else []
@@ -197,13 +208,13 @@ class Keeper:
         while True:
             try:
                 if (ended := record.write(close)) and is_here:
-                    self._say(
+                    log(
                         f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran"
                     )
             except OSError as error:
                 if record.trouble is not None:
                     break  # its journal is damaged, and says nothing any more
-                self._say(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
+                log(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
                 await asyncio.sleep(_SET_ASIDE_S)
             else:
                 break
@@ -221,13 +232,17 @@ class Keeper:
         """Request GPUs for the next task of a submission."""
         try:
             environ = self._store.environment_of(record.number)
-            pool = None if record.spec.nodes > 1 else self._pools.of(record.spec, environ)
+            pool = None if record.spec.runs_itself else self._pools.of(record.spec, environ)
         except Failure as failure:
             self._close(record, JobState.FAILED, str(failure))
             return
         wait = GpuWait(self._store, record, pool, self._put_in_order)
-        record.write(lambda _: [Requested(at=time.time(), worker=wait.run_id)], is_synced=False)
-        self._waits[wait] = asyncio.create_task(self._wait(wait, record.submission.requested_at or time.time()))
+        since = record.submission.requested_at or time.time()
+        record.write(
+            lambda now: [replace(now.whole, requested_at=since, requested_by=wait.run_id)],
+            is_synced=False,
+        )
+        self._waits[wait] = asyncio.create_task(self._wait(wait, since))
 
     def _put_in_order(self, granted: GpuWait) -> None:
         """Let the submission have this grant that comes first of those that ask for the same; the other one waits in its
@@ -248,10 +263,10 @@ class Keeper:
             await self._fail(wait, JobState.FAILED, error)
         except OSError as error:
             # A machine that can start no process now can later.
-            self._say(f"no process can be started for job {wait.record.number}: {error.strerror}; trying again")
+            log(f"no process can be started for job {wait.record.number}: {error.strerror}; trying again")
             await asyncio.sleep(_AGAIN_S)
         except Exception as error:  # noqa: BLE001 - one job must not end the others
-            self._say(f"job {wait.record.number}: {type(error).__name__}: {error}")
+            log(f"job {wait.record.number}: {type(error).__name__}: {error}")
             await self._fail(wait, JobState.FAILED, Failure(f"the keeper failed: {type(error).__name__}: {error}"))
         else:
             await self._check_start(wait)
@@ -283,13 +298,13 @@ class Keeper:
 
     def _close(self, record: JobRecord, becomes: JobState, why: str, code: int | None = None) -> None:
         """Let what waits be over without a run, and tell that to those who are to be told."""
-        closed, spec = TasksClosed(at=time.time(), becomes=becomes, why=why, exit_code=code), record.spec
-        if not record.write(lambda now: [closed] if now.waiting else []) or not spec.notify:
+        spec = record.spec
+        if not record.write(lambda now: closed(now, time.time(), becomes, why, code)) or not spec.notify:
             return
         try:
             rules = rules_of_command(None, spec.notify, self._store.environment_of(record.number), spec.cwd)
         except (Failure, ValueError) as error:
-            self._say(f"job {record.number}: nobody is told of it: {error}")
+            log(f"job {record.number}: nobody is told of it: {error}")
             return
         notices = CommandNotices(lambda notice: self._sender.tell(notice, rules), spec.label, str(record.number))
         notices.ended(code, becomes, why)
@@ -297,17 +312,13 @@ class Keeper:
     # --- the past ------------------------------------------------------------------------------------------------------
 
     def _forget_old(self) -> None:
-        """Forget the submissions that have been over for so long, with no live one after them."""
+        """Forget the submissions that have been over for longer than that, with no live one after them."""
         needed = {*self._records, *self._store.live_numbers()}
         for record in self._store.load(number for number in self._store.numbers() if number not in needed).values():
-            ends = [life.ended_at for life in record.submission.lives()]
+            ends = [task.ended_at for task in record.submission.tasks()]
             is_known = record.submission.is_over and all(at is not None for at in ends)
             if is_known and time.time() - max(at or 0.0 for at in ends) > self._kept_s:
                 self._store.forget(record.number)
-
-
-def _can_cancel(submission: Submission) -> bool:
-    return bool(submission.waiting) or any(not life.is_cancel_asked for life in submission.running())
 
 
 def tell_runs(record: JobRecord, number: int = signal.SIGUSR1, runs: Iterable[str] | None = None) -> list[int]:
@@ -323,15 +334,10 @@ def tell_runs(record: JobRecord, number: int = signal.SIGUSR1, runs: Iterable[st
     return told
 
 
-def kept_s(environ: Mapping[str, str]) -> float:
-    """GPU_POOL_JOBS_KEEP in seconds; a bad value is logged, and the default is used."""
-    try:
-        return check_keep(environ)
-    except ValueError as error:
-        logger.error("%s; using the default %s", error, _KEPT)  # noqa: TRY400 - a sentence is enough
-        return parse_span(_KEPT)
-
-
-def check_keep(environ: Mapping[str, str]) -> float:
-    """GPU_POOL_JOBS_KEEP in seconds; ValueError where it is not a duration."""
-    return parse_span(environ.get(KEEP_VARIABLE, "").strip() or _KEPT, KEEP_VARIABLE)
+async def run_keeper(store: JobStore, *, stays: bool) -> None:
+    """Be the keeper of this folder; see `become_keeper`."""
+    keeper = Keeper(store, os.environ, stays=stays)
+    server = await listen(store, keeper.poke)
+    await keeper.run()
+    server.close()
+    (store.root / FACTS_FILE).unlink(missing_ok=True)

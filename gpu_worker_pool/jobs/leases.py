@@ -1,4 +1,4 @@
-"""The lease of a command: requested, adopted from the process that requested it, and released."""
+"""A lease that another process requested: adopted, kept alive, and released."""
 
 from __future__ import annotations
 
@@ -6,94 +6,30 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from time import monotonic
 from typing import Final
 
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
-from gpu_worker_pool.client.backends.held_lease import HeldLease
+from gpu_worker_pool.client.asking import make_request
+from gpu_worker_pool.client.backends.lease_backend import HeldLease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
-from gpu_worker_pool.client.pool_client import GPUWorkerPoolClient
+from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.errors import (
-    EndpointError,
-    NoEndpointAnsweredError,
-    PoolError,
-    StaleAssignmentError,
-    WorkerTimeoutError,
-)
-from gpu_worker_pool.failure import TIMED_OUT, USAGE, Failure
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.models import Assignment
 from gpu_worker_pool.wire.reader import read
 
-from .life import Usage
+from .submission import Usage
 
-UNLIMITED_S: Final = 1e9
 _ASK_AGAIN_S: Final = 1.0
-
-
-@dataclass(frozen=True)
-class GpuRequest:
-    """What to ask for. `timeout_s` limits the wait; None: no limit. `is_new`: not inside the lease around this process.
-    `among`: the UUIDs of the GPUs that may be granted; None: all.
-    """
-
-    gpus: int = 1
-    memory_mb: float | None = None
-    model: str | None = None
-    priority: int = 0
-    timeout_s: float | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    is_new: bool = False
-    time_limit_s: float | None = None
-    is_preemptible: bool = False
-    nodes: int = 1
-    among: tuple[str, ...] | None = None
-
-    def as_request(self, ttl_s: float = DEFAULT_TTL_S) -> Request:
-        """The same, as the core has it. Failure where something is not allowed."""
-        try:
-            wishes = Wishes(self.gpus, self.memory_mb, self.model, among=self.among, nodes=self.nodes)
-            return Request(wishes, Holder(worker_id="run"), ttl_s=ttl_s, time_limit_s=self.time_limit_s)
-        except ValueError as error:
-            raise Failure(str(error), USAGE) from None
-
-
-async def acquire(client: GPUWorkerPoolClient, request: GpuRequest, holder_pid: int) -> Assignment:
-    """Wait for the GPUs. The lease belongs to the process `holder_pid`. Failure where they cannot be had."""
-    try:
-        return await client.request_gpu(
-            UNLIMITED_S if request.timeout_s is None else request.timeout_s,
-            gpus=request.gpus,
-            memory_mb=request.memory_mb,
-            model=request.model,
-            priority=request.priority,
-            labels=request.labels,
-            among=request.among,
-            pid=holder_pid,
-            new=request.is_new,
-            time_limit=request.time_limit_s,
-            preemptible=request.is_preemptible,
-            nodes=request.nodes,
-        )
-    except NoEndpointAnsweredError:
-        raise
-    except WorkerTimeoutError as error:
-        raise Failure(f"no GPU within --timeout: {error.reason or error}", TIMED_OUT) from None
-    except PoolError:
-        raise
-    except ValueError as error:
-        raise Failure(str(error), USAGE) from None
-
-
-async def release(client: GPUWorkerPoolClient, assignment: Assignment) -> None:
-    """Release the lease. One that was lost needs no release, and the user has been told of the loss."""
-    with suppress(StaleAssignmentError):
-        await client.release_gpu(assignment)
+# How long a server may be away that has just granted a lease. The keeper requests another one then.
+_MOST_SILENT_S: Final = 60.0
 
 
 @dataclass
@@ -104,6 +40,8 @@ class Adopted:
 
     assignment: Assignment
     usage: Usage | None = None
+    # How its last command ended, for the server.
+    end_note: str | None = None
     _backend: ServerLeases | None = None
 
     async def is_wanted(self) -> bool:
@@ -120,26 +58,27 @@ class Adopted:
 async def adopted(
     lease_id: str,
     url: str,
-    request: GpuRequest,
+    wishes: RequestWishes,
     environ: Mapping[str, str] = os.environ,
     *,
     is_named: bool = True,
+    within_s: float = _MOST_SILENT_S,
 ) -> AsyncIterator[Adopted]:
     """The lease that another process requested for this one's guard, with what the server at `url` says of it: kept alive,
-    and released at the end. `request` is as it was requested; `environ` has the settings (the token, say). Where the server
+    and released at the end. `wishes` are as it was requested; `environ` has the settings (the token, say). Where the server
     is not `is_named` by the user, it may be reached by a socket that is.
 
-    A server that is away is waited for: the lease lasts as long as the guard. Failure where the lease is over, or is not
-    as requested.
+    A server that is away is waited for, but not for ever: `within_s`. Failure where the lease is over, or is not as requested.
     """
     try:
         config = ClientConfig.build(service_endpoint=url, environ=environ)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     ((endpoint_id, where),) = config.endpoints.items()
-    async with Transport(ca_file=config.ca_file, is_named=is_named, environ=config.environ) as transport:
+    request = make_request(config, "supervisor", wishes)
+    async with Transport.of(replace(config, is_named=is_named)) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
-        lease = await _adopt(backend, lease_id, request.as_request(config.ttl_s))
+        lease = await _adopt(backend, lease_id, request, within_s)
         lease.names = (endpoint_id,) * len(lease.gpus)
         heartbeat = Heartbeat(backend)
         assignment = lease.assign(is_multi=False)
@@ -156,17 +95,20 @@ async def adopted(
                 lease.lost.settle()
                 # The end of the guard releases it as well.
                 with suppress(EndpointError):
-                    await backend.release(lease_id)
+                    await backend.release(lease_id, held.end_note)
             with suppress(EndpointError):
                 reply = await backend.home.call("GET", f"/leases/{lease_id}")
                 held.usage = read(Usage, reply.data)
 
 
-async def _adopt(backend: ServerLeases, lease_id: str, request: Request) -> HeldLease:
+async def _adopt(backend: ServerLeases, lease_id: str, request: Request, within_s: float) -> HeldLease:
+    give_up_at = monotonic() + within_s
     while True:
         try:
             answer = await backend.wait(lease_id, request, 0.0)
-        except EndpointError:
+        except EndpointError as error:
+            if monotonic() + _ASK_AGAIN_S > give_up_at:
+                raise Failure(f"the lease {lease_id} cannot be used: {error}") from None
             await asyncio.sleep(_ASK_AGAIN_S)
             continue
         if isinstance(answer, HeldLease):

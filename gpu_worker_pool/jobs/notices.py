@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from gpu_worker_pool.notify.notice import WARNINGS, Notice, NoticeGpu, Occasion
 from gpu_worker_pool.notify.rules import Rule
 
 from .job_spec import JOB_ID_VARIABLE as JOB_ID_VARIABLE  # noqa: PLC0414 - for `run`
+from .job_spec import JobSpec
 
 # How long a command that has ended waits for its last notices.
 FINISH_S: Final = 10.0
@@ -83,8 +83,10 @@ class CommandNotices:
 
 
 @asynccontextmanager
-async def told(rules: Sequence[Rule], label: str, job: str | None) -> AsyncIterator[CommandNotices | None]:
-    """The notices of one command, which have been sent at the end, or were given up; None without rules."""
+async def told(
+    rules: Sequence[Rule], label: str, job: str | None = None, *, finish_s: float = FINISH_S
+) -> AsyncIterator[CommandNotices | None]:
+    """The notices of a command, which have been sent at the end, or were given up; None without rules."""
     if not rules:
         yield None
         return
@@ -94,22 +96,18 @@ async def told(rules: Sequence[Rule], label: str, job: str | None) -> AsyncItera
     try:
         yield CommandNotices(lambda notice: sender.tell(notice, rules), label, job)
     finally:
-        await sender.finish(FINISH_S)
+        await sender.finish(finish_s)
 
 
-def rules_of_options(
-    on_granted: str | None, notify: Sequence[str] | None, environ: Mapping[str, str]
-) -> tuple[Rule, ...]:
+def rules_of_options(spec: JobSpec, environ: Mapping[str, str]) -> tuple[Rule, ...]:
     """The rules of --on-granted and --notify, checked."""
-    if on_granted is None and not notify:
+    if spec.on_granted is None and not spec.notify:
         return ()
     from gpu_worker_pool.notify.rules import check_services, rules_of_command  # noqa: PLC0415 - few commands have hooks
 
     try:
-        rules = rules_of_command(on_granted, notify or (), environ, os.getcwd())  # noqa: PTH109 - as it was reached
+        rules = rules_of_command(spec.on_granted, spec.notify, environ, spec.cwd)
         check_services(rules)
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
-    except OSError as error:
-        raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
     return rules

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,10 +24,12 @@ from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, show_span
 from gpu_worker_pool.core.model.lease import END_TEXTS, EndReason
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TAKEN_BACK, TIME_LIMIT, Failure
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.enforcement import is_denying, wait_for_access
 from gpu_worker_pool.host.guarded import Ended, Guarded
 from gpu_worker_pool.models import Assignment, LeaseEnding
 from gpu_worker_pool.notices import Loss
 
+from .out_of_memory import cause_by_kernel, kernel_kills
 from .signals import ENDING, Received, Signals
 
 logger = logging.getLogger("gpu_worker_pool.jobs")
@@ -50,8 +53,8 @@ class SupervisedCommand:
     """A command, and how to run it. Its environment is `env` with the variables of the lease.
 
     `group` is its process group; 0: one of its own. `grace_s` is the time between SIGTERM and SIGKILL, less where the GPU
-    would be granted to another holder before. `time_limit_s` is a limit of its own, apart from that of the lease. One that
-    `finishes_work` is not told by SIGTERM of a warning, but `grace_s` before the end.
+    would be granted to another holder before. One that `finishes_work` is not told by SIGTERM of a warning, but `grace_s`
+    before the end.
     """
 
     argv: Sequence[str]
@@ -61,7 +64,6 @@ class SupervisedCommand:
     umask: int = -1
     group: int = 0
     grace_s: float = 10.0
-    time_limit_s: float | None = None
     finishes_work: bool = False
 
 
@@ -80,11 +82,24 @@ class Outcome:
     signal: int | None = None
     # The command's, as wait(2) has it.
     status: int = field(default=0, compare=False)
+    # That the kernel killed it because the machine had no memory left, in words.
+    out_of_memory: str | None = None
 
     @property
     def is_lost(self) -> bool:
         """Whether it was stopped because its lease was lost, and not as announced."""
         return self.why is not None and self.end_reason is None
+
+    @property
+    def note(self) -> str | None:
+        """How it ended, for all who look at its lease afterwards; None where it ended well, or the lease says how."""
+        if self.end_reason is not None or not self.exit_code:
+            return None
+        if self.out_of_memory is not None:
+            return f"exit code {self.exit_code}, {self.out_of_memory}"
+        if os.WIFSIGNALED(self.status):
+            return f"signal {signal.Signals(os.WTERMSIG(self.status)).name}"
+        return f"exit code {self.exit_code}"
 
     @property
     def code_of_run(self) -> int:
@@ -103,16 +118,14 @@ async def supervise(
     on_warning: Callable[[LeaseEnding | None], None] = lambda _: None,
     on_lost: Callable[[str], None] = lambda _: None,
     signals: Signals | None = None,
-    is_ended_by_signals: bool = False,
 ) -> Outcome:
     """Run the command and wait until no process of it is left.
 
     `on_started` is called when it runs; `on_warning` with each warning that the lease will end, and with None where one is
-    withdrawn; `on_lost` with the reason of a loss. Signals are passed on to the command; where it `is_ended_by_signals`, one that is
-    to end it also ends it after its grace. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where this
+    withdrawn; `on_lost` with the reason of a loss. Signals are passed on to the command. Failure where it cannot be run (126, 127) or its guard was killed (GuardDied). Where this
     raises anything else, or is cancelled, the guard is closed and cannot be used again.
     """
-    run = _Supervised(guarded, assignment, command, on_warning, on_lost, is_ended_by_signals=is_ended_by_signals)
+    run = _Supervised(guarded, assignment, command, on_warning, on_lost)
     try:
         await run.start()
         on_started()
@@ -137,23 +150,25 @@ class _Supervised:
         command: SupervisedCommand,
         on_warning: Callable[[LeaseEnding | None], None],
         on_lost: Callable[[str], None],
-        *,
-        is_ended_by_signals: bool,
     ) -> None:
         self._guarded, self._assignment, self._command = guarded, assignment, command
         self._on_warning, self._on_lost = on_warning, on_lost
-        self._is_ended_by_signals = is_ended_by_signals
         # An assignment that was made by hand, or is inside another lease, has no loss of its own.
         self._loss = assignment.lost if isinstance(assignment.lost, Loss) else None
         self._ttl_s = DEFAULT_TTL_S if self._loss is None else self._loss.ttl_s
         self._grace_s = grace_after_loss(command.grace_s, self._ttl_s)
         self._limit_grace_s = command.grace_s if command.finishes_work else self._grace_s
-        self._own_limit = None if command.time_limit_s is None else boot_time() + command.time_limit_s
         self._lost: str | None = None
         self._signal: int | None = None
+        self._kills: int | None = None
 
     async def start(self) -> None:
-        command = self._command
+        command, uuids = self._command, self._assignment.uuids
+        if is_denying() and not await asyncio.to_thread(wait_for_access, uuids):
+            raise Failure(
+                "the GPU is granted, and `gpu-pool enforce` has not let this user open it; is it running? `gpu-pool doctor` says"
+            )
+        self._kills = kernel_kills()
         await self._guarded.run(
             command.argv,
             command_env(command.env, self._assignment),
@@ -176,7 +191,7 @@ class _Supervised:
             ended = ending.result()
             if ended.was_late and not losing.done():
                 self._lose(_NOT_RENEWED_IN_TIME)  # this process was stopped, or did not get its turn
-            if ended.was_limited and self._loss is not None and not self._is_own_limit:
+            if ended.was_limited and self._loss is not None:
                 # The server is about to end the lease, with the reason; a release would hide that.
                 await asyncio.wait({losing}, timeout=2 * _KILL_AHEAD_S)
         finally:
@@ -189,9 +204,7 @@ class _Supervised:
         is_ending = received.number in ENDING
         if is_ending and self._signal is None:
             self._signal = received.number
-        if is_ending and self._is_ended_by_signals:
-            self._guarded.end(self._grace_s)
-        elif not (received.is_typed and self._command.group):
+        if not (received.is_typed and self._command.group):
             # What was typed at the terminal has reached a command in our process group already.
             self._guarded.send_signal(received.number)
 
@@ -204,13 +217,8 @@ class _Supervised:
 
     @property
     def _limit(self) -> float | None:
-        """When the command is to be gone: at its own limit, or at that of the lease. A server may end it a little before."""
-        limits = (self._own_limit, limit_of(self._assignment))
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    @property
-    def _is_own_limit(self) -> bool:
-        return self._own_limit is not None and self._limit == self._own_limit
+        """When the command is to be gone: at the limit of the lease. A server may end it a little before."""
+        return limit_of(self._assignment)
 
     async def _update_guard(self) -> None:
         """Keep the guard informed of how long the lease is safe: it must act if this process is stopped."""
@@ -265,8 +273,9 @@ class _Supervised:
         if self._lost is not None:
             return Outcome(ended.exit_code, None, f"its GPU was lost: {self._lost}", self._signal, ended.status)
         reason = self._announced(ended)
+        killed = cause_by_kernel(ended.exit_code, self._kills, kernel_kills()) if reason is None else None
         why = None if reason is None or not self._was_stopped(ended) else self._end_text(reason)
-        return Outcome(ended.exit_code, reason, why, self._signal, ended.status)
+        return Outcome(ended.exit_code, reason, why, self._signal, ended.status, killed)
 
     def _announced(self, ended: Ended) -> str | None:
         """The reason for which it was told to end, whether it did so or not."""
@@ -286,11 +295,10 @@ class _Supervised:
 
     def _end_text(self, reason: str) -> str:
         """`the time limit of 2h is over`."""
-        limit_s, ends_at = self._command.time_limit_s, self._assignment.ends_at
-        if reason == _TIME_LIMIT and not self._is_own_limit and ends_at is not None:
-            limit_s = ends_at.timestamp() - self._assignment.assigned_at.timestamp()
-        if reason != _TIME_LIMIT or limit_s is None:
+        ends_at = self._assignment.ends_at
+        if reason != _TIME_LIMIT or ends_at is None:
             return END_TEXTS[EndReason(reason)]
+        limit_s = ends_at.timestamp() - self._assignment.assigned_at.timestamp()
         return f"the time limit of {show_span(round(limit_s))} is over"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.fleet.leadership import JournalEnd, JournalSnapshot, LeaderRow, StoredEvent
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 
@@ -55,27 +55,26 @@ class FleetDatabase(Protocol):
         self,
         epoch: int,
         term: str,
-        head: int,
+        end: JournalEnd,
         batch: str,
         events: Sequence[DurableEvent],
         ended: Sequence[EndedLease],
-    ) -> int | None:
-        """Write these after `head`, all or none, renew the leadership, and return the new head. None, and nothing is
-        written, if epoch, term or head differ; `read_leader` says which.
+    ) -> JournalEnd | None:
+        """Write these after `end`, all or none, renew the leadership, and return the new end. None, and nothing is
+        written, if epoch, term or end differ; `read_leader` says which.
         """
 
-    async def read_events(self, after: int, most: int) -> list[StoredEvent]:
-        """Return at most this many events after this position, in order and without gaps. The first one is later than the
-        next position if a snapshot has replaced those in between. Raises JournalDamaged, JournalTooNew, and HistoryChanged if what was
-        read before is no longer there.
+    async def read_events(self, after: JournalEnd, most: int) -> list[StoredEvent]:
+        """Return at most this many events after this end, in order and without gaps. Raises JournalDamaged, JournalTooNew,
+        and HistoryChanged if the journal does not go on from there: it is another one, or a snapshot has replaced events.
         """
 
     async def load_snapshot(self) -> JournalSnapshot | None:
         """Return the newest snapshot that is whole; None if there is none."""
 
-    async def write_snapshot(self, position: int, events: Sequence[DurableEvent]) -> None:
-        """Keep what all events up to this position add up to, and prune what an older snapshot covers already. Raises
-        HistoryChanged as `read_events` does.
+    async def write_snapshot(self, end: JournalEnd, events: Sequence[DurableEvent]) -> None:
+        """Keep what all events up to this end add up to, and prune what an older snapshot covers already. Raises
+        HistoryChanged if the journal does not have this end.
         """
 
     async def load_ended(self, most: int) -> tuple[EndedLease, ...]:

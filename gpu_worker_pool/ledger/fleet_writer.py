@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
-from gpu_worker_pool.core.decider.condense import Condensed
-from gpu_worker_pool.core.fleet.append_outcome import (
+from gpu_worker_pool.core.fleet.election import Election
+from gpu_worker_pool.core.fleet.following import Following
+from gpu_worker_pool.core.fleet.leadership import (
     Append,
     AppendMissing,
     AppendOutcome,
     AppendWritten,
-    CommitsLost,
     Deposed,
-    head_went_back,
+    JournalEnd,
     judge_append,
 )
-from gpu_worker_pool.core.fleet.election import Election
-from gpu_worker_pool.core.fleet.following import Following
-from gpu_worker_pool.core.fleet.leadership import StoredEvent
+from gpu_worker_pool.core.model.events import DurableEvent
 
 from .fleet_database import FleetDatabase, OutcomeUnknown
 from .journal import JournalError
-from .outbox import Done, WriteBatch, history_of
+from .outbox import Done, WriteBatch
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class FleetWriter:
         """Whether a snapshot is so long overdue that no follower seems to write any, nor does this one."""
         if self._keeping is not None and not self._keeping.done():
             return False
-        return self._following.is_snapshot_due(self._following.position, is_leader=True)
+        return self._following.is_snapshot_due(is_leader=True)
 
     def close(self) -> None:
         """Report nothing more. A batch that is being written is finished: see `finish`."""
@@ -79,40 +77,11 @@ class FleetWriter:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._writing), timeout_s)
 
-    def repair(self) -> None:
-        """Write again what the database lost, after the batch that is on its way."""
-        self._writing = asyncio.get_running_loop().create_task(self._repair(self._writing))
-
-    async def append(self, stored: tuple[StoredEvent, ...]) -> bool:
-        """Write events again that the database lost; return whether they are written."""
-        batch = WriteBatch(events=[each.event for each in stored])
-        return await self._appended(batch, stored[0].position - 1)
-
-    async def _repair(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None and not before.done():
-            await asyncio.wait([before])
-        try:
-            row = await self._database.read_leader()
-            if self._is_mine() and head_went_back(row, self._epoch, self._term, self._following.position):
-                await self._make_up_for_loss(row.head)
-        except JournalError as error:
-            self.trouble = str(error)  # the next renewal tells it again
-
-    async def _make_up_for_loss(self, head: int) -> bool:
-        missing = self._following.missing(head)
-        if missing:
-            logger.error("the database lost %d events after event %d; they are written again", len(missing), head)
-            return await self.append(missing)
-        reason = f"the database lost what followed event {head}, which cannot be repaired"
-        self._following.forget(reason)
-        self._give_up(reason)
-        return False
-
     async def _write(self, before: asyncio.Task[None] | None, batch: WriteBatch, done: Done) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])  # the last one of a server that stops
         try:
-            is_written = await self._appended(batch, self._following.position)
+            is_written = await self._appended(batch, self._following.end)
         except JournalError as error:
             if not self._is_closed and self._is_mine():
                 done(batch, error)
@@ -125,26 +94,26 @@ class FleetWriter:
         if is_written:
             self.trouble = None
             if batch.snapshot is not None:
-                keeping = self._keep(self._following.position, batch.snapshot)
+                keeping = self._keep(self._following.end, batch.snapshot)
                 self._keeping = asyncio.get_running_loop().create_task(keeping)
             if not self._is_closed:
                 done(batch, None)
 
-    async def _keep(self, position: int, snapshot: Condensed) -> None:
+    async def _keep(self, end: JournalEnd, snapshot: Sequence[DurableEvent]) -> None:
         try:
-            await self._database.write_snapshot(position, await asyncio.to_thread(history_of, snapshot))
+            await self._database.write_snapshot(end, snapshot)
         except JournalError as error:
             logger.warning("no snapshot of the journal could be written: %s", error)
-        except Exception:
+        except Exception:  # a snapshot only shortens the next start: whatever its fault is, the leader goes on
             logger.exception("no snapshot of the journal could be written")
         else:
-            self._following.snapshot_known(position)
+            self._following.snapshot_known(end.position)
 
-    async def _appended(self, batch: WriteBatch, head: int) -> bool:
+    async def _appended(self, batch: WriteBatch, end: JournalEnd) -> bool:
         """Append until the outcome is known; return whether it is written. If not, the leadership is over. A JournalError
         if it is certain that nothing was written, and the leadership goes on: after a full disk, for example.
         """
-        append = Append(self._epoch, self._term, head, str(uuid4()), len(batch.events))
+        append = Append(self._epoch, self._term, end, str(uuid4()), len(batch.events))
         first_sent_at, is_unknown = self._clock(), False
         while self._is_leading():
             sent_at = self._clock()
@@ -163,13 +132,10 @@ class FleetWriter:
                 # The pool in memory is no longer the one that this was decided on: the journal tells what became of it.
                 return False
             match outcome:
-                case AppendWritten():
+                case AppendWritten(end=written):
                     self._election.appended(self._epoch, self._term, sent_at)
-                    self._note(batch, append)
+                    self._following.written(written, self._epoch)
                     return True
-                case CommitsLost(head=lost_after):
-                    if not await self._make_up_for_loss(lost_after):
-                        return False
                 case Deposed(reason=reason):
                     self._give_up(reason)
                     return False
@@ -191,10 +157,10 @@ class FleetWriter:
 
     async def _try(self, append: Append, batch: WriteBatch) -> AppendWritten | None:
         """Append once; None if it was refused."""
-        head = await self._database.append(
-            append.epoch, append.term, append.head, append.batch, batch.events, batch.ended
+        end = await self._database.append(
+            append.epoch, append.term, append.end, append.batch, batch.events, batch.ended
         )
-        return None if head is None else AppendWritten(head)
+        return None if end is None else AppendWritten(end)
 
     async def _judge(self, append: Append) -> AppendOutcome | None:
         try:
@@ -202,8 +168,3 @@ class FleetWriter:
         except JournalError as error:
             self.trouble = str(error)
             return None
-
-    def _note(self, batch: WriteBatch, append: Append) -> None:
-        first = append.head + 1
-        stored = [StoredEvent(first + index, append.epoch, event) for index, event in enumerate(batch.events)]
-        self._following.written(append.new_head, append.epoch, stored)

@@ -12,11 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpu_worker_pool.core.decider.condense import Condensed
+from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.host.pauses import Pauses
 
 from .journal import Journal, JournalDamaged, JournalError, NotWritten
 
@@ -50,7 +49,7 @@ class WriteBatch:
     lease_ids: set[str | None] = field(default_factory=set)
     callers: dict[Answer, list[ev.Event]] = field(default_factory=dict)
     is_urgent: bool = False
-    snapshot: Condensed | None = None
+    snapshot: Sequence[ev.DurableEvent] | None = None
     replaces_damaged: bool = False
 
 
@@ -150,7 +149,7 @@ class Outbox:
             return
         if batch.is_urgent:
             if self.writer.is_compaction_due(len(self._state.leases)):
-                batch.snapshot = Condensed(self._state)
+                batch.snapshot = condense(self._state)
             self._in_flight, self._gathering = batch, WriteBatch()
             self._send(batch)
         elif batch.news and not batch.events:
@@ -187,7 +186,7 @@ class Outbox:
         self._refuse_callers()
         if isinstance(error, JournalDamaged):
             later = self._gathering
-            batch.snapshot, batch.replaces_damaged = Condensed(self._state), True  # it has what came after as well
+            batch.snapshot, batch.replaces_damaged = condense(self._state), True  # it has what came after as well
             batch.events, batch.ended = batch.events + later.events, batch.ended + later.ended
             later.events, later.ended, later.is_urgent = [], [], False
         asyncio.get_running_loop().call_later(RETRY_S, self._send, batch)
@@ -233,14 +232,14 @@ def write(journal: Journal, batch: WriteBatch) -> JournalError | None:
     """Write a batch, and compact the journal if that is due; return why it failed, if it did. What is written leaves it."""
     try:
         if batch.replaces_damaged and batch.snapshot is not None:
-            journal.replace_damaged(history_of(batch.snapshot))
+            journal.replace_damaged(batch.snapshot)
             # Only the accounting is missing now; a failure must not quarantine the new journal as well.
             batch.events, batch.snapshot, batch.replaces_damaged = [], None, False
         journal.append(batch.events, batch.ended)
         batch.events, batch.ended = [], []
         if batch.snapshot is not None:
             try:
-                journal.compact(history_of(batch.snapshot))
+                journal.compact(batch.snapshot)
             except JournalDamaged:
                 raise
             except JournalError as error:  # nothing has changed, so it only costs disk space
@@ -252,15 +251,6 @@ def write(journal: Journal, batch: WriteBatch) -> JournalError | None:
         logger.exception("writing to the journal failed")
         return JournalError(f"writing to the journal failed: {error!r}; the server's log says more")
     return None
-
-
-def history_of(condensed: Condensed) -> list[ev.DurableEvent]:
-    """The short history, made with pauses. Ten thousand leases take 20 ms: call it in a thread."""
-    pauses, events = Pauses(), []
-    for event in condensed.events():
-        events.append(event)
-        pauses.yield_if_due()
-    return events
 
 
 def is_long(journal: Journal, live: int) -> bool:

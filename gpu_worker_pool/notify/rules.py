@@ -24,7 +24,7 @@ _CHECK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class AppriseUrl:
     """A service that Apprise knows, by its URL, which is a secret as a whole."""
 
     url: str = field(repr=False)
@@ -48,7 +48,7 @@ class Program:
         return self.arguments[0]
 
 
-Target = Service | Program
+Target = AppriseUrl | Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Rule:
 
 def check_services(rules: Sequence[Rule]) -> None:
     """A ValueError that names the first rule whose URL Apprise cannot use, and what to write."""
-    urls = {str(rule): rule.target.url for rule in rules if isinstance(rule.target, Service)}
+    urls = {str(rule): rule.target.url for rule in rules if isinstance(rule.target, AppriseUrl)}
     if not urls:
         return
     if find_spec("apprise") is None:
@@ -120,7 +120,7 @@ def _on_granted(line: str, environ: Mapping[str, str], cwd: str) -> Rule:
     return Rule(frozenset({Occasion.GRANTED}), program, timeout_s=ON_GRANTED_S)
 
 
-def _service(where: str, environ: Mapping[str, str]) -> Service:
+def _service(where: str, environ: Mapping[str, str]) -> AppriseUrl:
     """By its URL, or by the variable that has it: other users see the words of a command."""
     url = where if "://" in where else environ.get(where, "")
     if "://" not in url:
@@ -128,4 +128,4 @@ def _service(where: str, environ: Mapping[str, str]) -> Service:
             f"--notify takes a URL, such as ntfy://TOPIC or mailto://USER:PASSWORD@SERVER?to=ADDRESS, or the name of an "
             f"environment variable that has one; {where!r} is neither"
         )
-    return Service(url)
+    return AppriseUrl(url)

@@ -12,18 +12,19 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.backoff import Backoff
-from gpu_worker_pool.host.guarded import run_program
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.guarded import Guarded, given_input
+from gpu_worker_pool.host.pauses import Backoff
 
 from .notice import Notice
-from .rules import APPRISE, Program, Rule, Service, Target
+from .rules import APPRISE, AppriseUrl, Program, Rule, Target
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ ATTEMPTS_AT_THE_END: Final = 2
 BACKOFF: Final = Backoff(first_s=1.0, factor=4.0, max_s=60.0)
 # A notice that has waited for longer is dropped: its target is down.
 MAX_AGE_S: Final = 300.0
+# A killed program is gone by then, unless it is stuck in the kernel or belongs to another user.
+_KILL_S: Final = 5.0
 # What a program of the operator needs to run at all. Nothing else of the server's environment is passed on.
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 
@@ -56,7 +59,7 @@ class Sender:
         self._waiting: dict[Target, deque[_Waiting]] = {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
-        self._closing = asyncio.Event()
+        self._closing, self._last_attempts = asyncio.Event(), ATTEMPTS
         # Targets that failed: each is logged once, until a notice arrives there again.
         self._failing: set[Target] = set()
 
@@ -82,6 +85,7 @@ class Sender:
 
     async def finish(self, within_s: float) -> None:
         """Send what can be sent in this time, and close. Notices that wait for their next attempt have it now."""
+        self._last_attempts = ATTEMPTS if within_s >= MAX_AGE_S else ATTEMPTS_AT_THE_END
         self._closing.set()
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=within_s)
@@ -100,7 +104,7 @@ class Sender:
             if why is None:
                 continue
             queue[0].attempts += 1
-            while queue and self._is_over(queue[0], ATTEMPTS_AT_THE_END if is_closing else ATTEMPTS):
+            while queue and self._is_over(queue[0], self._last_attempts if is_closing else ATTEMPTS):
                 self._give_up(queue.popleft(), why)
             if queue and (failed := queue[0].attempts):
                 pause_s = BACKOFF.delay_s(failed - 1, random.random())  # noqa: S311 - no secret
@@ -154,7 +158,7 @@ async def _opened(target: Target) -> AsyncIterator[Attempt]:
         await process.wait()
 
 
-async def _send(target: Service, process: asyncio.subprocess.Process, waiting: _Waiting) -> str | None:
+async def _send(target: AppriseUrl, process: asyncio.subprocess.Process, waiting: _Waiting) -> str | None:
     notice, limit_s = waiting.notice, waiting.rule.timeout_s
     said = {"url": target.url, "title": notice.title(), "body": notice.text(), "is_bad": notice.is_bad}
     assert process.stdin is not None  # noqa: S101 - they are pipes
@@ -188,3 +192,37 @@ async def _run(program: Program, waiting: _Waiting) -> str | None:
         env={**(needed if program.env is None else dict(program.env)), **env},
         cwd=program.cwd,
     )
+
+
+async def run_program(
+    argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
+) -> str | None:
+    """Run a program without a lease, with this standard input and no output, at most for this time; why it failed, or None.
+    All that it started is ended then, also if this is cancelled.
+    """
+    name, limit = argv[0], boot_time() + limit_s
+    try:
+        guarded = Guarded.start()
+    except (Failure, OSError) as error:
+        return _why_not_run(name, error)
+    try:
+        async with asyncio.timeout(limit_s + _KILL_S):
+            with given_input(sent) as given, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
+                streams = (given, nothing.fileno(), nothing.fileno())
+                # Without grace: SIGKILL follows SIGTERM at once.
+                await guarded.run(argv, env, streams, cwd=cwd, grace_s=0.0, limit=limit)
+            ended = await guarded.wait()
+    except TimeoutError:
+        return f"{name} cannot be ended"
+    except (Failure, OSError) as error:
+        return _why_not_run(name, error)
+    finally:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(guarded.close(), _KILL_S)
+    if ended.was_limited:
+        return f"{name} has not ended within {limit_s:g} s"
+    return f"{name} ended with {ended.exit_code}" if ended.exit_code else None
+
+
+def _why_not_run(name: str, error: Failure | OSError) -> str:
+    return f"{name} cannot be run: {error.strerror or error}" if isinstance(error, OSError) else str(error)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -23,58 +20,42 @@ from gpu_worker_pool.host.addresses import urls
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.connections import raise_limit
 from gpu_worker_pool.host.gpu_lock import GpuLocks
-from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.host.state_dir import StateDirError, state_dir
+from gpu_worker_pool.host.processes import Machine
+from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.host.systemd import notify, when_asked_to_stop
 from gpu_worker_pool.host.users import User, Users
 from gpu_worker_pool.ledger.accounts import Accounts, SqliteAccounts
-from gpu_worker_pool.ledger.journal import JournalError, JournalInUse
-from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.journal import JournalInUse
 
-from .agent.custody_store import CustodyStore
-from .agent.message_codec import PATH as AGENT_PATH
-from .authority.journal_sources import LedElsewhere, OwnJournal
-from .authority.pool import JournalSource, Pool
+from .agent.frames import PATH as AGENT_PATH
+from .authority.journal_sources import OwnJournal
+from .authority.pool import Pool
 from .box.sampler import Sampler
 from .box.snapshot import Snapshot
-from .fleet import (
-    FleetUnusable,
-    address_for_itself,
-    check_custody,
-    check_own_journal,
-    fleet_database,
-    fleet_key,
-    fleet_url,
-    listed_boxes,
-    own_address,
-    spread_s,
-)
-from .hook_rules import load_rules
-from .hooks import Hooks
+from .fleet import FleetUnusable, fleet_database, fleet_url, keep_key
+from .hooks import Hooks, load_rules
 from .http.access import AccessRules
-from .http.connection import Connection
 from .http.forwarding import Forwarding
 from .http.front import READABLE, PolledStatistics, check_head, nowhere
 from .http.pool_route import PoolRoute, write
 from .http.problems import Refusal, problem_of
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
-from .routes import accounting, admin, bookings, events, fleet, leases, page, quotas, statistics
+from .own_history import prepare_files
+from .routes import accounting, admin, events, fleet, groups, leases, page, plans, statistics
 from .routes.accounting import PastLeases
 from .routes.docs import describe, docs_router
 from .routes.events import Streams
-from .routes.page import PageFiles
+from .routes.page import PageData, PageFiles
 from .routes.renewals import FleetRenewals
 from .routes.statistics import Statistics
 from .settings import ServerSettings
-from .ui.data import PageData
+from .state_files import journal_name, journal_path, open_journal
 
 if TYPE_CHECKING:
     from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
-    from .agent.agent import Agent
-    from .authority.candidate import Candidate
-    from .leader.endpoint import AgentEndpoint
+    from .fleet_part import FleetPart
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +70,8 @@ ROUTERS = (
     leases.router,
     events.router,
     accounting.router,
-    quotas.router,
-    bookings.router,
+    plans.router,
+    groups.router,
     admin.router,
 )
 
@@ -128,9 +109,7 @@ class PoolApp(FastAPI):
         # The port that it listens on, once that is known.
         self.port = settings.port
         self._database: PostgresDatabase | None = None
-        self.candidate: Candidate | None = None
-        self._agent: Agent | None = None
-        self._endpoint: AgentEndpoint | None = None
+        self._fleet: FleetPart | None = None
         self._is_in_fleet = bool(fleet_url(settings))
         self.websocket_path = f"{settings.api_prefix}{AGENT_PATH}" if self._is_in_fleet else None
         node, simulated = settings.gpu_pool_node, settings.simulated_gpus
@@ -138,7 +117,7 @@ class PoolApp(FastAPI):
         if simulated and make_probe is None:
             simulated_probe = SimulatedProbe(node, simulated, outsiders=settings.simulated_outsiders)
         url = urls(settings.host, settings.port, settings.api_prefix, names=())[0]
-        self.locks = GpuLocks(url, journal=_journal_name(settings))
+        self.locks = GpuLocks(url, journal=journal_name(settings))
         self._sampler = Sampler(
             make_probe or (lambda: simulated_probe or choose_probe(node, None)),
             interval_s=settings.refresh_interval,
@@ -158,7 +137,7 @@ class PoolApp(FastAPI):
             is_in_fleet=self._is_in_fleet,
         )
         self._simulated = simulated_probe
-        self.tokens.added = lambda: self.pool.state.tokens
+        self.tokens.added = lambda: self.pool.state.tokens if self._fleet is None else self._fleet.added_tokens()
         self.pool.follow(self.tokens.note)
         self.statistics = Statistics(self._sampler, settings, self.pool)
         self._streams = Streams(self.pool)
@@ -169,7 +148,7 @@ class PoolApp(FastAPI):
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
-        page_data = PageData(settings, self.pool, self._sampler, self._shared, past=past, tokens=self.tokens)
+        page_data = PageData(settings, self.pool, self._sampler, self._shared, self._streams, tokens=self.tokens)
         parts = (
             settings,
             self.access,
@@ -207,10 +186,10 @@ class PoolApp(FastAPI):
                 await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif self._endpoint is None or scope["path"] != self.websocket_path:
+        elif self._fleet is None or scope["path"] != self.websocket_path:
             await send({"type": "websocket.close"})
         else:
-            await self._endpoint(scope, receive, send)
+            await self._fleet.endpoint(scope, receive, send)
 
     async def _answer_nowhere(self, scope: Scope, _: Receive, send: Send) -> None:
         """Answer a call of which no route knows the path."""
@@ -238,8 +217,8 @@ class PoolApp(FastAPI):
 
     def _on_sample(self, snapshot: Snapshot, is_regular: bool) -> None:  # noqa: FBT001 - a callback
         self.pool.observe(snapshot, is_regular=is_regular)
-        if self._agent is not None:
-            self._agent.observe(snapshot)
+        if self._fleet is not None:
+            self._fleet.agent.observe(snapshot)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -251,15 +230,15 @@ class PoolApp(FastAPI):
         configure_logging_if_unset(self.settings)
         raise_limit()
         try:
+            await asyncio.to_thread(keep_key, self.settings)
             self._database = fleet_database(self.settings)
+            fence = await asyncio.to_thread(prepare_files, self.settings)
             if self._is_in_fleet:
-                settings = self.settings.pool_settings()
-                fence = await asyncio.to_thread(check_own_journal, journal_path(self.settings), settings)
-                source = await self._join_fleet(fence)
+                self._fleet = part = await self._join_fleet(fence)
+                await self.pool.start(part.source, part.agent)
             else:
-                self.pool.note_fence(await asyncio.to_thread(check_custody, custody_path(self.settings)))
-                source = OwnJournal(self.pool, self._open_journal)
-            await self.pool.start(source, self._agent)
+                self.pool.note_fence(fence)
+                await self.pool.start(OwnJournal(self.pool, partial(open_journal, self.settings)))
         except (JournalInUse, StateDirError, FleetUnusable) as error:
             self.why_not_started = str(error)
             self.locks.close()
@@ -267,11 +246,12 @@ class PoolApp(FastAPI):
         # After the journal is open: earlier readings would be void.
         self._sampler.start()
         await asyncio.to_thread(self._sampler.wait_for_first_sample, FIRST_SAMPLE_S)
-        self._log_gpus()
-        if self._agent is not None:
-            self._agent.start()
+        self.statistics.log_gpus(FIRST_SAMPLE_S)
+        if self._fleet is not None:
+            await self._fleet.start()
         with when_asked_to_stop(self._stop_waiting):
-            watch = asyncio.create_task(self._watch_readings())
+            watch = asyncio.create_task(self.statistics.watch(self._streams.note_snapshot))
+            unix_groups = asyncio.create_task(groups.follow_unix_groups(self.pool))
             self._hooks.start()
             notify("READY=1")
             yield
@@ -279,63 +259,32 @@ class PoolApp(FastAPI):
             if (said := self.pool.goes_on_without()) is not None:
                 logger.warning("%s", said)
             watch.cancel()
+            unix_groups.cancel()
             self._stop_waiting()
-            await self._forwarding.close()
             for _ in range(TURNS_TO_ANSWER):
                 await asyncio.sleep(0)
-        if self._agent is not None:
-            await self._agent.stop()
+        if self._fleet is not None:
+            await self._fleet.agent.stop()
         await self.pool.stop()
         await self._hooks.stop()
         self._sampler.stop()
         self.locks.close()
 
-    async def _join_fleet(self, least_fence: int) -> JournalSource:
-        """Open what this box keeps of its fleet, and take part in it. JournalInUse if another server does."""
-        from .agent.agent import Agent  # noqa: PLC0415 - it loads aiohttp, which a server without a fleet does not need
-        from .authority.candidate import Candidate  # noqa: PLC0415 - only candidates of a fleet need it
-        from .leader.endpoint import AgentEndpoint  # noqa: PLC0415
+    async def _join_fleet(self, least_fence: int) -> FleetPart:
+        from .fleet_part import join_fleet  # noqa: PLC0415 - it loads what a server without a fleet does not need
 
-        settings, leader = self.settings, self.pool.leader
-        assert leader is not None  # noqa: S101 - it is in a fleet
-        key = fleet_key(settings)
-        try:
-            store = await CustodyStore.open(custody_path(settings))
-        except JournalInUse:
-            raise
-        except JournalError as error:
-            raise FleetUnusable(str(error)) from None
-        node, url = settings.gpu_pool_node, own_address(settings, self.port)
-        if self._database is not None:
-            self.candidate = Candidate(
-                self.pool, leader, self._database, boot_time, node=node, url=url, spread_s=spread_s(node, url)
-            )
-        self._agent = Agent(
-            node,
-            store,
+        return await join_fleet(
+            self.settings,
+            self.pool,
             self._sampler,
-            url=url,
-            own_url=address_for_itself(settings, self.port),
-            key=key,
-            listed=listed_boxes(settings),
-            leadership=self.candidate,
+            app=self,
+            port=self.port,
+            database=self._database,
+            tokens=self.tokens,
+            renewals=self._renewals,
             simulated=self._simulated,
             least_fence=least_fence,
         )
-        self._renewals.secret = key.secret
-        self._endpoint = AgentEndpoint(
-            node, key, leader, self._known_leader, lambda scope: Connection.of_scope(scope).is_own
-        )
-        return self.candidate or LedElsewhere(self.pool, self._agent)
-
-    def _known_leader(self) -> str | None:
-        fleet = self.pool.fleet()
-        return None if fleet is None else fleet.leader_url
-
-    def _open_journal(self) -> SqliteJournal:
-        settings = self.settings
-        durability, node = settings.gpu_pool_durability, settings.gpu_pool_node
-        return SqliteJournal(journal_path(settings), durability=durability, node=node)
 
     def _open_accounts(self) -> Accounts:
         return SqliteAccounts(journal_path(self.settings)) if self._database is None else self._database.accounts()
@@ -344,8 +293,8 @@ class PoolApp(FastAPI):
         """Answer all calls that wait: they must not keep the server from stopping."""
         self.is_stopping = True
         self.pool.release_waiters()
-        if self._agent is not None:
-            self._agent.release_waiters()
+        if self._fleet is not None:
+            self._fleet.agent.release_waiters()
         self._streams.close()
         self._shared.stop()
         self._forwarding.stop()
@@ -366,31 +315,6 @@ class PoolApp(FastAPI):
             raise
         await send({"type": "lifespan.shutdown.complete"})
 
-    def _log_gpus(self) -> None:
-        snapshot = self._sampler.snapshot
-        if not self._sampler.has_sampled:
-            logger.warning("the GPUs have not been read yet after %g s; nothing is granted before", FIRST_SAMPLE_S)
-            return
-        kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
-        shown = len(snapshot.readings)
-        hidden = f", {snapshot.installed - shown} more hidden" if snapshot.installed > shown else ""
-        faulty = sum(reading.fault is not None for reading in snapshot.readings)
-        logger.info("GPUs shown: %d%s%s (%s)", shown, f", {faulty} of them faulty" if faulty else "", hidden, kind)
-
-    async def _watch_readings(self) -> None:
-        """Log when readings grow stale, which a sampler that hangs cannot do, and pass new readings to the streams."""
-        was_stale = False
-        shown: Snapshot | None = None
-        while True:
-            await asyncio.sleep(min(self.settings.refresh_interval, 1.0))
-            if self._sampler.snapshot is not shown:
-                shown = self._sampler.snapshot
-                self._streams.note_snapshot(shown)
-            why = self.statistics.why_stale()
-            if why is not None and not was_stale:
-                logger.warning("%s", why)
-            was_stale = why is not None
-
 
 def create_app(
     settings: ServerSettings | None = None,
@@ -402,25 +326,3 @@ def create_app(
     its directory, unless given.
     """
     return PoolApp(settings or ServerSettings.load(), make_probe, machine, look_up_user)
-
-
-def _journal_name(settings: ServerSettings) -> str | None:
-    try:
-        return str(journal_path(settings).absolute())
-    except StateDirError:
-        return None
-
-
-def journal_path(settings: ServerSettings) -> Path:
-    """The path of the journal. Simulated GPUs have a journal of their own."""
-    folder = state_dir(settings.gpu_pool_state_dir, os.environ, platform=sys.platform, uid=os.getuid())
-    if settings.simulated_gpus is None:
-        return folder / "leases.sqlite3"
-    node = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in settings.gpu_pool_node)
-    return folder / f"simulated-{node}.sqlite3"
-
-
-def custody_path(settings: ServerSettings) -> Path:
-    """The path of the file in which a box of a fleet keeps its leases."""
-    path = journal_path(settings)
-    return path.with_name(f"custody-{path.name}")

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.host.addresses import is_every_address, urls
+from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.backup import back_up
@@ -21,6 +22,8 @@ from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 from .agent.custody_store import LEASE, seen_of
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
+from .fleet_key import LEAD, kept_key
+from .fleet_key import keep_key as _keep_key
 from .http.access import is_loopback
 from .settings import ServerSettings
 
@@ -41,6 +44,11 @@ class FleetUnusable(Exception):  # noqa: N818 - a state of affairs, not a mistak
 def fleet_url(settings: ServerSettings) -> str:
     """What is set as the fleet of this server; empty if it belongs to none."""
     return settings.gpu_pool_fleet.get_secret_value().strip() if settings.gpu_pool_fleet else ""
+
+
+def leads_alone(settings: ServerSettings) -> bool:
+    """Whether this server leads its fleet with its own journal."""
+    return fleet_url(settings) == LEAD
 
 
 def listed_boxes(settings: ServerSettings) -> tuple[str, ...]:
@@ -71,7 +79,7 @@ def fleet_database(settings: ServerSettings) -> PostgresDatabase | None:
     if not url:
         return None
     own_address(settings, settings.port)
-    if listed_boxes(settings):
+    if listed_boxes(settings) or leads_alone(settings):
         fleet_key(settings)
         return None
     try:
@@ -117,7 +125,7 @@ def _with_leases_left(live: int, path: Path) -> FleetUnusable:
     return FleetUnusable(
         f"{live} {'lease is' if live == 1 else 'leases are'} left in this box's own journal, {path}, and the fleet would grant "
         "their GPUs to others. Start this server without GPU_POOL_FLEET (--fleet), take its GPUs out of service (gpu-pool "
-        "drain --all), wait until all leases have ended (gpu-pool leases), and start it again with it"
+        "drain --all), wait until all leases have ended (gpu-pool jobs --all), and start it again with it"
     )
 
 
@@ -133,14 +141,24 @@ def check_custody(path: Path) -> int:
         raise FleetUnusable(
             f"this box still keeps {kept} {'lease' if kept == 1 else 'leases'} of its fleet, in {path}, and would grant their "
             "GPUs to others. Start it with GPU_POOL_FLEET (--fleet) again, take its GPUs out of service (gpu-pool drain --all), "
-            "and wait until the leases have ended (gpu-pool leases). If the fleet is gone for good, make sure that no "
+            "and wait until the leases have ended (gpu-pool jobs --all). If the fleet is gone for good, make sure that no "
             "program uses the GPUs, and move the file away"
         )
     return seen_of(file.rows)[1]
 
 
+def highest_fence(path: Path) -> int:
+    """The highest fence that this box has had in its fleet."""
+    if not path.exists():
+        return 0
+    with closing(CustodyFile(path)) as file:
+        return seen_of(file.rows)[1]
+
+
 def fleet_key(settings: ServerSettings) -> FleetKey:
-    """The key of the fleet. FleetUnusable if it cannot be used, or if there is none and other machines could be boxes."""
+    """The key of the fleet: the one that is set, else the one that this box keeps. FleetUnusable if it cannot be used, or if
+    there is none and other machines could be boxes.
+    """
     given = settings.gpu_pool_fleet_key.get_secret_value().strip() if settings.gpu_pool_fleet_key else ""
     name = "GPU_POOL_FLEET_KEY"
     if settings.gpu_pool_fleet_key_file:
@@ -155,6 +173,12 @@ def fleet_key(settings: ServerSettings) -> FleetKey:
             raise FleetUnusable(f"GPU_POOL_FLEET_KEY_FILE cannot be read: {reason}") from None
         if not given:
             raise FleetUnusable(f"the file of GPU_POOL_FLEET_KEY_FILE is empty; {MAKE_ONE}")
+    if not given:
+        try:
+            given = kept_key(settings)
+        except (OSError, UnicodeError, StateDirError) as error:
+            why = "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
+            raise FleetUnusable(f"the fleet's key in the state directory cannot be read: {why}") from None
     if given and len(given) < LEAST_CHARACTERS:
         raise FleetUnusable(f"{name} has {len(given)} characters; a key needs at least {LEAST_CHARACTERS}: {MAKE_ONE}")
     if given:
@@ -162,10 +186,25 @@ def fleet_key(settings: ServerSettings) -> FleetKey:
     # The boxes of one user on one machine need none: the kernel says whose they are.
     addresses = (own_address(settings, settings.port), *listed_boxes(settings))
     if far := [address for address in addresses if not _is_on_this_machine(address)]:
+        how = (
+            f"`gpu-pool fleet key` on the box that leads shows the line to paste here; without --lead, {MAKE_ONE}"
+            if listed_boxes(settings)
+            else "`gpu-pool serve --lead` makes one"
+            if leads_alone(settings)
+            else MAKE_ONE
+        )
         raise FleetUnusable(
-            f"a fleet over several machines needs a key, and {far[0]} is not an address of this machine alone; {MAKE_ONE}"
+            f"a fleet over several machines needs a key, and {far[0]} is not an address of this machine alone; {how}"
         )
     return FleetKey(None)
+
+
+def keep_key(settings: ServerSettings) -> None:
+    """Keep the key in the state directory, and make one where this box leads alone. FleetUnusable if that is not possible."""
+    try:
+        _keep_key(settings)
+    except (OSError, StateDirError) as error:
+        raise FleetUnusable(f"the key of the fleet cannot be kept: {error}") from None
 
 
 def _is_on_this_machine(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,20 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import AfterValidator, AllowInfNan, BeforeValidator, ConfigDict, Field, Strict, WithJsonSchema
 
 from gpu_worker_pool.core.model.bounds import DEFAULT_TTL_S, MAX_TTL_S
-from gpu_worker_pool.core.model.configured import MAX_NOTE, MAX_QUOTA, MAX_WEIGHT
-from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME, MAX_NAMES, as_gpu_names
-from gpu_worker_pool.core.model.request import MAX_GPUS, MAX_NODES, MAX_PRIORITY, MAX_TIME_LIMIT_S, Holder
+from gpu_worker_pool.core.model.configured import MAX_MEMBERS, MAX_NOTE, MAX_QUOTA, MAX_WEIGHT
+from gpu_worker_pool.core.model.request import (
+    GPU_NAME,
+    MAX_GPUS,
+    MAX_NAME,
+    MAX_NAMES,
+    MAX_NODES,
+    MAX_PRIORITY,
+    MAX_TIME_LIMIT_S,
+    Holder,
+    Request,
+    Wishes,
+    as_gpu_names,
+)
 from gpu_worker_pool.wire.bounds import (
     LEASE_ID,
     MAX_IDS,
@@ -28,7 +38,6 @@ from gpu_worker_pool.wire.bounds import (
     MIN_TTL_S,
     PRINTABLE,
     is_label_key,
-    is_printable,
 )
 
 from .http.validation import show
@@ -62,16 +71,13 @@ def _gpu_names(value: Any) -> tuple[str, ...] | None:
         raise ValueError(f"it {str(error).removeprefix('among ')}") from None
 
 
-def _labels(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{show(value)} is not an object")  # noqa: TRY004 - as above
-    if len(value) > MAX_LABELS:
-        raise ValueError(f"{len(value)} are too many; there must be at most {MAX_LABELS}")
-    for key, text in value.items():
-        if not is_label_key(key):
-            raise ValueError(f"the key {show(key)} is not valid; it must be 1 to 64 letters, digits or signs (. _ / -)")
-        if not isinstance(text, str) or len(text) > MAX_TEXT or not is_printable(text):
-            raise ValueError(f"{key} is {show(text)}; it must be a text of at most {MAX_TEXT} printable characters")
+def _label_key(key: str) -> str:
+    if not is_label_key(key):
+        raise ValueError(f"the key {show(key)} is not valid; it must be 1 to 64 letters, digits or signs (. _ / -)")
+    return key
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
     size = sum(len(key) + len(text.encode()) for key, text in value.items())
     if size > MAX_LABELS_BYTES:
         raise ValueError(
@@ -90,11 +96,15 @@ def _some_queued(number: int) -> int:
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]  # noqa: FBT003 - pydantic's own
 Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict(), AfterValidator(check_printable), Field(json_schema_extra={"pattern": PRINTABLE})]
-Name = Annotated[Text, MaxLen(MAX_TEXT)]
+_PRINTED: Any = Field(json_schema_extra={"pattern": PRINTABLE})
+Text = Annotated[str, Strict(), AfterValidator(check_printable), _PRINTED]
+Name = Annotated[str, Strict(), MaxLen(MAX_TEXT), AfterValidator(check_printable), _PRINTED]
 Owner = Annotated[Name, AfterValidator(_shown_everywhere)]
-Model = Annotated[Text, MaxLen(MAX_MODEL), AfterValidator(_not_blank)]
-Reason = Annotated[Text, MaxLen(MAX_REASON)]
+Model = Annotated[
+    str, Strict(), MaxLen(MAX_MODEL), AfterValidator(check_printable), AfterValidator(_not_blank), _PRINTED
+]
+Reason = Annotated[str, Strict(), MaxLen(MAX_REASON), AfterValidator(check_printable), _PRINTED]
+Note = Annotated[str, Strict(), MaxLen(MAX_NOTE), AfterValidator(check_printable), _PRINTED]
 Percent = Annotated[Number, Ge(0), Le(100)]
 Gpus = Annotated[Whole, Ge(1), Le(MAX_GPUS)]
 IdInForm = Annotated[str, Strict(), AfterValidator(check_lease_id), Field(json_schema_extra={"pattern": LEASE_ID})]
@@ -111,7 +121,12 @@ GpuNames = Annotated[
     BeforeValidator(_gpu_names),
     WithJsonSchema({"anyOf": [_GPU_NAMES_SCHEMA, {"type": "null"}]}),
 ]
-Labels = Annotated[Mapping[str, str], BeforeValidator(_labels), Field(max_length=MAX_LABELS)]
+Labels = Annotated[
+    dict[Annotated[str, AfterValidator(_label_key)], Name],
+    MaxLen(MAX_LABELS),
+    AfterValidator(_labels),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_LABELS, "additionalProperties": {"type": "string"}}),
+]
 
 
 def noted(text: str) -> Any:
@@ -130,10 +145,17 @@ class LeaseForm:
         Annotated[Number, Ge(1), Le(MAX_MEMORY_MB)] | None,
         noted("Memory for this lease on each GPU, which is then shared; without it, the GPU is exclusive."),
     ] = None
-    model: Annotated[Model | None, noted("A word of the GPU's name, or a pattern: *A100*.")] = None
+    model: Annotated[
+        Model | None, noted("A word of the GPU's name, or a pattern: *A100*; or several, separated by commas.")
+    ] = None
+    min_memory_mb: Annotated[
+        Annotated[Number, Ge(1), Le(MAX_MEMORY_MB)] | None,
+        noted("Only GPUs that are sold with at least this much memory: 40960 for 40 GB."),
+    ] = None
     among: Annotated[
         GpuNames, noted("Only these GPUs: indices as nvidia-smi shows them, UUIDs, or unambiguous beginnings of UUIDs.")
     ] = None
+    exclude: Annotated[GpuNames, noted("None of these GPUs, named as in `among`.")] = None
     priority: Annotated[Whole, Ge(-MAX_PRIORITY), Le(MAX_PRIORITY), noted("Higher is served first.")] = 0
     ttl_s: Annotated[
         Number, Ge(MIN_TTL_S), Le(MAX_TTL_S), noted("The lease expires after this time without a heartbeat.")
@@ -181,6 +203,30 @@ class LeaseForm:
             pid_started=self.pid_started,
             boot_id=self.boot_id,
             pid_namespace=self.pid_namespace,
+        )
+
+    def request(self, holder: Holder, node: str | None = None) -> Request:
+        """The request for the core, with the only node that it means. ValueError where the core does not allow it."""
+        return Request(
+            wishes=Wishes(
+                gpus=self.gpus,
+                memory_mb=self.memory_mb,
+                model=self.model,
+                memory_threshold_percent=self.memory_threshold_percent,
+                utilization_threshold_percent=self.utilization_threshold_percent,
+                among=self.among,
+                nodes=self.nodes,
+                node=node,
+                min_memory_mb=self.min_memory_mb,
+                exclude=self.exclude,
+            ),
+            holder=holder,
+            priority=self.priority,
+            ttl_s=self.ttl_s,
+            # Sorted, so that the same labels make the same request.
+            labels=tuple(sorted(self.labels.items())),
+            time_limit_s=self.time_limit_s,
+            preemptible=self.preemptible,
         )
 
 
@@ -249,6 +295,29 @@ class QuotaForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupForm:
+    """Owners who share a quota, or have first right on GPUs."""
+
+    __pydantic_config__ = STRICT
+
+    members: Annotated[
+        tuple[Owner, ...],
+        MinLen(1),
+        MaxLen(MAX_MEMBERS),
+        noted("Owners; a Unix group of the server's machine as @name."),
+    ]
+    quota: Annotated[
+        Annotated[Whole, Ge(0), Le(MAX_QUOTA)] | None,
+        noted("Together they never have more GPUs than this; preemptible leases do not count."),
+    ] = None
+    first_right: Annotated[
+        tuple[Name, ...],
+        MaxLen(MAX_NAMES),
+        noted("GPUs on which their requests go first: `box1:4-7`, `box1`, `4-7`, or a UUID."),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenForm:
     """A token to accept."""
 
@@ -256,4 +325,4 @@ class TokenForm:
 
     name: Annotated[Name, noted("Whose it is: the owner of leases that are requested with it.")]
     role: Literal["user", "operator", "administrator"] = "user"
-    note: Annotated[Text, MaxLen(MAX_NOTE), noted("Where it is used, in words.")] = ""
+    note: Annotated[Note, noted("Where it is used, in words.")] = ""

@@ -18,6 +18,7 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, Basis, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.slot import memory_use
 from gpu_worker_pool.core.queue.idleness import idle_s
+from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.views.pool_view import STATES, gpu_states
 
@@ -197,7 +198,8 @@ class Metrics:
                 held_s = self._counted_s(lease.granted_at, now_at) * len(lease.gpus)
                 gpu_seconds[self._label(lease.request.holder.owner)] += held_s
             await share.yield_if_due()
-        return [*self._counted(), *self._now(numbers, waiting), *self._of_owners(gpu_seconds)]
+        starts = await pool.expected_starts(share)
+        return [*self._counted(), *self._now(numbers, waiting, starts), *self._of_owners(gpu_seconds)]
 
     def _counted(self) -> Iterator[Family]:
         granted, ended = "Leases granted.", "Leases ended, by reason."
@@ -209,8 +211,10 @@ class Metrics:
         for histogram in (self._wait, self._hold, self._write):
             yield from histogram.families(self._began_at)
 
-    def _now(self, numbers: Mapping[str, int], waiting: Sequence[str]) -> Iterator[Family]:
-        pool, starts = self._pool, self._pool.expected_starts()
+    def _now(
+        self, numbers: Mapping[str, int], waiting: Sequence[str], starts: Mapping[str, FreeAt]
+    ) -> Iterator[Family]:
+        pool = self._pool
         bases = Counter(starts[lease_id].basis if lease_id in starts else Basis.UNKNOWN for lease_id in waiting)
         can_grant = pool.why_no_grants is None
         stale_after_s = pool.state.settings.stale_after_s

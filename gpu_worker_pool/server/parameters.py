@@ -11,10 +11,12 @@ from fastapi import Path, Query
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
+from gpu_worker_pool.core.model.request import MAX_GPUS
 from gpu_worker_pool.wire.bounds import (
     FEWEST_HOURS,
     FEWEST_PACE_S,
     LEASE_ID,
+    MAX_MODEL,
     MAX_PROCESS_NAME,
     MAX_QUEUE,
     MAX_REASON,
@@ -142,6 +144,14 @@ QueueLimit = Annotated[
     Query(ge=0, le=MAX_QUEUE, description="Show at most this many waiters."),
     BeforeValidator(_or_none),
 ]
+GpusAsked = Annotated[
+    int | None, Query(ge=1, le=MAX_GPUS, description="This many GPUs of one box."), BeforeValidator(_or_none)
+]
+ModelAsked = Annotated[
+    str | None,
+    Query(max_length=MAX_MODEL, description="A word of the GPU's name, or a pattern."),
+    AfterValidator(_stripped),
+]
 LeasesLimit = Annotated[
     int | None,
     Query(ge=0, le=MAX_QUEUE, description="Show at most this many leases that are not queued."),
@@ -171,5 +181,3 @@ Since = Annotated[
 Until = Annotated[Time | None, Query(description="End of the span, likewise. Default: now.")]
 OwnerInPath = Annotated[str, AfterValidator(_owner_or_all)]
 ProcessName = Annotated[str, AfterValidator(_process_name)]
-PageHours = Annotated[Literal["1", "6", "24", "168"], Query(description="How far back from now, in hours.")]
-PageWeeks = Annotated[Literal["4", "12"], Query(description="How many weeks, with this one.")]

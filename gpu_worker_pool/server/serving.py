@@ -18,7 +18,7 @@ from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, ur
 from gpu_worker_pool.host.unix_socket import SocketUnusable, UnixListener, server_socket
 from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
 
-from .agent.message_codec import MOST_BYTES
+from .agent.frames import MOST_BYTES_OF_STRANGER
 from .app import PoolApp
 from .http.protocol import BoundedProtocol
 from .settings import ServerSettings
@@ -123,8 +123,8 @@ def configuration(app: PoolApp) -> uvicorn.Config:
         proxy_headers=False,
         http=_protocol_of(app),
         # Only for agents of a fleet; their messages say that they are there.
-        ws="auto" if app.websocket_path else "none",
-        ws_max_size=MOST_BYTES,
+        ws=_link_protocol() if app.websocket_path else "none",
+        ws_max_size=MOST_BYTES_OF_STRANGER,
         ws_ping_interval=None,
         ws_per_message_deflate=False,
     )
@@ -134,6 +134,12 @@ def _protocol_of(app: PoolApp) -> type[BoundedProtocol]:
     path = app.websocket_path
     own = {"websocket_path": path and path.encode()}
     return type("PoolProtocol", (BoundedProtocol,), own)
+
+
+def _link_protocol() -> type:
+    from .leader.endpoint import LinkProtocol  # noqa: PLC0415 - it loads what a server without a fleet does not need
+
+    return LinkProtocol
 
 
 def _listen_unix(app: PoolApp, port: int) -> UnixListener | None:

@@ -59,7 +59,7 @@ class UsageView:
     """The use of the GPUs from `since` to before `until` by owner, most use first.
 
     Not all leases that ended before `complete_since` are known any more; null: all are known. `others` is null unless
-    there are too many owners to show each.
+    there are too many owners to show each. `groups` has the sums of groups, by their names.
     """
 
     node: str | None
@@ -72,46 +72,14 @@ class UsageView:
     total: UsageTotal
     server_id: str
     source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeekTotal:
-    """A week, and the GPU-hours of all owners in it."""
-
-    since: str | None
-    gpu_hours: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerWeeks:
-    """The GPU-hours of one owner, a number for each week; null is for requests that named no owner."""
-
-    owner: str | None
-    gpu_hours: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeeksView:
-    """GPU-hours by owner and week, most hours first; the last week ends at `until`. `other_owners` are not shown.
-
-    Not all leases that ended before `complete_since` are known any more; null: all are known. `unknown_leases` held GPUs
-    for an unknown time, because a clock was set meanwhile.
-    """
-
-    node: str | None
-    weeks: tuple[WeekTotal, ...]
-    until: str | None
-    owners: tuple[OwnerWeeks, ...]
-    other_owners: int
-    complete_since: str | None
-    unknown_leases: int
-    server_id: str
+    groups: tuple[OwnerUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSpan:
     """A time in which a lease held the GPU; `until` is null if it still does. `label` is the lease's label `command`;
-    `ended_by` names the caller that ended it, unless its holder did. `peak_memory_mb` and `mean_utilization_percent` are as of
+    `ended_by` names the caller that ended it, unless its holder did; `end_note` has the words of the one that did, such as the
+    exit code of a command. `peak_memory_mb` and `mean_utilization_percent` are as of
     an ended lease, of all its GPUs together.
     """
 
@@ -124,6 +92,7 @@ class TimelineSpan:
     end_reason: EndReason | None
     is_shared: bool
     ended_by: str | None = None
+    end_note: str | None = None
     peak_memory_mb: float | None = None
     mean_utilization_percent: float | None = None
 

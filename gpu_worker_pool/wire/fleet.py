@@ -7,14 +7,15 @@ from typing import Literal
 
 from .leases import RenewAnswer
 
-# Where a box renews the leases that it keeps for another one. Signed with the key of the fleet.
-RENEW_AT_BOX = "/fleet/custody/renew"
+# What a box is asked on its link to renew leases that it keeps.
+RENEW_AT_BOX = "renew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxView:
     """A box of the fleet. Its state is `unknown` while the leader does not hear from it: then nothing is granted there,
-    and its leases go on. `url`, `version` and `is_candidate` are null until it has announced itself to this leader.
+    and its leases go on. `url`, `version` and `is_candidate` are null until it has announced itself to this leader. `trouble`
+    is why it cannot keep leases, in a sentence: then nothing is granted there either.
     """
 
     node: str
@@ -24,6 +25,7 @@ class BoxView:
     is_candidate: bool | None = None
     is_leader: bool = False
     heard_ago_s: float | None = None
+    trouble: str | None = None
     gpus: int = 0
     leases: int = 0
 

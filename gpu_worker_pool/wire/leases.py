@@ -30,6 +30,7 @@ VerdictCode = Literal[
     "held",
     "booked",
     "over_quota",
+    "first_right",
     "not_taken_up",
 ]
 DateBasis = Literal["declared", "predicted", "unknown"]
@@ -86,6 +87,7 @@ class VerdictView:
     within_s: float | None = None
     held: float | None = None
     quota: int | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +113,18 @@ class WishesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetWishesView(WishesView):
-    """What was requested of a fleet: so many GPUs on each of so many `nodes`, or GPUs of this `node` only."""
+    """What was requested of a fleet: a number of GPUs on each of a number of `nodes`, or GPUs of this `node` only."""
 
     nodes: int = 1
     node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenWishesView(FleetWishesView):
+    """The same where the GPUs must be sold with `min_memory_mb`, or those of `exclude` may not be granted."""
+
+    min_memory_mb: float | None = None
+    exclude: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +142,8 @@ class LeaseView:
 
     `expires_in_s` is null for an active lease whose holder's process the server watches: it lasts as long as the process. In a
     fleet it is how long the lease lasts at least: 0 where only the box that has the GPU knows, as after a change of the leader.
-    `ended_by` names the caller that ended it, unless the holder did; `end_note` has that caller's words.
+    `ended_by` names the caller that ended it, unless the holder did; `end_note` has the words of the one that ended it, such as the
+    exit code of a command.
     `ends_at` is when its time limit ends it; `warning` says that the server is about to end it. `idle_s` is how long its
     GPUs have computed nothing; null if they did lately. While it waits, `expected_start_at` is when it will probably start,
     and `expected_start_basis` what that rests on: declared time limits, or predictions from earlier leases. The lease of
@@ -156,7 +167,7 @@ class LeaseView:
     ttl_s: float | None = None
     expires_in_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    wishes: WishesView | FleetWishesView = WishesView()
+    wishes: WishesView | FleetWishesView | ChosenWishesView = WishesView()
     labels: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
     ended_at: str | None = None

@@ -1,13 +1,13 @@
-"""Bodies of the page's calls."""
+"""Bodies of the page's calls, and events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from .fleet import BoxView
 from .leases import GpuRef
+from .plans import ForecastView
 from .pool import PoolView
 
 RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
@@ -15,7 +15,7 @@ RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentEvent:
-    """A recent event. `label` is the lease's label `command`."""
+    """An event that people are told of. `label` is the lease's label `command`."""
 
     at: str | None
     kind: RecentKind
@@ -30,8 +30,18 @@ class RecentEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedEnd:
+    """Until when a lease is predicted to last."""
+
+    lease_id: str
+    at: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """The pool and the page's other data. `boxes` is null unless the whole fleet is shown."""
+    """The pool and the page's other data. `boxes` is null unless the whole fleet is shown. `advice` says why the GPUs could not be
+    read, and what to do. `ends` are those of leases without a time limit.
+    """
 
     pool: PoolView
     now: str | None
@@ -41,29 +51,15 @@ class PageView:
     stale_after_s: float
     refresh_interval_s: float
     max_history: int
+    advice: str | None
+    ends: tuple[ExpectedEnd, ...]
+    forecast: ForecastView
     happened: tuple[RecentEvent, ...]
     has_tokens: bool
     title: str
     docs: str | None
     boxes: tuple[BoxView, ...] | None = None
     version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """The past readings of one GPU; null if it was not read."""
-
-    memory_percent: tuple[float | None, ...]
-    utilization_percent: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastView:
-    """Past readings by GPU UUID; a number for each of the times in `measured_at`."""
-
-    max_history: int
-    measured_at: tuple[float, ...]
-    gpus: Mapping[str, Lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

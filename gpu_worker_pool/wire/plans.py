@@ -1,4 +1,6 @@
-"""Bodies about what operators configure: quotas, bookings, and tokens, of which a server knows only digests."""
+"""Bodies about what operators configure and what is to come: quotas, bookings, forecasts, and tokens, of which a server knows
+only digests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from .leases import DateBasis, GpuRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaView:
-    """The quota of an owner, at most so many `gpus`, and what that owner has; null: no limit. `*` stands for all without a quota of their own.
+    """The quota of an owner, the most `gpus`, and what that owner has; null: no limit. `*` stands for all without a quota of their own.
 
     `used_gpu_hours` fades by half in a week. `share_factor` is 1 for an owner that used nothing, and 0.5 for one that
     used exactly its share. What `*` has is null.
@@ -28,14 +30,40 @@ class QuotaView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """Owners who may hold `quota` GPUs at most together (null: no limit), and whose requests go first on `first_right`. `named` is as
+    an administrator said it, with Unix groups as `@name`; `members` are the owners. `warning` says what may be wrong with that.
+    """
+
+    name: str
+    named: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    quota: int | None = None
+    first_right: tuple[GpuRef, ...] = ()
+    held_gpus: float | None = None
+    queued: int | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaList:
-    """All quotas, and the use of owners without one."""
+    """All quotas, the use of owners without one, and the groups."""
 
     node: str | None
     server_id: str
     fair_share: bool
     quotas: tuple[QuotaView, ...]
     others: tuple[QuotaView, ...] = ()
+    groups: tuple[GroupView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupList:
+    """All groups."""
+
+    node: str | None
+    server_id: str
+    groups: tuple[GroupView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +122,39 @@ class TokenList:
 
     server_id: str
     tokens: tuple[TokenView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastStart:
+    """When a request for this many GPUs of one box would probably start. `at` is null if nothing tells when, or if the request
+    would be refused: `why` says so. A time that is not after `now` means at once.
+    """
+
+    gpus: int
+    at: str | None
+    basis: DateBasis
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForecast:
+    """The GPUs of one model, how many of them are free, and the starts of requests for them."""
+
+    model: str | None
+    gpus: int
+    free: int
+    starts: tuple[ForecastStart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastView:
+    """What a request that is made now may expect: exclusive, of priority 0, without a time limit. `starts` are for GPUs of any
+    model, or of the one that was asked for; `models` are all models, unless one was asked for. There are starts for 1, 2, 4 and 8
+    GPUs, as far as one box could ever give as many, or for the number that was asked for.
+    """
+
+    node: str | None
+    now: str | None
+    can_grant: bool
+    starts: tuple[ForecastStart, ...]
+    models: tuple[ModelForecast, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .leases import DrainingLeaseView, LeaseView, VerdictView
-from .plans import BookingView, ReservationView
+from .plans import BookingView, GroupView, ReservationView
 from .service import FleetView
 
 GpuState = Literal[
@@ -93,6 +93,7 @@ class PoolView:
     reservation: ReservationView | None = None
     bookings: tuple[BookingView, ...] = ()
     fleet: FleetView | None = None
+    groups: tuple[GroupView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.__main__ import DOCUMENT, PARTS, STORED
 from benchmarks.document import PARTS as DESCRIBED
 from benchmarks.document import document
-from benchmarks.figures import Figure, Results, alone, cells, compare, in_turn, number, percentile, quantity
+from benchmarks.figures import Figure, Results, alone, compare, in_turn
 from benchmarks.targets import BY_ID, TARGETS, Target
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -24,16 +24,6 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
 
     assert (figure.value, figure.beside, figure.ratio) == (8.0, 8.0, 1.5)
     assert (figure.low, figure.high, figure.rounds) == (1.0, 2.0, 3)
-
-
-def test_a_figure_alone_is_the_median_of_its_rounds_or_what_is_asked_for() -> None:
-    assert alone([3.0, 1.0, 2.0], "s") == Figure(2.0, "s", 1.0, 3.0, 3)
-    assert alone([3.0, 1.0, 2.0], "s", of=max).value == 3.0
-
-
-def test_rounds_of_different_length_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        compare([1.0, 2.0], [1.0], "s", "base")
 
 
 def test_contenders_take_turns_and_every_other_round_goes_backwards() -> None:
@@ -50,10 +40,6 @@ def test_contenders_take_turns_and_every_other_round_goes_backwards() -> None:
     assert found == {"a": [0.0, 3.0, 4.0], "b": [1.0, 2.0, 5.0]}
 
 
-def test_no_round_begins_when_the_time_is_over() -> None:
-    assert in_turn({"a": lambda: 1.0, "b": lambda: 2.0}, 3, budget_s=-1.0) == {"a": [1.0], "b": [2.0]}
-
-
 def test_a_contender_that_fails_once_has_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
     answers = iter([1.0])
 
@@ -65,10 +51,6 @@ def test_a_contender_that_fails_once_has_no_figure(capsys: pytest.CaptureFixture
 
     assert in_turn({"a": lambda: 1.0, "b": fails_later}, 3) == {"a": [1.0, 1.0, 1.0]}
     assert "b failed: the disk is full" in capsys.readouterr().err
-
-
-def test_a_percentile_is_a_value_that_was_measured() -> None:
-    assert [percentile([4.0, 1.0, 3.0, 2.0], percent) for percent in (0, 50, 99, 100)] == [1.0, 3.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -88,25 +70,6 @@ def test_a_target_bounds_the_ratio_or_the_value(
     target: Target, value: float, ratio: float | None, verdict: str
 ) -> None:
     assert target.verdict(value, ratio) == verdict
-
-
-def test_numbers_are_shown_to_three_digits_and_seconds_in_the_unit_that_fits() -> None:
-    assert [number(value) for value in (0.0, 12345.0, 0.0012345, 1.5, 98765.4)] == [
-        "0", "12,345", "0.00123", "1.50", "98,765",
-    ]  # fmt: skip
-    assert [quantity(seconds, "s") for seconds in (0.0, 0.00043, 0.00123, 2.1)] == [
-        "0 s",
-        "430 µs",
-        "1.23 ms",
-        "2.10 s",
-    ]
-    assert quantity(65.0, "MB") == "65 MB"
-
-
-def test_a_value_just_beyond_its_bound_does_not_look_like_the_bound() -> None:
-    target = Target("a", "p", "w", at_most=0.12, unit="s")
-
-    assert cells(target, alone([0.12001], "s")) == ["120.01 ms", "", "", "", "≤ 120 ms", "missed"]
 
 
 def test_each_figure_has_a_part_that_runs_and_is_described() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,14 +12,11 @@ import pytest
 from benchmarks import peers
 from benchmarks.__main__ import NotMeasuredError, run
 from benchmarks.beside.__main__ import MEASURES, Measure
-from benchmarks.beside.decisions import slowest_s
 from benchmarks.contenders.__main__ import FIELD, Pair
-from benchmarks.contenders.client import count_between, crowd_of_processes, crowd_of_threads
-from benchmarks.contenders.contender import Held, serving
+from benchmarks.contenders.contender import serving
 from benchmarks.figures import ROOT, Results
 from benchmarks.next_command import gaps_s, next_command_s
-from benchmarks.processes import Child, cpu_s
-from benchmarks.serving import is_whole
+from benchmarks.processes import Child
 from benchmarks.sweep import jobs_a_second
 from benchmarks.targets import BY_ID
 from tests.preloaded import run_preloaded
@@ -57,54 +52,10 @@ def test_an_agent_tells_what_failed_and_goes_on() -> None:
         assert agent.ask("memory") > 1
 
 
-def test_the_slowest_kind_of_decision_is_the_one_with_the_largest_mean() -> None:
-    assert slowest_s({"request": [1.0, 1.0, 7.0], "tick": [3.5], "renew": [2.0, 4.0]}) == 3.5
-
-
-class Steady:
-    """A client whose cycle takes this long."""
-
-    def take(self) -> Held:
-        return Held(time.monotonic(), os.getpid(), None)
-
-    def release(self, held: Held) -> None:
-        assert held.pid == os.getpid()
-
-    def cycle(self) -> None:
-        time.sleep(0.01)
-
-
-def test_only_cycles_that_end_within_the_time_are_counted() -> None:
-    now = time.monotonic()
-    cycle = Steady().cycle
-
-    # Before the time, after it, and in it.
-    assert count_between(cycle, now + 60.0, now + 0.05) == 0
-    assert count_between(cycle, now, now - 1.0) == 0
-    assert count_between(lambda: None, now, time.monotonic() + 0.05) > 0
-
-
-@pytest.mark.parametrize("crowd", [crowd_of_threads, crowd_of_processes])
-def test_a_crowd_counts_the_cycles_of_all_its_clients(crowd: object) -> None:
-    assert callable(crowd)
-    rate = crowd(Steady, 3, 0.0, 0.3)
-
-    # At most 100 cycles a second by each; how many fewer depends on the machine.
-    assert 0 < rate <= 300
-
-
 def test_the_gap_is_from_the_end_of_a_command_to_the_beginning_of_the_next() -> None:
     assert gaps_s([(5.0, 6.0), (1.0, 2.0), (2.5, 4.0)]) == [0.5, 1.0]
     with pytest.raises(RuntimeError, match="two commands have run at once"):
         gaps_s([(1.0, 3.0), (2.0, 4.0)])
-
-
-def test_an_answer_is_whole_when_its_body_is() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"
-
-    assert [is_whole(each) for each in (head[:-1], head, head + b"ab", head + b"abc")] == [False, False, False, True]
-    with pytest.raises(RuntimeError, match="503"):
-        is_whole(head.replace(b"200 OK", b"503 Later"))
 
 
 def test_gpus_pass_on_between_processes_and_commands_run_in_order(tmp_path: Path) -> None:
@@ -166,17 +117,3 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: 
         run([sys.executable, str(script)], 2.0)
 
     assert has_ended(int((tmp_path / "pid").read_text(encoding="ascii")), within_s=10.0)
-
-
-def test_a_part_that_fails_is_not_measured() -> None:
-    with pytest.raises(NotMeasuredError, match="exit code 3"):
-        run([sys.executable, "-c", "raise SystemExit(3)"], 30.0)
-
-
-def test_the_time_of_a_process_is_counted() -> None:
-    before_s = cpu_s(os.getpid())
-    used_s = time.process_time()
-    while time.process_time() < used_s + 0.05:
-        pass
-
-    assert cpu_s(os.getpid()) - before_s > 0.04

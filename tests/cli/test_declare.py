@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from gpu_worker_pool.cli.app import COMMANDS, EVERYDAY, function_of, paths
+from gpu_worker_pool.cli.app import ALIASES, COMMANDS, EVERYDAY, function_of, paths
 from gpu_worker_pool.cli.completion import candidates
-from gpu_worker_pool.cli.declare import Argument, HelpWanted, Option, parser_of, read
+from gpu_worker_pool.cli.declare import Argument, HelpWanted, Option, help_of, parser_of, read
+from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.failure import USAGE, Failure
 from tests.cli.in_process import called
 
@@ -26,8 +27,8 @@ def paint(
     coats: Annotated[int, Option("--coats", "-c", min=1, max=9, help="How many.")] = 2,
     colour: Annotated[Colour, Option("--colour", help="Which colour.")] = Colour.RED,
     brushes: Annotated[list[Path] | None, Option("--brush", help="With these.")] = None,
-    is_quick: Annotated[bool | None, Option("--quick/--no-quick", help="Quickly.")] = None,
-    secret: Annotated[bool, Option("--secret", hidden=True)] = False,
+    is_quick: Annotated[bool, Option("--quick", help="Quickly.")] = False,
+    json: Json = False,
 ) -> None:
     """Paint rooms."""
 
@@ -45,17 +46,17 @@ def test_what_was_typed_reaches_the_command_in_its_types() -> None:
         "coats": 2,
         "colour": Colour.RED,
         "brushes": None,
-        "is_quick": None,
-        "secret": False,
+        "is_quick": False,
+        "json": False,
     }
-    typed = ["hall", "-c3", "--colour=blue", "--brush", "a", "kitchen", "--brush", "b", "--no-quick", "--secret"]
+    typed = ["hall", "-c3", "--colour=blue", "--brush", "a", "kitchen", "--brush", "b", "--quick", "--json"]
     assert read("x paint", paint, typed) == {
         "rooms": ["hall", "kitchen"],
         "coats": 3,
         "colour": Colour.BLUE,
         "brushes": [Path("a"), Path("b")],
-        "is_quick": False,
-        "secret": True,
+        "is_quick": True,
+        "json": True,
     }
 
 
@@ -91,13 +92,13 @@ def test_what_is_not_understood_is_refused_with_what_to_do(function: Any, typed:
     assert caught.value.code == USAGE
 
 
-def test_help_shows_the_options_and_hides_the_hidden() -> None:
+def test_help_shows_the_options_and_names_the_common_ones() -> None:
     with pytest.raises(HelpWanted) as shown:
         read("x paint", paint, ["hall", "--help"])
     text = str(shown.value)
     assert text.startswith("Usage: x paint [OPTIONS] [ROOM]...\n\nPaint rooms.\n")
     assert "-c, --coats NUMBER" in text
-    assert "--secret" not in text
+    assert "Also --json: see `x --help`." in text
 
 
 def test_every_command_has_help_that_fits_a_screen_and_a_line_in_the_overview(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +106,17 @@ def test_every_command_has_help_that_fits_a_screen_and_a_line_in_the_overview(mo
     for name, part in paths():
         text = parser_of(f"gpu-pool {name} {part}", function_of(name, part)).format_help()
         assert all(len(line) <= 80 for line in text.splitlines()), (name, part)
+        if name in EVERYDAY:
+            assert len(help_of(f"gpu-pool {name}", function_of(name)).splitlines()) <= 40, name
     assert len(EVERYDAY) == 10
+    short, whole = called("run", "--help").out, called("help", "run").out
+    assert "More options: --gpu, --min-memory, --exclude" in short
+    assert "`gpu-pool help run` explains these" in short
+    assert "--grace 10s" in whole
+    assert "Exit codes are those of timeout(1)" in whole
     shown = called("help").out
     assert len(shown.splitlines()) <= 40
-    assert all(f"  {name} " in shown + called("help", "operate").out for name in COMMANDS)
+    assert all(f"  {name} " in shown + called("help", "operate").out for name in (*COMMANDS, *ALIASES))
 
 
 def test_the_shell_is_given_commands_options_and_parts() -> None:

@@ -82,7 +82,7 @@ def test_every_line_on_standard_error_says_who_speaks(server: ServerProcess) -> 
         (("nonsense",), "there is no command 'nonsense'"),
         (("squeue",), "`gpu-pool jobs` lists"),
         (("run", "--gres", "gpu:1", "--", "true"), "write --gpus 2"),
-        (("run", "--gup", "1", "--", "true"), "did you mean --gpus"),
+        (("run", "--gup", "1", "--", "true"), "did you mean --gpu or --gpus"),
         (("status", "--endpoint", "ftp://box"), "--endpoint: "),
         (("status", "--endpoint", "http://127.0.0.1:9"), "cannot connect: Connection refused"),
     ],
@@ -103,7 +103,7 @@ def test_no_package_is_needed() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain", "leases", "demo"])
+@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain", "jobs", "demo"])
 def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
     done = called(command, "--help", env={"COLUMNS": "80"})
     assert done.code == 0
@@ -117,7 +117,7 @@ def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
         ("batch", "batch [OPTIONS] FILE|-"),
         ("drain", "drain [OPTIONS] [GPU]..."),
         ("explain", "explain [OPTIONS] [ID]"),
-        ("release", "release [OPTIONS] [ID]..."),
+        ("release", "cancel [OPTIONS] [ID]..."),
         ("status", "status [OPTIONS]"),
     ],
 )

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
+import re
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.report import show_clock
-from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.run.waiting_line import WaitingLine, waiting_text
-from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory
+from gpu_worker_pool.cli.run.waiting_line import waiting_text
+from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory, show_moment
 from gpu_worker_pool.client.command_label import command_label, label_text
-from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.guarded_lease import grace_after_loss
-from gpu_worker_pool.wire.leases import ObstacleView
+from gpu_worker_pool.wire.leases import ObstacleView, WaitingLeaseView, WishesView
 
 
 @pytest.mark.parametrize(
@@ -76,68 +73,45 @@ def leased(number: int, since_at: float | None, *holders: str) -> ObstacleView:
     return ObstacleView(uuid=f"GPU-{number}", code="leased", holders=holders, since_at=since_at)
 
 
-def test_the_waiting_line_names_each_holder_once_and_says_since_when() -> None:
-    reason = "Position 1 of 2, waiting for 1 GPU: 2 leased by bob, ada (train.py); 1 has 90 % of its memory in use"
-    obstacles = (
-        leased(0, 940.0, "bob"),
-        leased(1, 400.0, "ada (train.py)"),
-        ObstacleView(uuid="GPU-2", code="over_memory", memory_percent=90),
+def waiting(*obstacles: ObstacleView, **facts: Any) -> WaitingLeaseView:
+    reason = "Position 2 of 5, waiting for 1 GPU of model A100: 3 leased by alice (train.py), carol"
+    told: dict[str, Any] = {"position": 2, "reason": reason, "wishes": WishesView(gpus=1, model="A100"), **facts}
+    return WaitingLeaseView(id="a", state="queued", obstacles=obstacles, **told)
+
+
+def test_the_waiting_line_is_one_line_with_the_time_before_the_people() -> None:
+    of_no_use = ObstacleView(uuid="GPU-9", code="wrong_model", name="T4", wanted="A100")
+    lease = waiting(
+        leased(0, 400.0, "alice (train.py)"), leased(1, 940.0, "alice"), leased(2, 800.0, "carol"), of_no_use
     )
-    bob, ada = show_clock(940.0, 1000.0), show_clock(400.0, 1000.0)
-    assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
-        f"waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: 2 leased by bob {bob}, ada (train.py) {ada}; "
-        "1 has 90 % of its memory in use"
+    alice, carol = show_clock(400.0, 1000.0), show_clock(800.0, 1000.0)
+    assert waiting_text(lease, 1000.0) == f"for 1 A100 (2nd of 5). alice 2 {alice}, carol 1 {carol}"
+    start: dict[str, Any] = {"expected_start_at": "1970-01-01T01:00:00Z", "expected_start_basis": "predicted"}
+    at = show_moment(3600.0, 1000.0)
+    assert f"(2nd of 5), starts about {at}. alice 2" in waiting_text(replace(lease, **start), 1000.0)
+    declared = replace(lease, **start | {"expected_start_basis": "declared"})
+    assert f", starts by {at}. alice 2" in waiting_text(declared, 1000.0)
+
+
+def test_the_waiting_line_fits_and_says_how_many_are_left_out() -> None:
+    crowd = waiting(*(leased(number, 940.0, f"user-{number}") for number in range(20)))
+    line = waiting_text(crowd, 1000.0)
+    assert len(line) <= 100
+    assert re.search(r" and \d+ more$", line)
+    # Of several holders of one GPU only the first one's time is known.
+    shared = waiting(leased(0, 940.0, "ada", "bob"), wishes=WishesView(gpus=2, memory_mb=8192), position=11)
+    assert waiting_text(shared, 1000.0) == "for 2 GPUs with 8.0 GiB (11th of 5). ada 1, bob 1"
+    named = waiting(leased(3, None, "ada"), wishes=WishesView(gpus=2, among=("2", "3")))
+    assert waiting_text(named, 1000.0) == "for GPUs 2, 3 (2nd of 5). ada 1"
+
+
+def test_what_is_not_a_question_of_people_is_said_in_the_servers_words() -> None:
+    draining = ObstacleView(uuid="GPU-1", code="draining")
+    told = waiting(
+        leased(0, 1.0, "bob"), draining, reason="Position 1 of 1, waiting for 1 GPU: 1 leased by bob; 1 draining"
     )
-
-
-def test_a_holder_whose_time_is_not_known_is_named_without_one() -> None:
-    reason = "Position 1 of 2, waiting for 1 GPU: 5 leased by ada, bob, eve and 2 more"
-    obstacles = (
-        leased(0, 940.0, "ada", "bob"),  # of several holders only the first one's time is known
-        leased(1, 800.0, "eve"),
-        leased(2, 400.0, "eve"),
-        leased(3, 300.0, "dan"),
-        leased(4, None, "fay"),
-    )
-    assert waiting_text(reason, obstacles, 65, now_s=1000.0) == (
-        "waiting 1m 5s. Position 1 of 2, waiting for 1 GPU: "
-        f"5 leased by ada, bob, eve {show_clock(400.0, 1000.0)} and 2 more"
-    )
-    assert waiting_text("in words of its own", obstacles, 65, now_s=1000.0) == "waiting 1m 5s. in words of its own"
-
-
-def test_a_row_that_is_kept_whole_is_one_line_on_a_narrow_terminal_too() -> None:
-    printed = io.StringIO()
-    table = make_table("ID", "WORKER")
-    table.add_row("0123456789", "a-worker-with-a-long-name-0123456789")
-    print_table(Console(file=printed, is_terminal=True, width=20), table, is_whole=True)
-    assert "a-worker-with-a-long-name-0123456789\n" in printed.getvalue()
-
-
-class Heard(io.StringIO):
-    """What is printed; `has` is set when these words are in it."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.has = asyncio.Event()
-        self._words = words
-
-    def write(self, text: str) -> int:
-        written = super().write(text)
-        if self._words in " ".join(self.getvalue().split()):
-            self.has.set()
-        return written
-
-
-async def test_a_narrow_terminal_shows_the_whole_waiting_line() -> None:
-    reason = "Position 1 of 1, waiting for 1 GPU of model T4: 2 leased by ada (train.py), bob; 2 Simulated A100, not T4"
-    heard = Heard(reason)
-    console = Console(file=heard, is_terminal=True, width=80)
-    line = WaitingLine(Servers(["http://box:1"]), console)
-    line.note(ClientEvent("waiting", "w", "id", endpoint="elsewhere", detail=reason))
-    async with asyncio.timeout(30):
-        await heard.has.wait()
-    await line.close()
+    assert waiting_text(told, 1000.0).endswith(". 1 leased by bob; 1 draining")
+    assert waiting_text(waiting(reason="words of its own", position=None), 1000.0) == "for 1 A100. words of its own"
 
 
 def test_since_when_is_said_as_people_say_it() -> None:

@@ -77,7 +77,7 @@ def breaker(client: GPUWorkerPoolClient, endpoint: Any) -> str:
 
 @contextmanager
 def running(number: int, *, is_elsewhere: bool = False, **env: str) -> Iterator[list[ServerProcess]]:
-    """So many servers, started side by side. With `is_elsewhere` their holders are on another machine."""
+    """This number of servers, started side by side. With `is_elsewhere` their holders are on another machine."""
     command = elsewhere.COMMAND if is_elsewhere else testing.COMMAND
     settings = {"SIMULATED_GPUS": "2", "REFRESH_INTERVAL": "0.05", **env}
     servers = [ServerProcess({"GPU_POOL_NODE": f"box{place}", **settings}, command=command) for place in range(number)]

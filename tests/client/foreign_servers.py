@@ -106,7 +106,7 @@ class ForeignServer:
             while not writer.is_closing():
                 seen = await _read(reader)
                 self.seen.append(seen)
-                # A caller who hangs up is let go, whatever is being done for him.
+                # A caller that hangs up is let go, whatever is being done for it.
                 answering = asyncio.ensure_future(self.behaviour(seen, writer))
                 gone = asyncio.ensure_future(_wait_for_end(reader))
                 try:
@@ -133,7 +133,7 @@ async def _read(reader: asyncio.StreamReader) -> Seen:
 
 
 async def _wait_for_end(reader: asyncio.StreamReader) -> None:
-    # Nobody sends the next request before he has the answer to this one, so whatever there is to read is the end.
+    # No caller sends the next request before it has the answer to this one, so whatever there is to read is the end.
     while not reader.at_eof():  # noqa: ASYNC110 - a stream has no event for its end
         await asyncio.sleep(0.01)
 

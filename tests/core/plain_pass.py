@@ -19,8 +19,9 @@ from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import as_left_to, is_suitable, judge
 from gpu_worker_pool.core.queue.owners import Order, over_quota
 from gpu_worker_pool.core.queue.placement import Grant, Placer
-from gpu_worker_pool.core.queue.planner import Planner, Reserving
+from gpu_worker_pool.core.queue.planner import Planner
 from gpu_worker_pool.core.queue.preemption import Preemption, spared
+from gpu_worker_pool.core.queue.reserving import Reserving
 from gpu_worker_pool.core.queue.serve import QueuePass
 from gpu_worker_pool.core.queue.withheld import Withheld
 
@@ -161,7 +162,7 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
     for lease_id in Order(state, now).lease_ids():
         if lease_id in state.passed_over:
             continue
-        lease, request_class = state.queued(lease_id), state.queue.class_of(lease_id)
+        lease, request_class = state.queued(lease_id), state.queue.class_of[lease_id]
         wishes, kept = lease.request.wishes, gone | withheld.kept_from(request_class)
         if over_quota(state, request_class) is not None:
             ahead.append(lease)

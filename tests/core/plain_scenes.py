@@ -36,6 +36,16 @@ def ask_for_a_gpu_that_is_held(core: Core) -> None:
     scene.want(2, 3.0)
 
 
+def ask_for_a_large_gpu(core: Core) -> None:
+    scene, gpu = PlainScene(core, gpus=2), core.gpu
+    readings = tuple(
+        gpu.Reading(gpu.Gpu(key, index, "NVIDIA A100"), 1.5, total_mb, 0.0, 0.0, processes=())
+        for index, (key, total_mb) in enumerate(zip(scene.keys, (16_000.0, 80_000.0), strict=True))
+    )
+    scene.pool.do(core.commands.Observe(readings), 1.5)
+    scene.want(1, 2.0, min_memory_mb=40_000.0)
+
+
 def share_beyond_the_memory(core: Core) -> None:
     """For one share the index keeps to the limit as well; for two, it goes by how many GPUs of a node are open."""
     scene = PlainScene(core, gpus=2)
@@ -115,6 +125,7 @@ PLAIN_SCENES: dict[str, Callable[[Core], None]] = {
     "an exclusive GPU has one lease": ask_for_a_gpu_that_is_held,
     "committed memory stays below the limit": share_beyond_the_memory,
     "outside memory counts": share_beside_an_outsider,
+    "a GPU is as large as it must be": ask_for_a_large_gpu,
     "a GPU of another server is not granted": ask_for_a_gpu_of_another_server,
     "a GPU with a fault is not granted": ask_for_a_gpu_with_a_fault,
     "higher priority goes first": wait_before_one_of_a_higher_priority,

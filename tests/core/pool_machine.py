@@ -43,7 +43,9 @@ wishes = st.fixed_dictionaries(
     {
         "gpus": st.sampled_from([1, 1, 1, 2, 2, 3]),
         "memory_mb": st.sampled_from([None, None, 8_000, 40_000, 60_000]),
-        "model": st.sampled_from([None, None, "A100", "T4"]),
+        "model": st.sampled_from([None, None, None, "A100", "T4", "T4,A100"]),
+        "min_memory_mb": st.sampled_from([None] * 8 + [17_000, 40_000]),
+        "exclude": st.sampled_from([None] * 8 + [("0",), ("GPU-beta",), ("1", "GPU-alpha-0")]),
         "memory_threshold_percent": st.sampled_from([None, None, 30.0, 95.0]),
         "utilization_threshold_percent": st.sampled_from([None, None, None, 50.0, 99.0]),
         "among": st.sampled_from([None] * 3 * len(AMONG) + AMONG),
@@ -217,7 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
         asked = request.Request(request.Wishes(**wishes), holder, priority, ttl_s, **terms)
         events = self.pool.do(self.core.commands.RequestLease(f"lease{self.count}", asked), self.now)
         was_refused = any(isinstance(event, self.core.events.Refused) for event in events)
-        could_be = self._could_ever({**wishes, "among": asked.wishes.among})
+        could_be = self._could_ever(asked.wishes)
         is_within_limits = self._is_within_limits(asked)
         # A node that the pool has never heard of may still join.
         is_known = any(asked.wishes.node in {None, key.node} for key in self.pool.model.inventory)
@@ -234,35 +236,36 @@ class PoolMachine(RuleBasedStateMachine):
         plain = dict.fromkeys(("memory_mb", "model", "memory_threshold_percent", "utilization_threshold_percent"))
         return self.ask({"gpus": 1, **plain}, 0, 1000.0, True, program, {})
 
-    def _could_ever(self, wishes: dict[str, Any]) -> bool:
+    def _could_ever(self, wishes: Any) -> bool:
         default = self.pool.settings.thresholds.memory_percent
-        percent = default if wishes["memory_threshold_percent"] is None else wishes["memory_threshold_percent"]
+        percent = default if wishes.memory_threshold_percent is None else wishes.memory_threshold_percent
         seen, known = self.pool.model.readings, self.pool.model.inventory
         fitting = [
             node
             for number, (node, _, name, total) in enumerate(GPUS)
             if self.key(number) in known
             and not (self.key(number) in seen and seen[self.key(number)].other_server)
-            and (wishes["model"] is None or wishes["model"] in name)
-            and self.pool.model.is_among(self.key(number), wishes["among"])
-            and wishes.get("node") in {None, node}
-            and (wishes["memory_mb"] or 0) <= percent * total / 100
+            and self.pool.model.is_of_model(name, wishes)
+            and self.pool.model.is_among(self.key(number), wishes.among)
+            and not self.pool.model.is_left_out(self.key(number), wishes.exclude)
+            and (wishes.min_memory_mb or 0.0) * 0.93 <= total
+            and wishes.node in {None, node}
+            and (wishes.memory_mb or 0) <= percent * total / 100
         ]
-        large = [node for node in set(fitting) if fitting.count(node) >= wishes["gpus"]]
-        return bool(len(large) >= wishes.get("nodes", 1))
+        large = [node for node in set(fitting) if fitting.count(node) >= wishes.gpus]
+        return bool(len(large) >= wishes.nodes)
 
     def _is_within_limits(self, asked: Any) -> bool:
         quota = self.pool.model.quota(asked.holder.owner)
         longest = [self.pool.settings.max_time_limit_s, quota.max_time_limit_s if quota else None]
         if any(limit is not None and (asked.time_limit_s or 0.0) > limit for limit in longest):
             return False
-        if quota is None:
-            return True
-        if quota.max_priority is not None and asked.priority > quota.max_priority:
+        if quota is not None and quota.max_priority is not None and asked.priority > quota.max_priority:
             return False
-        if quota.gpus is None or asked.preemptible:
-            return True
-        return bool(self.pool.model.least_weight(asked.wishes) <= quota.gpus * 1000)
+        of_groups = [group.quota for group in self.pool.model.groups.values() if asked.holder.owner in group.members]
+        numbers = [number for number in (quota and quota.gpus, *of_groups) if number is not None]
+        least = self.pool.model.least_weight(asked.wishes)
+        return asked.preemptible or all(least <= number * 1000 for number in numbers)
 
     @rule(lease=leases)
     def request_again(self, lease: Any) -> None:

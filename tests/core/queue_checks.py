@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.core.plain_gpus import FOREVER, Lease
-from tests.core.plain_model import Model, Outcome, Reserved, warning_s
+from tests.core.plain_model import Model, Outcome
+from tests.core.plain_plans import Reserved, warning_s
 
 
 class QueueChecks:
@@ -175,6 +176,14 @@ class QueueChecks:
             self.model.quotas.pop(event.key[0], None)
         else:
             self.model.quotas[event.key[0]] = event.value
+
+    def _set_groups(self, event: Any, command: Any) -> None:
+        self.model.groups.pop(event.key[0], None)
+        if event.value is not None:
+            others = {key for group in self.model.groups.values() for key in group.first_right}
+            assert event.value.members, "a group has no members"
+            assert not others & set(event.value.first_right), "two groups have first right on one GPU"
+            self.model.groups[event.key[0]] = event.value
 
     def _set_bookings(self, event: Any, command: Any) -> None:
         if event.value is None:

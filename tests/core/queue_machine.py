@@ -80,6 +80,20 @@ class QueueMachine(PoolMachine):
         self.pool.do(self.core.commands.Configure("quotas", (owner,), quota), self.now)
 
     @rule(
+        name=st.sampled_from(["vision", "speech"]),
+        members=st.sampled_from([(), ("ada",), ("bob",), ("ada", "cyd")]),
+        quota=st.sampled_from([None, None, 0, 1, 2]),
+        first_right=st.sets(st.integers(0, 2), max_size=2),
+        is_removed=st.sampled_from([False, False, True]),
+    )
+    def set_group(
+        self, name: str, members: tuple[str, ...], quota: int | None, first_right: set[int], is_removed: bool
+    ) -> None:
+        keys = tuple(self.key(number) for number in sorted(first_right) if number < self.size)
+        group = None if is_removed else self.core.configured.Group(members, members, quota, keys)
+        self.pool.do(self.core.commands.Configure("groups", (name,), group), self.now)
+
+    @rule(
         number=st.integers(1, 2),
         gpu=st.none() | gpu_numbers,
         begins=st.sampled_from([-5.0, 0.0, 20.0, 100.0]),

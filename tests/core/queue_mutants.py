@@ -8,8 +8,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "the queue is served again when leases are predicted to last less long",
         "evolve",
-        "if state.quotas or state.preemptible or state.bookings:",
-        "if state.quotas or state.preemptible:",
+        "if state.quotas or state.groups or state.preemptible or state.bookings:",
+        "if state.quotas or state.groups or state.preemptible:",
     ),
     Mutant(
         "a released GPU is read at once if a waiter may have it",
@@ -19,7 +19,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "nothing is reserved before a waiter has waited long",
-        "planner",
+        "reserving",
         "self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s",
         "self._due_after_s = -state.wall_offset_s",
     ),
@@ -38,7 +38,7 @@ QUEUE_MUTANTS = (
     Mutant(
         "what is reserved is kept from later waiters",
         "withheld",
-        "return kept if self.reservation is None else kept | self.reserved_from(request_class)",
+        "return kept if self.reservation is None else kept | self.reserved_from(request_class, self.reservation)",
         "return kept",
     ),
     Mutant(
@@ -55,13 +55,13 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "a reservation keeps to its node",
-        "planner",
+        "reserving",
         "if current is not None and current.lease_id == lease.id and current.nodes <= state.facts.nodes.keys():",
         "if False:",
     ),
     Mutant(
         "a prediction far ahead reserves nothing",
-        "planner",
+        "reserving",
         "if plan is None or (plan.start.basis is Basis.PREDICTED and",
         "if plan is None or (False and",
     ),
@@ -79,20 +79,20 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "a date is looked for again when something happens",
-        "planner",
+        "reserving",
         "number * (len(self._tried_lately) + 1) > MOST_GPUS:",
         "number:",
     ),
     Mutant(
         "what is reserved stays so while readings do not tell",
-        "planner",
+        "reserving",
         "if self._now < given_up and all(",
         "if False and all(",
     ),
     Mutant(
         "a booking that ends is a date",
         "planner",
-        "                at = booking.ends_at - self._state.wall_offset_s\n",
+        "                at = self._state.span_of(booking)[1]\n",
         "                return inf, passed\n",
     ),
     Mutant(
@@ -104,8 +104,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "shares count for a quota",
         "withheld",
-        "too_heavy(self._state, request_class).union(booked)",
-        "frozenset(booked)",
+        "too_heavy(self._state, request_class).union(booked, first)",
+        "frozenset(booked).union(first)",
     ),
     Mutant(
         "a time limit is enforced",
@@ -160,8 +160,8 @@ QUEUE_MUTANTS = (
     Mutant(
         "an owner has no more than its quota",
         "owners",
-        "return quota.gpus * FULL_WEIGHT - _held(state, request_class.owner)",
-        "return quota.gpus * FULL_WEIGHT",
+        "held = _held(state, owner)\n",
+        "held = 0\n",
     ),
     Mutant(
         "an owner has no more than its quota, whatever its process left",
@@ -179,7 +179,7 @@ QUEUE_MUTANTS = (
         "left = float(2.0 ** (-(now - self.as_of) / HALF_LIFE_S))",
         "left = 1.0",
     ),
-    Mutant("use is kept by compaction", "condense", "for owner, use in state.usage.items()]", "for owner, use in ()]"),
+    Mutant("use is kept by compaction", "condense", "for owner, use in state.usage.items():", "for owner, use in ():"),
     Mutant(
         "a booking counts before its date",
         "withheld",
@@ -189,14 +189,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "a booking ends",
         "bookings",
-        "        if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:\n",
+        "        if ends <= now:\n",
         "        if False:\n",
     ),
     Mutant(
         "preemptible leases make room for a booking",
         "bookings",
-        "if lease_id in state.preemptible and not",
-        "if False and not",
+        "if lease.ending is None and is_in_the_way(",
+        "if False and is_in_the_way(",
     ),
     Mutant(
         "a date leaves room before a booking for draining",
@@ -212,13 +212,13 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "memory alone is not use",
-        "evolve",
+        "evolve_nodes",
         "is_busy = load_percent is None or",
         "is_busy = bool(reading.memory_used_mb) or load_percent is None or",
     ),
     Mutant(
         "unknown load is not idle",
-        "evolve",
+        "evolve_nodes",
         "is_busy = load_percent is None or load_percent >=",
         "is_busy = (load_percent or 0.0) >=",
     ),
@@ -228,4 +228,45 @@ QUEUE_MUTANTS = (
         "elif lease.ending is not None and lease.ending.reason is EndReason.IDLE and is_busy:",
         "elif False:",
     ),
+    Mutant("a group goes first where it has the right", "withheld", "union(booked, first)", "union(booked)"),
+    Mutant(
+        "a preemptible member goes before a preemptible request of others",
+        "withheld",
+        "return member.preemptible or not other.preemptible",
+        "return not other.preemptible",
+    ),
+    Mutant(
+        "others use preemptibly what a group waits for",
+        "withheld",
+        "return member.preemptible or not other.preemptible",
+        "return True",
+    ),
+    Mutant(
+        "others use what no member waits for",
+        "withheld",
+        "any(is_suitable(self._state, slot, wishes) for wishes in asked)",
+        "True",
+    ),
+    Mutant(
+        "a group has at most its quota together",
+        "owners",
+        "sum(_held(state, member) for member in group.members)",
+        "_held(state, owner)",
+    ),
+    Mutant(
+        "who may have no more keeps nothing from others",
+        "withheld",
+        "[each for each in classes if over_quota(state, each) is None]",
+        "classes",
+    ),
+    Mutant(
+        "nothing is reserved that a group waits for",
+        "planner",
+        "free = NEVER if slot.reading is None or slot.key in kept else",
+        "free = NEVER if slot.reading is None else",
+    ),
+    Mutant(
+        "no two groups have first right on one GPU", "owners", "        if other is not None:\n", "        if False:\n"
+    ),
+    Mutant("a group has members", "owners", "    if not group.members:\n", "    if False:\n"),
 )

@@ -33,6 +33,13 @@ class QueueScene(Scene):
     def give(self, owner: str, **quota: Any) -> None:
         self.pool.do(self.core.commands.Configure("quotas", (owner,), self.core.configured.Quota(**quota)), 2.0)
 
+    def form(
+        self, *members: str, quota: int | None = None, first_right: tuple[int, ...] = (0,), now: float = 2.0
+    ) -> None:
+        keys = tuple(self.keys[index] for index in first_right)
+        group = self.core.configured.Group(members, members, quota, keys)
+        self.pool.do(self.core.commands.Configure("groups", ("vision",), group), now)
+
     def book(self, starts: float, ends: float | None, owner: str | None = None) -> None:
         booking = self.core.configured.Booking("course", (self.keys[0],), starts, ends, owner, "a course")
         self.pool.do(self.core.commands.BookGpus(booking, self.core.request.Wishes()), 2.0)
@@ -379,7 +386,90 @@ def release_before_a_booking(core: Core) -> None:
     scene.release(1, 4.0)
 
 
+def wait_for_what_a_group_has_first(core: Core, *, preemptible: bool = False) -> None:
+    """Bob asks before a member of the group does, and both wait. Then the GPU is free."""
+    scene = QueueScene(core, reserve_after_s=LATER_S)
+    scene.form("ada")
+    scene.want(1, 3.0, owner="cyd")
+    scene.want(2, 4.0, owner="bob", preemptible=preemptible)
+    scene.want(3, 5.0, owner="ada", preemptible=preemptible)
+    scene.release(1, 6.0)
+    assert scene.pool.state.active("lease3")
+    scene.end()
+
+
+def wait_preemptibly_for_what_a_group_has_first(core: Core) -> None:
+    wait_for_what_a_group_has_first(core, preemptible=True)
+
+
+def use_preemptibly_what_a_group_waits_for(core: Core) -> None:
+    """One of two GPUs is held, and the member needs both: meanwhile another may have the free one preemptibly, and no longer
+    than until the other is free, too.
+    """
+    scene = QueueScene(core, gpus=2, reserve_after_s=LATER_S)
+    scene.form("ada", first_right=(0, 1))
+    scene.want(1, 3.0, owner="cyd")
+    scene.want(2, 4.0, owner="ada", gpus=2)
+    scene.want(3, 5.0, owner="bob", preemptible=True)
+    assert scene.pool.state.active("lease3")
+    scene.end()
+
+
+def use_what_no_member_waits_for(core: Core) -> None:
+    scene = QueueScene(core, gpus=2, reserve_after_s=LATER_S)
+    scene.form("ada")
+    scene.want(1, 3.0, owner="ada", among=("1",))
+    scene.want(2, 4.0, owner="ada", among=("1",))
+    scene.want(3, 5.0, owner="bob")
+    assert scene.pool.state.active("lease3")
+    scene.end()
+
+
+def wait_where_a_group_may_have_no_more(core: Core) -> None:
+    scene = QueueScene(core, gpus=3, reserve_after_s=LATER_S)
+    scene.form("ada", "dan", quota=1, first_right=(0, 1))
+    scene.want(1, 3.0, owner="ada")
+    scene.want(2, 4.0, owner="dan")
+    # What the group may not have is nobody's first right.
+    scene.want(3, 5.0, owner="bob", gpus=2)
+    assert scene.pool.state.queued("lease2")
+    assert scene.pool.state.active("lease3")
+    scene.end()
+
+
+def reserve_nothing_that_a_group_waits_for(core: Core) -> None:
+    scene = QueueScene(core, gpus=2)
+    scene.form("ada")
+    scene.want(1, 3.0, owner="cyd", gpus=2, time_limit_s=100.0)
+    scene.want(2, 4.0, owner="bob")
+    scene.want(3, 5.0, owner="ada", among=("0",))
+    reservation = scene.pool.state.reservation
+    assert reservation is not None
+    assert reservation.gpus == (scene.keys[1],)
+    scene.end()
+
+
+def claim_what_another_group_has_first(core: Core) -> None:
+    scene = QueueScene(core)
+    scene.form("ada")
+    group = core.configured.Group(("bob",), ("bob",), None, (scene.keys[0],))
+    scene.pool.do(core.commands.Configure("groups", ("speech",), group), 3.0)
+    scene.form(now=4.0)
+    assert list(scene.pool.state.groups) == ["vision"]
+    assert scene.pool.state.groups["vision"].members == ("ada",)
+    scene.end()
+
+
 QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
+    "a group goes first where it has the right": wait_for_what_a_group_has_first,
+    "a preemptible member goes before a preemptible request of others": wait_preemptibly_for_what_a_group_has_first,
+    "others use preemptibly what a group waits for": use_preemptibly_what_a_group_waits_for,
+    "others use what no member waits for": use_what_no_member_waits_for,
+    "a group has at most its quota together": wait_where_a_group_may_have_no_more,
+    "who may have no more keeps nothing from others": wait_where_a_group_may_have_no_more,
+    "nothing is reserved that a group waits for": reserve_nothing_that_a_group_waits_for,
+    "no two groups have first right on one GPU": claim_what_another_group_has_first,
+    "a group has members": claim_what_another_group_has_first,
     "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "the queue is served again when a waiter with a reservation leaves": leave_the_queue_with_a_reservation,

@@ -64,7 +64,7 @@ PLAIN_MUTANTS = (
     ),
     Mutant(
         "unknown is not zero",
-        "evolve",
+        "evolve_nodes",
         "        slot.reading = reading\n",
         "        slot.reading = replace(reading, utilization_percent=reading.utilization_percent or 0.0)\n",
     ),
@@ -131,7 +131,7 @@ PLAIN_MUTANTS = (
         "that some GPUs cannot be had says nothing about others",
         "serve",
         "self._failed.setdefault((kept, terms, places), [])",
-        "self._failed.setdefault((kept, terms, (None, None, None)), [])",
+        "self._failed.setdefault((kept, terms, ANYWHERE), [])",
     ),
     Mutant(
         "several GPUs are on one node, all or nothing",
@@ -233,20 +233,20 @@ PLAIN_MUTANTS = (
     Mutant(
         "only the GPUs that were asked for are granted",
         "eligibility",
-        "slot.key not in state.facts.named(wishes.among)",
-        "False",
+        "if named is not None and slot.key not in named:",
+        "if False:",
     ),
     Mutant(
         "how several UUIDs begin names none of them",
         "facts",
-        "            if len(exact or alike) == 1:\n                yield (exact or alike)[0]\n",
-        "            yield from exact or alike\n",
+        "if len(exact or alike) == 1 or not is_sure:",
+        "if True:",
     ),
     Mutant(
         "a whole UUID names its GPU, however many others begin with it",
         "facts",
-        "if len(exact or alike) == 1:\n                yield (exact or alike)[0]",
-        "if len(alike) == 1:\n                yield alike[0]",
+        "if len(exact or alike) == 1 or not is_sure:",
+        "if len(alike) == 1 or not is_sure:",
     ),
     Mutant(
         "what can never be among the GPUs asked for is refused",
@@ -262,7 +262,23 @@ PLAIN_MUTANTS = (
         "                known and known._replace(gpu_index=0.0, position=0.0)\n            ):\n",
     ),
     Mutant(
-        "what is summed up of a node follows its GPUs", "facts", "            node.sum_up()\n", "            pass\n"
+        "what is summed up of a node follows its GPUs",
+        "facts",
+        "            node.sum_up(settings.thresholds.memory_percent)\n",
+        "            pass\n",
+    ),
+    Mutant("what is left out is not granted", "facts", "frozenset(among - left_out)", "frozenset(among)"),
+    Mutant(
+        "a GPU is as large as it must be",
+        "eligibility",
+        "if wishes.min_memory_mb is not None and total_mb is not None and not",
+        "if False and not",
+    ),
+    Mutant(
+        "a GPU of any of several models is granted",
+        "request",
+        'any(_matches(part, name) for part in pattern.split(","))',
+        '_matches(pattern.split(",")[0], name)',
     ),
     Mutant("time does not go back", "decide", "max(now, state.clock))", "now)"),
     Mutant(
@@ -323,8 +339,8 @@ PLAIN_MUTANTS = (
     Mutant(
         "a waiter that did not call is passed over",
         "serve",
-        "if lease_id in state.passed_over:",
-        "if lease_id in state.ended:",
+        "if lease_id in state.passed_over or",
+        "if lease_id in state.ended or",
     ),
     Mutant(
         "a waiter that did not call keeps its place",
@@ -343,24 +359,6 @@ PLAIN_MUTANTS = (
         "evolve_nodes",
         "state.away = set(state.queue)",
         "state.away.clear()",
-    ),
-    Mutant(
-        "waiters for the same work do not want a lease",
-        "wanted",
-        "pool.passed_over |= {",
-        "_ = {",
-    ),
-    Mutant(
-        "a waiter for which its GPUs would be reserved wants a lease",
-        "wanted",
-        "return [] if reservation is None or reserved.isdisjoint(lease.gpus) else",
-        "return [] if True else",
-    ),
-    Mutant(
-        "what a lease uses of its GPUs goes with it",
-        "wanted",
-        "replay(pool, [ended, ev.GpusObserved(now, tuple(readings)), queued])",
-        "replay(pool, [ended, queued])",
     ),
     Mutant(
         "a reading from before the take-over is void",

@@ -139,3 +139,42 @@ def test_a_holder_is_not_idle_by_a_reading_that_took_long_to_arrive() -> None:
     state.observe(age_s=16.0, looks=[(0, 0.0, 0.0, False, None, "ok", False)])
     assert state.pool.state.active("lease1").ending is None
     state.teardown()
+
+
+def test_a_waiter_for_which_a_lease_makes_room_may_have_another_gpu_at_once() -> None:
+    """The fault was in the check. The first waiter counts on a free GPU and on one that becomes free; when one more becomes free
+    for the second waiter, the first counts on these two, and the second has the free one.
+    """
+    state = QueueMachine()
+    state.start(
+        settings={"reserve_after_s": 0.0, "preempt_grace_s": 10.0, "awaits_reading_after_release": False}, size=5
+    )
+    state.request_a_share(memory_mb=40000)
+    terms = {"owner": "ada", "priority": 0, "time_limit_s": None}
+    state.request_on_terms(preemptible=True, wishes={**PLAIN, "nodes": 2}, **terms)
+    state.request_on_terms(preemptible=True, wishes=PLAIN, **terms)
+    state.request_on_terms(preemptible=False, wishes={**PLAIN, "gpus": 2}, **terms)
+    state.request_on_terms(preemptible=False, wishes={**PLAIN, "node": "beta"}, **terms)
+    pool = state.pool.state
+    assert [pool.active(f"lease{number}").ending is not None for number in (2, 3)] == [True, True]
+    assert pool.queued("lease4")
+    assert pool.active("lease5")
+    state.teardown()
+
+
+def test_a_forecast_counts_on_what_the_next_pass_keeps_for_others_also_for_an_owner_with_a_booking() -> None:
+    """The owner of the booking would be granted one GPU at once. Two of them are after the first waiter, whose date has changed."""
+    state = QueueMachine()
+    terms = {"reserve_after_s": 0.0, "preempt_grace_s": 10.0, "awaits_reading_after_release": False}
+    state.start(settings=terms, size=2)
+    state.request_a_share(memory_mb=8000)
+    state.restart(is_fleet=False, present=("alpha", "beta"), rebooted=("alpha",))
+    state.book(begins=0.0, gpu=0, gpus=1, lasts_s=60.0, number=1, owner="ada")
+    state.request_a_share(memory_mb=8000)
+    wishes = {**PLAIN, "gpus": 2}
+    state.request_on_terms(owner="bob", preemptible=False, priority=0, time_limit_s=None, wishes=wishes)
+    state.be_away(seconds=40.0)
+    state.run_on(seconds=15.0)
+    for number in range(30):
+        state.pool.check_forecast(number)
+    state.teardown()

@@ -32,9 +32,14 @@ MARKS = frozenset({"continues", "fails", "runs-on", "not-run", "of", "whole", "p
 ALLOWED_REASONS = frozenset(
     {
         "needs Docker",
+        "a part of the configuration of JupyterHub",
+        "needs hydra-submitit-launcher",
+        "needs root and a GPU",
+        "needs docker, podman, apptainer and a GPU",
         "needs systemd",
         "needs root",
         "needs a PostgreSQL server",
+        "needs two machines",
         "needs a terminal",
         "installs packages",
         "fetches the repository",
@@ -82,7 +87,7 @@ Chain = list[Block]
 
 def documents() -> list[Path]:
     """All of them: those at the root, and docs/."""
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 @cache

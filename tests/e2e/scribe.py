@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from tests.e2e.history_check import check
@@ -17,6 +18,18 @@ class Scribe:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.resources: dict[str, list[Line]] = {}
+
+    def play(self, script: str) -> Scribe:
+        """Write what a script says: calls of these methods with semicolons between them, their arguments as words."""
+        for step in script.split(";"):
+            method, *words = shlex.split(step)
+            named = dict(word.split("=", 1) for word in words if "=" in word)
+            values = [_value(word) for word in words if "=" not in word]
+            getattr(self, method)(*values, **{name: _value(text) for name, text in named.items()})
+        return self
+
+    def nemesis(self, what: str, at: float, **facts: Any) -> None:
+        self.lines.append({"what": what, "at": at, "who": "nemesis", **facts})
 
     def say(self, what: str, at: float, who: str, **facts: Any) -> None:
         self.lines.append({"what": what, "at": at, "who": who, "lease": who, **facts})
@@ -49,7 +62,7 @@ class Scribe:
         self.answer(who, at + 0.2, "ended", call="DELETE", sent=at + 0.1, end_reason="released")
 
     def killed(self, who: str, at: float) -> None:
-        self.lines.append({"what": "killed", "at": at, "who": "nemesis", "worker": who, "reaped_at": at + 0.01})
+        self.nemesis("killed", at, worker=who, reaped_at=at + 0.01)
 
     def wrote(self, who: str, at: float, fence: int, *, until: float, gpu: str = "gpu0") -> None:
         number = sum(len(lines) for lines in self.resources.values())
@@ -58,3 +71,14 @@ class Scribe:
 
     def found(self) -> list[str]:
         return [violation.kind for violation in check(RunHistory(self.lines, self.resources, usable_mb=100.0))]
+
+
+def _value(word: str) -> Any:
+    if word.startswith("["):
+        return [_value(part) for part in word[1:-1].split(",") if part]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return {"True": True, "False": False, "true": True, "false": False}.get(word, word)

@@ -14,7 +14,6 @@ from gpu_worker_pool import (
     RequestRefusedError,
     ServiceUnavailableError,
     WorkerLostError,
-    WorkerTimeoutError,
 )
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.foreign_servers import ForeignServer, ScriptedLeases
@@ -51,13 +50,6 @@ def test_a_lease_is_requested_for_a_task_and_released_when_there_is_none(
     assert ex.submit(abs, -2).result() == 2
 
 
-def test_an_idle_worker_keeps_its_lease_for_the_next_task(server: ServerProcess, executor: MakeExecutor) -> None:
-    ex = executor(2, idle_release_s=1000.0)
-    assert len({ex.submit(os.getpid).result() for _ in range(3)}) == 1
-    assert len(active(server)) == 1
-    assert repr(ex) == "<GPUExecutor: 1 workers, 0 busy; 0 leases requested; 0 tasks queued>"
-
-
 def test_a_worker_may_have_several_gpus_or_a_part_of_one(
     server: ServerProcess, executor: MakeExecutor, gate: Gate
 ) -> None:
@@ -77,20 +69,6 @@ def test_a_worker_may_have_several_gpus_or_a_part_of_one(
     assert [(lease["memory_mb"], lease["preemptible"]) for lease in active(server)] == [(1024.0, True)] * 2
     for visitor in visitors:
         visitor.let_go()
-    for future in futures:
-        future.result()
-
-
-def test_without_max_workers_there_are_as_many_as_there_are_gpus_for(
-    server: ServerProcess, executor: MakeExecutor, gate: Gate
-) -> None:
-    ex = executor(None, gpus=2)
-    futures = [ex.submit(work.report, gate.path) for _ in range(3)]
-    visitors = [gate.wait(), gate.wait()]
-    assert (len(active(server)), queued(server)) == (2, [])
-    for visitor in visitors:
-        visitor.let_go()
-    gate.wait().let_go()
     for future in futures:
         future.result()
 
@@ -118,19 +96,6 @@ def test_a_lost_lease_ends_the_worker_and_fails_its_task(
         future.result()
     assert has_ended(visitor.pid)
     assert has_ended(visitor.says)
-
-
-def test_with_retries_the_task_of_a_lost_lease_is_repeated(
-    server: ServerProcess, executor: MakeExecutor, gate: Gate
-) -> None:
-    future = executor(retries=1).submit(work.report, gate.path)
-    first = gate.wait()
-    release(server, active(server)[0]["id"])
-    second = gate.wait()
-    assert has_ended(first.pid)
-    second.let_go("again")
-
-    assert future.result() == "again"
 
 
 def test_what_a_task_has_started_ends_with_its_worker_before_the_gpu_is_granted_again(
@@ -196,24 +161,11 @@ def test_with_a_limit_tasks_wait_for_a_server_that_is_not_there_yet() -> None:
             assert [future.result() for future in futures] == [0, 1, 2]
 
 
-def test_with_a_limit_the_wait_for_a_server_ends_too() -> None:
-    with (
-        GPUExecutor(2, lease_timeout_s=0.3, service_endpoint="http://127.0.0.1:9") as ex,
-        pytest.raises(ServiceUnavailableError, match="no GPU server is available"),
-    ):
-        ex.submit(abs, 1).result()
-
-
-def test_the_wait_for_a_gpu_can_be_limited(server: ServerProcess, executor: MakeExecutor) -> None:
-    held = take(server, gpus=4)
-    with pytest.raises(WorkerTimeoutError, match="no GPU was granted"):
-        executor(lease_timeout_s=0.05).submit(abs, 1).result()
-    release(server, held["id"])
-
-
 def test_gpus_of_another_machine_are_not_used() -> None:
     with (
-        ForeignServer(ScriptedLeases(pool=(200, {"gpus": [], "machine": "another"})).behaviour()) as foreign,
+        ForeignServer(
+            ScriptedLeases(pool=(200, {"gpus": [], "leases": [], "queue": [], "machine": "another"})).behaviour()
+        ) as foreign,
         GPUExecutor(1, service_endpoint=foreign.url) as ex,
         pytest.raises(RequestRefusedError, match="its GPUs are in another machine"),
     ):
@@ -238,16 +190,6 @@ def test_only_gpus_that_the_program_sees_are_requested(
     environ.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(RequestRefusedError, match="CUDA_VISIBLE_DEVICES='7' names no GPU of the pool"):
         executor().submit(abs, 1).result()
-
-
-def test_a_program_that_holds_the_only_gpu_it_sees_is_told_that_it_would_wait_for_itself(
-    server: ServerProcess, executor: MakeExecutor, environ: pytest.MonkeyPatch
-) -> None:
-    lease = take(server, among=["1"], pid=os.getpid(), host=os.uname().nodename)
-    environ.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(RequestRefusedError, match="this process holds the GPUs in CUDA_VISIBLE_DEVICES itself"):
-        executor().submit(abs, 1).result()
-    release(server, lease["id"])
 
 
 def test_inside_a_lease_the_workers_share_the_gpus_of_that_lease(
@@ -303,17 +245,6 @@ def test_a_task_that_outlives_the_time_limit_of_its_lease_is_ended(
     with pytest.raises(WorkerLostError, match=r"SIGTERM.*time limit|lease .* was lost: its time limit"):
         future.result()
     assert has_ended(visitor.pid)
-
-
-def test_where_leases_end_before_a_worker_is_ready_tasks_fail_and_say_so(gate: Gate) -> None:
-    """The server's own time limit is shorter than its warning, so that every worker is warned while it starts."""
-    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_DEFAULT_TIME_LIMIT": "8", **OFTEN}
-    with (
-        ServerProcess(settings) as server,
-        GPUExecutor(1, initializer=work.report, initargs=(gate.path,), grace_s=0.1, service_endpoint=server.url) as ex,
-        pytest.raises(WorkerLostError, match=r"leases end before .* \(time limit\); .*The task was not begun"),
-    ):
-        ex.submit(abs, 1).result()
 
 
 def test_a_worker_whose_lease_has_a_ttl_is_ended_when_no_heartbeat_gets_through(

@@ -81,24 +81,6 @@ def test_a_program_ends_when_its_tasks_are_done_and_takes_no_more_at_its_end(
     assert active(server) == []
 
 
-def test_a_shut_down_that_does_not_wait_leaves_the_rest_to_the_end_of_the_program(
-    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
-) -> None:
-    program = """
-        if __name__ == "__main__":
-            ex = GPUExecutor(1)
-            ex.submit(work.report, path).add_done_callback(lambda future: say(future.result()))
-            ex.shutdown(wait=False)
-            say("not waited")
-    """
-    with running(tmp_path, env, gate, program) as process:
-        visitor = gate.wait()
-        visitor.let_go("done")
-        out, err = process.communicate(timeout=MOST_S)
-
-    assert (process.returncode, out.splitlines(), err) == (0, ["not waited", "done"], "")
-
-
 def test_ctrl_c_cancels_what_waits_interrupts_what_runs_and_ends_the_program(
     server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
 ) -> None:
@@ -172,23 +154,6 @@ def test_a_second_ctrl_c_ends_what_ignores_the_first_whatever_its_grace_and_a_th
     assert b"WorkerLostError" in terminal.all_output
     assert has_ended(task.pid)
     assert active(server) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_program_takes_its_workers_and_all_they_started_with_it(
-    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate, number: int
-) -> None:
-    program = """
-        if __name__ == "__main__":
-            with GPUExecutor(1, grace_s=0.2) as ex:
-                ex.submit(work.report_with_child, path).result()
-    """
-    with running(tmp_path, env, gate, program) as process:
-        visitor = gate.wait()
-        process.send_signal(number)
-        assert has_ended(visitor.pid)
-        assert has_ended(visitor.says)
-        eventually(lambda: active(server) == [], "the GPU is free")
 
 
 def test_a_killed_program_takes_its_workers_with_it_while_a_fork_of_it_lives(
@@ -304,19 +269,3 @@ def test_without_cloudpickle_it_is_said_what_to_do(server: ServerProcess, env: d
     (tmp_path / "cloudpickle.py").write_text("raise ImportError", encoding="ascii")
     done = typed_in({**env, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert "square was defined in a notebook or an interactive session" in done.stderr.splitlines()[-1]
-
-
-def test_a_function_of_the_main_module_is_found_by_the_workers(
-    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
-) -> None:
-    program = """
-        def square(number):
-            return number * number
-
-        if __name__ == "__main__":
-            with GPUExecutor(1) as ex:
-                say(list(ex.map(square, range(4))))
-    """
-    with running(tmp_path, env, gate, program) as process:
-        out, err = process.communicate(timeout=MOST_S)
-    assert (out, err) == ("[0, 1, 4, 9]\n", "")

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import weakref
-from concurrent.futures import CancelledError
 
 import pytest
 
@@ -50,32 +49,6 @@ def test_a_shut_down_waits_for_the_tasks_and_releases_all_leases(
     ex.shutdown()  # a second time is harmless
 
 
-def test_a_user_can_end_the_tasks_that_run(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
-    ex = executor()
-    running, waiting = ex.submit(work.report, gate.path), ex.submit(work.report, gate.path)
-    visitor = gate.wait()
-    ex.terminate_workers()
-    assert isinstance(running.exception(), KeyboardInterrupt | WorkerLostError)
-    assert waiting.cancelled()
-    assert active(server) == []
-    assert has_ended(visitor.pid)
-
-
-def test_tasks_that_wait_are_cancelled_if_that_is_asked_for(
-    server: ServerProcess, executor: MakeExecutor, gate: Gate
-) -> None:
-    ex = executor()
-    running, waiting = ex.submit(work.report, gate.path), ex.submit(work.report, gate.path)
-    visitor = gate.wait()
-    ex.shutdown(wait=False, cancel_futures=True)
-    with pytest.raises(CancelledError):
-        waiting.result()
-    visitor.let_go("done")
-
-    assert running.result() == "done"
-    eventually(lambda: active(server) == [], "the lease is released")
-
-
 def test_a_shut_down_withdraws_requests(server: ServerProcess, executor: MakeExecutor) -> None:
     held = take(server, gpus=4)
     ex = executor(2)
@@ -86,12 +59,6 @@ def test_a_shut_down_withdraws_requests(server: ServerProcess, executor: MakeExe
     assert queued(server) == []
     assert all(future.cancelled() for future in futures)
     release(server, held["id"])
-
-
-def test_an_executor_that_never_had_a_task_is_shut_down_at_once() -> None:
-    with GPUExecutor(1, service_endpoint="http://127.0.0.1:9") as ex:
-        pass
-    assert repr(ex) == "<GPUExecutor: shut down>"
 
 
 def test_the_tasks_of_an_executor_that_is_forgotten_are_still_done(server: ServerProcess, gate: Gate) -> None:
@@ -157,14 +124,6 @@ def test_while_a_fork_lives_workers_still_end(server: ServerProcess, executor: M
         assert has_ended(visitor.pid)
 
 
-def test_a_worker_that_does_not_end_by_itself_is_ended(server: ServerProcess, executor: MakeExecutor) -> None:
-    """A task has left a thread behind, for which Python waits at its end."""
-    ex = executor(grace_s=0.2)
-    pid = ex.submit(work.leave_thread).result()
-    ex.shutdown()
-    assert has_ended(pid)
-
-
 def test_a_worker_that_is_stopped_is_ended(server: ServerProcess, executor: MakeExecutor, gate: Gate) -> None:
     ex = executor(grace_s=0.2)
     future = ex.submit(work.report, gate.path)
@@ -183,11 +142,3 @@ def test_a_task_that_closes_the_line_of_its_worker_fails_and_its_worker_ends(
     with pytest.raises(WorkerLostError):
         ex.submit(os.closerange, 3, 64).result()
     assert ex.submit(abs, -1).result() == 1
-
-
-def test_a_worker_that_is_ended_because_its_line_is_closed_does_not_blame_its_lease(
-    server: ServerProcess, executor: MakeExecutor
-) -> None:
-    future = executor(grace_s=0.1).submit(work.hang_up_and_stay)
-    with pytest.raises(WorkerLostError, match=r"was killed by SIGTERM; the task has no result"):
-        future.result()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from concurrent.futures import BrokenExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,17 +69,6 @@ def test_what_cannot_be_passed_on_fails_alone_and_says_what_it_was(executor: Mak
     assert ex.submit(abs, -1).result() == 1
 
 
-def test_a_task_that_ends_its_process_fails_alone(executor: MakeExecutor) -> None:
-    ex = executor()
-    with pytest.raises(WorkerLostError, match=r"on GPU \d exited with code 3; the task has no result") as caught:
-        ex.submit(work.leave, 3).result()
-
-    assert (caught.value.exit_code, caught.value.attempts) == (3, 1)
-    # Programs that know ProcessPoolExecutor catch it.
-    assert isinstance(caught.value, BrokenProcessPool)
-    assert ex.submit(abs, -1).result() == 1
-
-
 def test_a_killed_worker_fails_its_task_and_no_other(executor: MakeExecutor, gate: Gate) -> None:
     ex = executor(2)
     futures = {ex.submit(work.report, gate.path) for _ in range(2)}
@@ -112,12 +99,6 @@ def test_with_retries_a_task_is_repeated_and_that_is_said(
     )
 
 
-def test_a_task_whose_retries_are_used_up_says_how_often_it_was_begun(executor: MakeExecutor) -> None:
-    with pytest.raises(WorkerLostError, match="The task was begun 3 times") as caught:
-        executor(retries=2).submit(work.leave, 1).result()
-    assert caught.value.attempts == 3
-
-
 def test_a_dead_worker_is_not_used_again(executor: MakeExecutor) -> None:
     ex = executor()
     for _ in range(3):
@@ -143,14 +124,6 @@ def test_large_arguments_and_results_pass(executor: MakeExecutor) -> None:
 
     assert ex.submit(work.size_of, data).result() == len(data)
     assert len(ex.submit(work.twice, data).result()) == 2 * len(data)
-
-
-def test_map_with_chunks_gives_the_results_in_order(executor: MakeExecutor) -> None:
-    ex = executor(2)
-
-    assert list(ex.map(pow, range(10), [2] * 10, chunksize=3)) == [number**2 for number in range(10)]
-    with pytest.raises(ValueError, match="chunksize must be >= 1"):
-        ex.map(abs, [1], chunksize=0)
 
 
 def test_the_initializer_runs_once_in_every_worker(executor: MakeExecutor) -> None:
@@ -183,13 +156,6 @@ def test_an_initializer_that_cannot_be_pickled_breaks_it_too(executor: MakeExecu
         executor(initializer=lambda: None).submit(abs, 1).result()
 
 
-def test_an_initializer_that_ends_its_process_breaks_it_too(executor: MakeExecutor) -> None:
-    with pytest.raises(
-        ExecutorBrokenError, match=r"end before they are ready; .* exited with code 3\. What they wrote"
-    ):
-        executor(initializer=work.leave, initargs=(3,)).submit(abs, 1).result()
-
-
 def test_a_worker_that_is_interrupted_while_it_starts_breaks_nothing(executor: MakeExecutor, tmp_path: Path) -> None:
     ex = executor(initializer=work.interrupt_once, initargs=(str(tmp_path / "interrupted"),))
 
@@ -202,18 +168,6 @@ def test_a_fork_that_comes_back_from_a_task_neither_answers_nor_takes_tasks(exec
     task = partial(work.square_and_fork, forks_at=5, how=how)
 
     assert list(ex.map(task, range(60))) == [number**2 for number in range(60)]
-
-
-def test_a_fork_that_comes_back_from_the_initializer_takes_no_tasks(executor: MakeExecutor) -> None:
-    ex = executor(initializer=work.square_and_fork, initargs=(1, 1))
-
-    assert len({ex.submit(os.getpid).result() for _ in range(20)}) == 1
-
-
-async def test_asyncio_runs_tasks_in_it(executor: MakeExecutor) -> None:
-    ex, loop = executor(2), asyncio.get_running_loop()
-
-    assert await asyncio.gather(*(loop.run_in_executor(ex, abs, -number) for number in range(4))) == [0, 1, 2, 3]
 
 
 def test_a_worker_is_replaced_after_max_tasks_per_child(executor: MakeExecutor) -> None:
@@ -235,17 +189,6 @@ def test_a_task_costs_no_more_where_many_wait(executor: MakeExecutor) -> None:
 
     cost_s(200)
     assert cost_s(10_000) < 3 * cost_s(500)
-
-
-def test_waiting_for_a_result_has_a_timeout(executor: MakeExecutor, gate: Gate) -> None:
-    future = executor().submit(work.report, gate.path)
-    visitor = gate.wait()
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0.01)
-    assert future.running()
-    assert not future.cancel()
-    visitor.let_go()
-    future.result()
 
 
 def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeExecutor) -> None:
@@ -275,8 +218,8 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
         ({"time_limit": "10s"}, r"time_limit is 10 s and grace_s is 10 s: .* at least twice grace_s \(20 s\)"),
         ({"gpus": 0}, "gpus is 0"),
         ({"memory": "much"}, "memory: 'much' is not an amount of memory"),
-        ({"retries": -1}, "retries is -1; it must be a whole number, 0 or more"),
-        ({"idle_release_s": -1}, "idle_release_s is -1; it must be a number of seconds, 0 or more"),
+        ({"retries": -1}, "retries is -1; it must be a whole number from 0 to"),
+        ({"idle_release_s": -1}, "idle_release_s is -1; it must be a number from 0 to"),
         ({"grace_s": float("nan")}, "grace_s is nan"),
         ({"max_tasks_per_child": 0}, "max_tasks_per_child must be greater than 0"),
         ({"time_limit": "soon"}, "soon"),
@@ -286,8 +229,3 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
 def test_bad_options_are_refused_at_once(executor: MakeExecutor, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         executor(**options)
-
-
-def test_an_unknown_option_is_refused_at_once(executor: MakeExecutor) -> None:
-    with pytest.raises(TypeError, match="max_wrokers"):
-        executor(max_wrokers=2)

@@ -98,11 +98,6 @@ def report_and_stay(path: str) -> None:
     threading.Event().wait()
 
 
-def hang_up_and_stay() -> None:
-    os.closerange(3, 64)
-    signal.pause()
-
-
 def report_with_child(path: str) -> Any:
     """Start a process that outlives its parent unless it is ended, and report its pid."""
     program = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"
@@ -217,11 +212,6 @@ def attach(name: str) -> int:
 
 def twice(data: bytes) -> bytes:
     return data * 2
-
-
-def leave_thread() -> int:
-    threading.Thread(target=threading.Event().wait).start()
-    return os.getpid()
 
 
 def note_and_square(path: str, number: int) -> int:

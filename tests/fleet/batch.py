@@ -21,6 +21,4 @@ class Batch:
     callers: list[tuple[list[ev.Event], str, Answer]] = field(default_factory=list)
     # The events of the steps, the volatile ones too, that the boxes hear of once this is written.
     told: list[ev.Event] = field(default_factory=list)
-    # Events that are in the pool already, and were in the journal before the database lost them.
-    repairs: bool = False
     opens: bool = False

@@ -27,13 +27,13 @@ def check_journal(world: World) -> None:
     at = -inf
     leases = LeasesInJournal(world)
     for stored in world.database.events:
-        if stored.position != position + 1:
-            world.violate(f"position {stored.position} follows {position}")
+        if stored.end.position != position + 1:
+            world.violate(f"position {stored.end.position} follows {position}")
         if stored.epoch < epoch:
             world.violate(f"epoch {stored.epoch} follows {epoch}")
         if stored.event.at < at:
             world.violate(f"the pool's clock went back from {at} to {stored.event.at}")
-        position, epoch, at = stored.position, stored.epoch, stored.event.at
+        position, epoch, at = stored.end.position, stored.epoch, stored.event.at
         leases.check(stored.event)
 
 
@@ -71,7 +71,7 @@ class LeasesInJournal:
                 self.check_end(event)
 
     def add(self, event: ev.LeaseQueued | ev.LeaseGranted, request: Request) -> None:
-        if event.lease_id in self.ttls:
+        if event.lease_id in self.ttls and event.lease_id not in self.world.recovered:
             self.world.violate(f"{event.lease_id} was written twice")
         self.queue[event.lease_id], self.ttls[event.lease_id] = event.seq, request.ttl_s
         self.safe_since[event.lease_id] = event.at
@@ -105,14 +105,18 @@ class LeasesInJournal:
 def check_acknowledged(world: World) -> None:
     """What a client was told is in the journal, in the order in which clients were told."""
     database = world.database
-    is_lost = database.is_history_lost or (database.lost and world.is_excused)
+    is_lost = database.is_history_lost
     queued = {
         stored.event.lease_id: stored.event.seq
         for stored in database.events
         if isinstance(stored.event, ev.LeaseQueued | ev.LeaseGranted) and stored.event.request is not None
     }
     granted = {stored.event.lease_id for stored in database.events if isinstance(stored.event, ev.LeaseGranted)}
-    there = [agent.box for agent in world.agents.values() if not agent.is_dead and agent.custody.is_welcome]
+    there = [
+        agent.box
+        for agent in world.agents.values()
+        if not (agent.is_dead or agent.is_stopped) and agent.custody.is_welcome
+    ]
     holding = {client.id for client in world.clients if client.believes and client.box in there}
     for lease_id in world.acked_grants:
         # What the database lost is brought back by the boxes, if it is still held.
@@ -134,7 +138,7 @@ def check_clock(world: World) -> None:
     """The pool's clock goes on as the time does, by whatever machine it is kept."""
     for (began, pool_began, _), (ended, pool_ended, _) in zip(world.take_overs, world.take_overs[1:], strict=False):
         passed, pool_passed = ended - began, pool_ended - pool_began
-        if world.database.is_history_lost or world.is_excused:
+        if world.database.is_history_lost:
             continue
         if pool_passed > passed * 1.02 + world.set_forward_s + 0.5:
             world.violate(f"the pool's clock went on by {pool_passed:.1f} s in {passed:.1f} s")
@@ -147,9 +151,9 @@ def check_copies(world: World) -> None:
     if world.database.snapshots_ahead:
         world.violate(f"a snapshot tells what the journal does not have: {world.database.snapshots_ahead}")
     leaders = [c for c in world.candidates if not c.is_dead and not c.is_stopped and c.may_act()]
-    idle = [c for c in leaders if c.in_flight is None and not c.waiting and not c.needs_repair]
+    idle = [c for c in leaders if c.in_flight is None and not c.waiting]
     for leader in idle:
-        if leader.following.position == world.database.row.head and leader.election.row is not None:
+        if leader.following.end == world.database.row.end and leader.election.row is not None:
             truth = replay(PoolState(settings=SETTINGS), [stored.event for stored in world.database.events])
             for node, fence in truth.fences.items():
                 if leader.state.fences.get(node, 0) < fence:

@@ -13,15 +13,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.append_outcome import (
-    Append,
-    AppendMissing,
-    AppendWritten,
-    CommitsLost,
-    Deposed,
-    head_went_back,
-    judge_append,
-)
 from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
@@ -34,8 +25,20 @@ from gpu_worker_pool.core.fleet.election import (
     ReadLeader,
     RenewLeadership,
 )
-from gpu_worker_pool.core.fleet.following import Following, JournalTail, LoadSnapshot, ReadEvents
-from gpu_worker_pool.core.fleet.leadership import JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents
+from gpu_worker_pool.core.fleet.leadership import (
+    Append,
+    AppendMissing,
+    AppendWritten,
+    Deposed,
+    JournalEnd,
+    JournalSnapshot,
+    LeaderRow,
+    StoredEvent,
+    has_lost_commits,
+    judge_append,
+    why_lost,
+)
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -50,8 +53,6 @@ if TYPE_CHECKING:
 # Some clients that wait call again in time, and some do not.
 SETTINGS = PoolSettings(take_up_s=0.6)
 SNAPSHOT_EVERY = 8
-# Shorter than in the product, so that a history is over sooner.
-HEAD_START_S = 4.0
 
 
 class SimulatedCandidate(SimulatedProcess):
@@ -61,12 +62,12 @@ class SimulatedCandidate(SimulatedProcess):
 
     def __init__(self, world: World, name: str, *, clock_offset_s: float, drift: float, spread_s: float) -> None:
         super().__init__(world, name, clock_offset_s=clock_offset_s, drift=drift)
-        self.pace = ElectionPace(spread_s=spread_s, head_start_s=HEAD_START_S)
+        self.pace = ElectionPace(spread_s=spread_s)
 
     def start(self) -> None:
         super().start()
         self.election = self.election_type(lambda: self.world.new_id(f"{self.name}-term"), self.pace)
-        self.following = self.following_type(JournalTail(), SNAPSHOT_EVERY)
+        self.following = self.following_type(SNAPSHOT_EVERY)
         self.state = PoolState(settings=SETTINGS)
         self.clock_base = 0.0
         self.won: LeadershipWon | None = None
@@ -75,7 +76,6 @@ class SimulatedCandidate(SimulatedProcess):
         self.waiting: list[Batch] = []
         self.in_flight: Batch | None = None
         self.unwritten: dict[str, Batch] = {}
-        self.needs_repair = False
         self.led_epoch = 0
         self.leader: SimulatedLeader | None = None
         self.is_closing = False
@@ -123,7 +123,7 @@ class SimulatedCandidate(SimulatedProcess):
             self.set_timer()
 
     def act(self, action: ElectionAction) -> None:
-        database, position = self.world.database, self.following.position
+        database, end = self.world.database, self.following.end
         call: Callable[..., Any]
         args: tuple[Any, ...]
         match action:
@@ -146,10 +146,9 @@ class SimulatedCandidate(SimulatedProcess):
                 assert_never(action)
 
         def then(row: LeaderRow | None) -> None:
-            self.election.known_head = self.following.known_head
             self.carry_out(self.election.answered(action, row, self.boot_now()))
             if row is not None:
-                self.hear(row, position)
+                self.hear(row, end)
 
         def failed() -> None:
             self.election.failed(action, self.boot_now())
@@ -157,15 +156,22 @@ class SimulatedCandidate(SimulatedProcess):
 
         self.ask(call, args, then, failed)
 
-    def hear(self, row: LeaderRow, position_when_asked: int) -> None:
+    def hear(self, row: LeaderRow, end_when_asked: JournalEnd) -> None:
         mine = self.election.leadership
         if mine is None:
-            if row.head < self.following.position:
-                self.following.doubt()
-            self.catch_up(row.head)
-        elif head_went_back(row, mine.epoch, mine.term, position_when_asked) and self.may_act():
-            self.needs_repair = True
-            self.pump()
+            if not self.is_reading:
+                self.compare(row.end)
+                self.catch_up(row.end)
+        elif has_lost_commits(row, mine.epoch, mine.term, end_when_asked) and self.may_act():
+            self.step_down(mine.epoch, mine.term, why_lost(row.end, end_when_asked))
+
+    def step_down(self, epoch: int, term: str, reason: str) -> None:
+        self.carry_out(self.election.step_down(epoch, term, reason, self.boot_now()))
+
+    def compare(self, end: JournalEnd) -> None:
+        """Read the journal again if it lacks what this candidate knows."""
+        if self.following.misses(end):
+            self.following.reload(why_lost(end, self.following.end))
 
     def stop(self) -> None:
         """A clean stop: what is in flight is written first."""
@@ -177,10 +183,10 @@ class SimulatedCandidate(SimulatedProcess):
 
     # Following
 
-    def catch_up(self, head: int) -> None:
+    def catch_up(self, end: JournalEnd) -> None:
         if self.is_reading or self.is_closing:
             return
-        question = self.following.question(head, must_match=self.won is not None)
+        question = self.following.question(end)
         generation = self.generation
         database = self.world.database
 
@@ -188,23 +194,20 @@ class SimulatedCandidate(SimulatedProcess):
             if generation == self.generation:
                 self.is_reading = False
                 if self.won is not None:
-                    self.after(0.1, self.catch_up, head)
+                    self.after(0.1, self.catch_up, end)
 
         def loaded(snapshot: JournalSnapshot | None) -> None:
             if generation == self.generation:
                 self.is_reading = False
                 self.state = replay(PoolState(settings=SETTINGS), snapshot.events if snapshot else ())
                 self.following.loaded(snapshot)
-                self.catch_up(head)
+                self.catch_up(end)
 
-        def read(stored: list[StoredEvent]) -> None:
+        def read(stored: list[StoredEvent] | None) -> None:
             if generation == self.generation:
                 self.is_reading = False
-                assert isinstance(question, ReadEvents)
-                fresh = self.following.take(question, stored, head)
-                replay(self.state, [each.event for each in fresh])
-                self.election.see_epoch(self.following.epoch)
-                self.catch_up(head)
+                self.take(stored)
+                self.catch_up(end)
 
         if isinstance(question, LoadSnapshot):
             self.is_reading = True
@@ -213,59 +216,51 @@ class SimulatedCandidate(SimulatedProcess):
             self.is_reading = True
             self.ask(database.read_events, (question.after, question.most), read, failed)
         elif self.won is not None:
-            self.repair_and_take_over(self.won)
+            self.open_pool()
         else:
-            self.write_snapshot_if_due(head)
+            self.write_snapshot_if_due()
 
-    def write_snapshot_if_due(self, head: int) -> None:
-        if self.following.is_snapshot_due(head, is_leader=self.election.leadership is not None):
+    def take(self, stored: list[StoredEvent] | None) -> None:
+        if stored is None:
+            self.following.reload("the journal does not go on from what this candidate has read")
+        else:
+            replay(self.state, [each.event for each in stored])
+            self.following.take(stored)
+            self.election.see_epoch(self.following.epoch)
+
+    def write_snapshot_if_due(self) -> None:
+        if self.following.is_snapshot_due(is_leader=self.election.leadership is not None):
             self.write_snapshot()
 
     def write_snapshot(self) -> None:
-        position = self.following.position
-        self.following.snapshot_known(position)
-        args = (position, self.following.epoch, condense(self.state))
+        end = self.following.end
+        self.following.snapshot_known(end.position)
+        args = (end, condense(self.state))
         self.ask(self.world.database.write_snapshot, args, lambda _: None, lambda: None)
 
     # Taking over
 
     def take_charge(self, won: LeadershipWon) -> None:
-        self.world.log(self.name, f"won epoch {won.epoch}, head {won.row.head}")
+        self.world.log(self.name, f"won epoch {won.epoch}, the journal ends at {won.row.end.position}")
         if won.epoch <= self.led_epoch:
             self.world.violate(f"{self.name} won epoch {won.epoch} after it led epoch {self.led_epoch}")
         self.led_epoch = won.epoch
         self.won = won
         self.generation += 1
         self.is_reading = False
-        self.following.doubt()
-        self.catch_up(won.row.head)
-
-    def repair_and_take_over(self, won: LeadershipWon) -> None:
-        missing = self.following.missing(won.row.head)
-        if missing is None:
-            self.following.forget("more is missing than this candidate remembers")
-            self.catch_up(won.row.head)
-        elif missing:
-            self.world.log(self.name, f"repairs {len(missing)} events after {won.row.head}")
-            replay(self.state, [each.event for each in missing if each.position > self.following.position])
-            self.following.rewind(won.row.head)
-            self.waiting = [Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)]
-            self.open_pool()
-        else:
-            self.waiting = []
-            self.open_pool()
+        self.compare(won.row.end)
+        self.catch_up(won.row.end)
 
     def open_pool(self) -> None:
         """Step the take-over; this candidate may act once that is written."""
         assert self.won is not None
         won, self.won = self.won, None
-        self.needs_repair = False
         command = self.take_over_command(won)
         batch = Batch(self.world.new_id("batch"), opens=True)
         events = step(self.state, command, self.pool_now())
         batch.events = [event for event in events if isinstance(event, ev.DurableEvent)]
         batch.events += self.after_take_over(won)
-        self.waiting.append(batch)
+        self.waiting = [batch]
         self.unwritten.clear()
         self.pump()
 
@@ -304,7 +299,7 @@ class SimulatedCandidate(SimulatedProcess):
         if not durable:
             self.tell_in_order(told)
             return None
-        if not self.waiting or self.waiting[-1].repairs:
+        if not self.waiting:
             self.waiting.append(Batch(self.world.new_id("batch")))
         batch = self.waiting[-1]
         batch.events += durable
@@ -326,10 +321,7 @@ class SimulatedCandidate(SimulatedProcess):
     def pump(self) -> None:
         if self.in_flight is not None or self.election.leadership is None:
             return
-        if self.needs_repair:
-            self.needs_repair = False
-            self.repair(self.following.position)
-        elif self.waiting:
+        if self.waiting:
             self.in_flight = self.waiting.pop(0)
             self.send(self.in_flight)
 
@@ -340,18 +332,18 @@ class SimulatedCandidate(SimulatedProcess):
         if not self.election.is_trusted(sent_at):
             self.wake()
             return
-        append = Append(mine.epoch, mine.term, self.following.position, batch.id, len(batch.events))
+        append = Append(mine.epoch, mine.term, self.following.end, batch.id, len(batch.events))
         database = self.world.database
 
         def is_current() -> bool:
             return self.in_flight is batch and self.election.leadership is not None
 
-        def answered(head: int | None) -> None:
+        def answered(end: JournalEnd | None) -> None:
             if not is_current():
                 return
-            if head is not None:
+            if end is not None:
                 self.election.appended(append.epoch, append.term, sent_at)
-                self.written(batch, append)
+                self.written(batch, append, end)
             else:
                 self.ask(database.read_leader, (), judged, again)
 
@@ -362,55 +354,23 @@ class SimulatedCandidate(SimulatedProcess):
         def again() -> None:
             self.after(0.1, self.send, batch)
 
-        args = (append.epoch, append.term, append.head, batch.id, tuple(batch.events))
+        args = (append.epoch, append.term, append.end, batch.id, tuple(batch.events))
         self.ask(database.append, args, answered, again)
 
     def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
         outcome = judge_append(append, row)
-        self.world.log(self.name, f"append {batch.id} after {append.head}: {outcome}")
+        self.world.log(self.name, f"append {batch.id} after {append.end.position}: {outcome}")
         match outcome:
-            case AppendWritten():
-                self.written(batch, append)
+            case AppendWritten(end=end):
+                self.written(batch, append, end)
             case AppendMissing():
                 self.send(batch)
-            case CommitsLost(head=head):
-                self.waiting.insert(0, batch)
-                self.in_flight = None
-                self.repair(head)
             case Deposed(reason=reason):
-                self.carry_out(self.election.step_down(append.epoch, append.term, reason, self.boot_now()))
+                self.step_down(append.epoch, append.term, reason)
 
-    def repair(self, head: int) -> None:
-        """Write again what the database lost after this position. Until that is known, nothing else is written."""
-        mine = self.election.leadership
-        assert mine is not None
-        if head == self.following.position:
-            # Only a row told that commits were lost. Read it again: where does the journal end?
-            def told(row: LeaderRow) -> None:
-                if self.in_flight is None and self.election.leadership == mine:
-                    if head_went_back(row, mine.epoch, mine.term, self.following.position):
-                        self.repair(row.head)
-                    else:
-                        self.pump()
-
-            self.ask(self.world.database.read_leader, (), told, lambda: None)
-            return
-        missing = self.following.missing(head)
-        if not missing:
-            reason = "the database lost more commits than this leader remembers"
-            self.following.forget(reason)
-            self.carry_out(self.election.step_down(mine.epoch, mine.term, reason, self.boot_now()))
-            return
-        self.world.log(self.name, f"repairs {len(missing)} events after {head}")
-        self.following.rewind(head)
-        self.in_flight = Batch(self.world.new_id("batch"), [each.event for each in missing], repairs=True)
-        self.send(self.in_flight)
-
-    def written(self, batch: Batch, append: Append) -> None:
+    def written(self, batch: Batch, append: Append, end: JournalEnd) -> None:
         self.in_flight = None
-        positions = enumerate(batch.events, append.head + 1)
-        stored = [StoredEvent(position, append.epoch, event) for position, event in positions]
-        self.following.written(append.new_head, append.epoch, stored)
+        self.following.written(end, append.epoch)
         for lease_id in [id_ for id_, last in self.unwritten.items() if last is batch]:
             del self.unwritten[lease_id]
         if batch.opens:

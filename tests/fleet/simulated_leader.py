@@ -30,7 +30,7 @@ class SimulatedLeader:
 
     def __init__(self, candidate: SimulatedCandidate, epoch: int) -> None:
         self.candidate, self.epoch, self.world = candidate, epoch, candidate.world
-        self.boxes = self.boxes_type(epoch, "pool", lambda: self.world.new_id("key"))
+        self.boxes = self.boxes_type(epoch, "pool")
         self.links: dict[int, Link] = {}
         # The callers that are told of a grant once its box has it.
         self.unkept: dict[str, list[tuple[list[ev.Event], Answer]]] = {}
@@ -55,8 +55,8 @@ class SimulatedLeader:
         if candidate.may_act():
             self.do(cmd.Tick())
             self.carry_out(self.boxes.tick(candidate.state, self.now()))
-            if not candidate.waiting and candidate.in_flight is None and not candidate.needs_repair:
-                candidate.write_snapshot_if_due(candidate.following.position)
+            if not candidate.waiting and candidate.in_flight is None:
+                candidate.write_snapshot_if_due()
         candidate.after(EVERY_S, self.go_on)
 
     def close(self) -> None:

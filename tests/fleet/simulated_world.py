@@ -69,8 +69,6 @@ class World:
         self.disturbed_at = 0.0
         # Whether the database can let another candidate lead while the old leader still trusts itself.
         self.can_expire_early = False
-        # Whether a failover may have broken promises that only the agents of the boxes can keep.
-        self.is_excused = False
         # The candidate that is stopped when it asks the database next.
         self.freezes_next: SimulatedCandidate | None = None
         self.set_forward_s = 0.0
@@ -256,13 +254,28 @@ class World:
                 self.check_grant(event)
             elif isinstance(event, ev.GrantWithdrawn):
                 self.granted_in.pop(event.lease_id, None)
+                self.check_withdrawn(event)
             elif isinstance(event, ev.LeaseEnded):
                 self.check_end(event)
-        # What the database lost may be written again, and the lease have been granted again since.
-        last = {event.lease_id: event for event in events if isinstance(event, ev.LeaseGranted | ev.GrantWithdrawn)}
-        withdrawn = {lease_id for lease_id, event in last.items() if isinstance(event, ev.GrantWithdrawn)}
-        if used := [client.id for client in self.clients if client.id in withdrawn and client.believes]:
-            self.violate(f"the grants of {used} were withdrawn, and their clients use them")
+
+    def check_withdrawn(self, event: ev.GrantWithdrawn) -> None:
+        """No client uses a grant that is withdrawn. It may use a later one, on another box, which the database lost."""
+        client = next(each for each in self.clients if each.id == event.lease_id)
+        granted = self.grant_before(event)
+        is_there = granted is not None and client.box is not None and client.box.name == granted.gpus[0].node
+        if is_there and client.believes:
+            self.violate(f"the grant of {client.id} was withdrawn, and its client uses it")
+
+    def grant_before(self, event: ev.GrantWithdrawn | ev.LeaseEnded) -> ev.LeaseGranted | None:
+        """The grant that the journal had when this was written; None if the request waited."""
+        found = None
+        for stored in self.database.events:
+            each = stored.event
+            if each is event:
+                break
+            if isinstance(each, ev.LeaseGranted | ev.GrantWithdrawn) and each.lease_id == event.lease_id:
+                found = each if isinstance(each, ev.LeaseGranted) else None
+        return found
 
     def check_grant(self, event: ev.LeaseGranted) -> None:
         self.granted_in.setdefault(event.lease_id, self.database.row.epoch)
@@ -277,8 +290,10 @@ class World:
         """A lease expires only by the word of its box."""
         node = next((box.name for box in self.boxes.values() if event.lease_id in box.kept), None)
         ttl_s = next(client.ttl_s for client in self.clients if client.id == event.lease_id)
+        if event.reason is not EndReason.EXPIRED or self.grant_before(event) is None:
+            return  # a request that waited, also if the database lost its grant: its box brings it back
         # One that its box has dropped had ended before, and the database lost that.
-        if event.reason is EndReason.EXPIRED and node is not None and event.lease_id not in self.boxes[node].dropped:
+        if node is not None and event.lease_id not in self.boxes[node].dropped:
             self.boxes[node].check_expired(event.lease_id, ttl_s)
 
     def note_welcome(self, agent: SimulatedAgent) -> None:

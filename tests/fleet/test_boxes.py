@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
-from gpu_worker_pool.core.fleet.boxes import SILENT_S, Boxes
+from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Tell
+from gpu_worker_pool.core.fleet.boxes import Boxes
+from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.messages import (
     AgentMessage,
     Announce,
+    CannotKeep,
     GrantKept,
     HolderIsDead,
     KeptLease,
@@ -26,7 +27,7 @@ from gpu_worker_pool.core.fleet.messages import (
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.state import PoolState
 from tests.core.build import reading, request
@@ -37,8 +38,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.state, self.now = PoolState(), 100.0
-        keys = count(1)
-        self.boxes = Boxes(3, "pool", lambda: f"key{next(keys)}")
+        self.boxes = Boxes(3, "pool")
         self.is_slow = False
         self.unwritten: list[ev.Event] = []
         self.boxes.written(step(self.state, cmd.TakeOver(3, "boot"), self.now), self.state, self.now)
@@ -92,33 +92,6 @@ def grant_of(actions: Sequence[BoxAction], session: int = 1) -> KeptLease:
     return grant
 
 
-def test_an_announcement_is_answered_once_it_is_written() -> None:
-    leader = Leader()
-    leader.is_slow = True
-    assert leader.hear(1, announce()) == []
-    assert leader.hear(1, Report(100.0, (reading(node="x"),))) == []
-
-    (told,) = leader.write()
-
-    assert told == Tell(1, Welcome(3, 100.0, "key1", "pool", (), (), (("x", "http://x"),)))
-    assert leader.boxes.node_of_key("key1") == "x"
-    assert leader.boxes.boxes["x"].is_up
-
-
-def test_a_grant_is_told_once_it_is_written_and_confirmed_once_its_box_has_it() -> None:
-    leader = fleet()
-    leader.is_slow = True
-    assert leader.ask("a") == []
-
-    grant = grant_of(leader.write())
-
-    assert (grant.id, grant.gpus, grant.is_custodian) == ("a", ("GPU-x-0",), True)
-    assert not leader.boxes.is_confirmed("a")
-    assert leader.hear(1, GrantKept("a", grant.fence + 1)) == []
-    assert leader.hear(1, GrantKept("a", grant.fence)) == [Confirmed("a")]
-    assert leader.boxes.is_confirmed("a")
-
-
 def test_a_gang_is_confirmed_by_all_its_boxes_and_kept_by_one() -> None:
     leader = fleet("x", "y")
     actions = leader.ask("gang", nodes=2)
@@ -146,11 +119,8 @@ def test_a_grant_that_no_client_was_told_of_is_taken_back_if_its_box_stays_away(
     for _ in range(4):
         leader.hear(2, Report(leader.now))
         leader.tick(2)
-    ended = leader.state.find("a")
-    assert isinstance(ended, EndedLease)
-    assert ended is not None
-    assert ended.reason is EndReason.EXPIRED
-    assert leader.boxes.is_confirmed("a"), "its client is told that it has ended"
+    assert list(leader.state.queue) == ["a"], "it waits again, in its place"
+    assert leader.boxes.is_confirmed("a"), "its client is told that it waits"
     (welcome,) = [each.message for each in leader.hear(3, announce(leases=(grant,))) if isinstance(each, Tell)]
     assert isinstance(welcome, Welcome)
     assert welcome.leases == (), "the box drops it"
@@ -203,7 +173,7 @@ def test_a_grant_that_its_box_has_never_kept_is_noticed() -> None:
 
     def never_kept(*announced: Announce) -> list[BoxAction]:
         """What the next leader notices."""
-        boxes = Boxes(4, "pool", lambda: "key")
+        boxes = Boxes(4, "pool")
         boxes.written((), leader.state, leader.now)
         heard = [boxes.receive(number, each, leader.state, leader.now) for number, each in enumerate(announced)]
         return [each for actions in heard for each in actions if isinstance(each, NeverKept)]
@@ -274,41 +244,6 @@ def test_a_lost_grant_comes_back_and_what_the_box_has_no_more_ends() -> None:
     assert told.message.leases == ()
 
 
-def test_a_second_machine_of_one_name_is_rejected_and_a_second_link_replaces_the_first() -> None:
-    leader = fleet()
-
-    rejected, close = leader.hear(2, announce(machine_id="another"))
-    assert isinstance(rejected, Tell)
-    assert isinstance(rejected.message, Rejected)
-    assert "machine x" in rejected.message.why
-    assert isinstance(close, Close)
-    actions = leader.hear(3, announce())
-    assert isinstance(actions[0], Close)
-    assert actions[0].session == 1
-    assert leader.boxes.node_of_key("key1") is None
-
-
-def test_a_second_process_of_one_box_is_rejected_while_the_first_lives() -> None:
-    """It has a copy of the state directory, and hears of no renewal that the first one takes."""
-    leader = Leader()
-    leader.hear(1, announce(instance="first"))
-
-    rejected, closed = leader.hear(2, announce(instance="second"))
-
-    assert isinstance(rejected, Tell)
-    assert isinstance(rejected.message, Rejected)
-    assert "the same state directory or a copy" in rejected.message.why
-    assert closed == Close(2, rejected.message.why)
-    assert leader.boxes.node_of_key("key1") == "x"
-    again = leader.hear(3, announce(instance="first"))
-    assert isinstance(again[0], Close)
-    assert again[0].session == 1, "the same process has connected again"
-    leader.now += SILENT_S
-    assert any(isinstance(each, Tell) and each.session == 4 for each in leader.hear(4, announce(instance="second")))
-    leader.carry_out(leader.boxes.closed(4, leader.now))
-    assert any(isinstance(each, Tell) and each.session == 5 for each in leader.hear(5, announce(instance="third")))
-
-
 def test_a_box_that_was_renamed_is_rejected_while_it_has_leases() -> None:
     """Its GPUs would be granted a second time, under the new name."""
     leader = fleet()
@@ -344,26 +279,8 @@ def test_a_box_with_simulated_gpus_is_rejected_by_a_fleet_of_real_ones() -> None
     assert isinstance(close, Close)
 
 
-def test_a_leader_that_is_outdated_takes_no_box() -> None:
-    _, closed, outdated = Leader().hear(1, announce(epoch_seen=4))
-    assert isinstance(closed, Close)
-    assert outdated == Outdated(4)
-
-
 def test_a_message_before_the_announcement_closes_the_session() -> None:
     assert isinstance(Leader().hear(1, GrantKept("a", 1))[0], Close)
-
-
-def test_agents_hear_a_sign_of_life_and_silent_ones_are_closed() -> None:
-    leader = fleet("x", "y")
-    told = leader.tick(1.0)
-    assert [each.session for each in told if isinstance(each, Tell)] == [1, 2]
-    leader.tick(1.0)
-    leader.hear(2, Report(leader.now))
-
-    (close,) = [each for each in leader.tick(1.0) if isinstance(each, Close)]
-    assert close.session == 1
-    assert leader.state.announced == {"y"}
 
 
 def test_a_report_of_nothing_new_costs_nothing_until_the_readings_grow_stale() -> None:
@@ -378,18 +295,54 @@ def test_a_report_of_nothing_new_costs_nothing_until_the_readings_grow_stale() -
     assert all(isinstance(command, cmd.Observe) and len(command.readings) == 1 for command in observed)
 
 
-def test_a_reading_has_the_pool_time_that_its_box_had_heard() -> None:
-    leader = fleet()
-    leader.ask("a")
-    leader.now += 5.0
-    leader.do(cmd.Release("a", is_holder=True))
-    since = leader.now
-    leader.now += 1.0
+def test_a_gpu_that_its_box_reads_no_more_is_unknown_once_its_reading_is_stale() -> None:
+    """A GPU off the bus, or a new partition of MIG: the probe does not name it any more."""
+    leader, custody = Leader(), Custody("x", "machine x", "boot", 0.0)
+    both = [reading(index, node="x", at=0.0) for index in (0, 1)]
+    for told in leader.hear(1, custody.announce("http://x", "1", False, None)):
+        assert isinstance(told, Tell)
+        custody.take(told.message, 0.0)
+    clock = 0.0
+    for readings in ([both] * 3) + ([both[:1]] * 30):
+        clock += 1.0
+        for told in leader.tick(1.0):
+            assert isinstance(told, Tell)
+            custody.take(told.message, clock)
+        report = custody.report([replace(each, at=clock) for each in readings], clock)
+        assert report is not None
+        leader.hear(1, report)
 
-    leader.hear(1, Report(since - 0.1, (reading(node="x", at=leader.now),)))
-    assert "a" in leader.state.leases  # it drains: what was read may be from before the end
-    leader.hear(1, Report(since, (reading(node="x", at=leader.now),)))
-    assert "a" not in leader.state.leases
+    ages_s = [leader.now - slot.reading.at for slot in leader.state.slots.values() if slot.reading]
+    assert min(ages_s) <= 2.0
+    assert max(ages_s) > leader.state.settings.stale_after_s
+    leader.ask("both", gpus=2)
+    assert isinstance(leader.state.leases["both"], QueuedLease)
+    custody.disconnected()
+
+
+def test_a_box_that_cannot_write_is_granted_nothing_and_its_grants_go_back_to_their_places() -> None:
+    leader = fleet("x", "y")
+    leader.ask("waits", among=("GPU-y-0",))
+    leader.hear(2, GrantKept("waits", 1))
+    leader.ask("first", among=("GPU-x-0", "GPU-y-0"))
+    leader.ask("second")
+    fence = leader.state.active("first").fence
+
+    told = leader.hear(1, CannotKeep("the disk is full"))
+
+    assert Tell(1, Orders(3, leader.now, ended=("first",), look=True)) in told, (
+        "the box keeps it no more, whenever it can write again"
+    )
+    assert list(leader.state.queue) == ["first", "second"]
+    assert [box.trouble for box in leader.boxes.boxes.values()] == ["the disk is full", None]
+    leader.hear(1, Report(leader.now, (reading(node="x", at=leader.now),)))
+    assert list(leader.state.queue) == ["first", "second"], "nothing is granted there"
+    assert Confirmed("first") not in leader.hear(1, GrantKept("first", fence))
+    # It can write again, and says so by another announcement on the same link.
+    assert not any(isinstance(each, Close) for each in leader.hear(1, announce()))
+    assert [box.trouble for box in leader.boxes.boxes.values()] == [None, None]
+    leader.hear(1, Report(leader.now, (reading(node="x", at=leader.now),)))
+    assert list(leader.state.queue) == ["second"]
 
 
 def test_a_box_speaks_for_its_own_node_only() -> None:
@@ -424,8 +377,9 @@ def test_a_box_that_an_operator_forgot_is_shown_no_more() -> None:
     leader.do(cmd.ForgetNode("y", "root"))
 
     assert set(leader.boxes.boxes) == {"x"}
+    leader.tick(1.0)
     (told,) = [each.message for each in leader.tick(1.0) if isinstance(each, Tell)]
     assert isinstance(told, Orders)
-    assert told.boxes is None
+    assert told.boxes == (("x", "http://x"),)
     leader.hear(3, announce("y"))
     assert set(leader.boxes.boxes) == {"x", "y"}

@@ -6,7 +6,7 @@ from the file that FAKE_NVIDIA_SMI_CONFIG names (without it, from `nvidia-smi.js
     {"gpus": ANSWER, "processes": ANSWER}, for --query-gpu and --query-compute-apps, each with these, all optional:
 
     print            text for the standard output        print_error   text for the error output
-    print_endlessly  true: goes on printing              exit_code     a number, 0 without it
+    exit_code        a number, 0 without it
     hang             true: hangs for ever, after printing; only it does not outlive who runs it
     child            "holds the pipe": a child that stays, in the same process group, and outlives its parent
                      "escapes": the same in a session of its own

@@ -5,7 +5,6 @@ probe.
 
     → look 12.5      ← {"readings": [...], "error": null}
     → close          ← {"closed": true}
-    → repr           ← {"repr": "..."}
 
 The first line is {"source": "nvml"}, or {"unavailable": "..."} and the child ends. What is raised is {"raised": "..."}.
 """
@@ -122,8 +121,6 @@ def _answer(probe: NvmlProbe, words: list[str]) -> dict[str, Any]:
         case ["close"]:
             probe.close()
             return {"closed": True}
-        case ["repr"]:
-            return {"repr": repr(probe)}
     raise ValueError(f"what is {words}?")
 
 

@@ -55,7 +55,12 @@ def test_a_command_that_ignores_sigterm_is_killed_at_its_limit_and_not_a_grace_a
         assert (ended["status"], ended["was_limited"]) == (signal.SIGKILL, True)
 
 
-def test_a_command_may_end_by_itself_ahead_of_its_limit() -> None:
-    script = ["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done"]
-    with guarding(script, limit=guard.boot_time() + 3600.0, limit_grace_s=3599.5) as (_, line):
-        assert os.waitstatus_to_exitcode(said(line, "ended")["status"]) == 7
+def test_a_process_that_has_taken_the_number_of_another_gets_no_signal() -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        try:
+            assert not guard.send_signals(process.pid, [signal.SIGKILL], lambda: False)
+            assert process.poll() is None
+            assert guard.send_signals(process.pid, [signal.SIGTERM], lambda: True)
+        finally:
+            process.wait()
+        assert not guard.send_signals(process.pid, [signal.SIGKILL], lambda: True)

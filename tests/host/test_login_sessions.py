@@ -45,7 +45,3 @@ def test_a_logout_ends_what_belongs_to_a_session_where_systemd_is_told_so(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert logout_ends(7, tmp_path) is ends
-
-
-def test_a_process_that_is_gone_is_not_ended(tmp_path: Path) -> None:
-    assert not logout_ends(7, tmp_path)

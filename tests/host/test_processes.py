@@ -66,13 +66,6 @@ def test_the_ancestors_of_a_real_process_end_where_the_pid_namespace_does() -> N
     assert len({ancestor.pid for ancestor in ancestors}) == len(ancestors)
 
 
-@needs_proc
-def test_a_process_that_has_ended_is_unknown(child: subprocess.Popen[bytes]) -> None:
-    child.communicate()
-
-    assert ProcessTable().gpu_process(child.pid, 5.0) == GpuProcess(ProcessId(child.pid), 5.0)
-
-
 def test_everything_about_a_process_on_a_gpu_is_put_together(proc: FakeProc) -> None:
     proc.add(1, started=1, name="init")
     proc.add(10, parent=1, started=50, name="bash")
@@ -94,25 +87,11 @@ def test_a_name_may_hold_spaces_and_parentheses(proc: FakeProc, name: str) -> No
     assert proc.table().ancestors(10) == (ProcessId(9, 5.0),)
 
 
-def test_a_name_that_is_not_text_is_no_reason_to_fail(proc: FakeProc) -> None:
-    proc.add(10)
-    proc.add_raw(10, (proc.folder / "10" / "stat").read_bytes().replace(b"python", b"\xff\xfe"))
-
-    assert proc.table().name(10) == "\ufffd\ufffd"
-
-
 @pytest.mark.parametrize("stat", [b"", b"10 (python", b"10 (python) S", b"10 (python) S 1 2 3", b"\0" * 100])
 def test_what_cannot_be_understood_is_unknown(proc: FakeProc, stat: bytes) -> None:
     proc.add_raw(10, stat)
 
     assert proc.table().gpu_process(10, None) == GpuProcess(ProcessId(10), user=getpass.getuser())
-
-
-@pytest.mark.parametrize("pid", [0, -1])
-def test_what_is_no_pid_is_unknown(proc: FakeProc, pid: int) -> None:
-    proc.add(pid)
-
-    assert proc.table().facts(pid) is None
 
 
 def test_no_proc_at_all_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -122,13 +101,6 @@ def test_no_proc_at_all_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert table.started(1) is None
     assert table.name(1) is None
     assert table.ancestors(1) == ()
-
-
-def test_the_ancestors_end_at_one_that_is_not_shown(proc: FakeProc) -> None:
-    proc.add(10, parent=9)
-    proc.add(11, parent=10)
-
-    assert proc.table().ancestors(11) == (ProcessId(10, 100.0),)
 
 
 def test_a_parent_that_is_younger_than_its_child_is_not_its_parent(proc: FakeProc) -> None:
@@ -146,23 +118,6 @@ def test_a_very_long_line_of_ancestors_is_cut(proc: FakeProc) -> None:
     ancestors = proc.table().ancestors(199)
 
     assert [ancestor.pid for ancestor in ancestors] == list(range(198, 198 - MOST_ANCESTORS, -1))
-
-
-def test_a_circle_of_parents_ends(proc: FakeProc) -> None:
-    proc.add(10, parent=11)
-    proc.add(11, parent=10)
-
-    assert len(proc.table().ancestors(10)) <= MOST_ANCESTORS
-
-
-def test_a_table_is_one_moment(proc: FakeProc) -> None:
-    proc.add(10, started=100)
-    table = proc.table()
-    before = table.facts(10)
-    proc.add(10, started=200)
-
-    assert table.facts(10) == before
-    assert proc.table().started(10) == 200.0
 
 
 def ticks(pid: int) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 from pathlib import Path
 
 import pytest
@@ -38,11 +36,6 @@ SYSTEMD = {"STATE_DIRECTORY": "/var/lib/one:/var/lib/two"}
 )
 def test_the_place(configured: str | None, environ: dict[str, str], platform: str, uid: int, expected: str) -> None:
     assert state_dir(configured, environ, platform=platform, uid=uid) == Path(expected)
-
-
-def test_without_home_the_users_entry_is_taken() -> None:
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    assert state_dir("~/pool", {}, platform="linux", uid=os.getuid()) == home / "pool"
 
 
 def test_a_user_without_a_home_is_told_what_to_set() -> None:

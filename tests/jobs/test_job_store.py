@@ -2,139 +2,116 @@
 
 from __future__ import annotations
 
-import json
 import os
+import resource
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.jobs.job_view import say_of_jobs
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.jobs.gpu_wait import JobPools
-from gpu_worker_pool.jobs.job_key import JobKey
-from gpu_worker_pool.jobs.job_spec import JobSpec
-from gpu_worker_pool.jobs.job_store import JobStore, jobs_folder
-from gpu_worker_pool.jobs.journal import JobJournal, JournalUnreadable, encode
-from gpu_worker_pool.jobs.keeper import kept_s
-from gpu_worker_pool.jobs.keeper_link import lock_keeper
-from gpu_worker_pool.jobs.life import (
-    CancelAsked,
-    JobEvent,
-    JobState,
-    JobTerms,
-    Requested,
-    RunClosed,
-    TasksClosed,
-    TasksRetried,
-    Usage,
-    replay,
-)
+from gpu_worker_pool.jobs.job_log import opened_log
+from gpu_worker_pool.jobs.job_record import JobRecord, encode
+from gpu_worker_pool.jobs.job_spec import BatchFacts
+from gpu_worker_pool.jobs.job_store import JobStore, jobs_folder, kept_s
+from gpu_worker_pool.jobs.keeper_process import start_keeper
+from gpu_worker_pool.jobs.submission import JobState, JobTask, Record, Usage, Whole, cancelled, retried
 
-from .lives import OPENED, became, started
+from .test_submission import RUN, became, running, spec
 
-EVENTS: list[JobEvent] = [
-    Requested(at=1.0, worker="w"),
-    OPENED,
-    started(0),
-    became(JobState.SUBMITTED, 0, end_reason="preempted"),
-    started(0),
-    CancelAsked(at=3.0, indices=(0,)),
-    became(JobState.CANCELLED, 0, exit_code=143, why="cancelled"),
-    TasksRetried(at=5.0, behind=7, indices=(0,)),
-    TasksClosed(at=6.0, becomes=JobState.FAILED, why="no GPU", exit_code=124),
-    RunClosed(at=7.0, run="run-1", usage=Usage(peak_memory_mb=1.0)),
+RECORDS: list[Record] = [
+    Whole(requested_at=1.0, requested_by="w"),
+    RUN,
+    running(0),
+    became(JobState.SUBMITTED, 0, end_reason="preempted", restarts=1),
+    became(JobState.CANCELLED, 0, exit_code=143, why="cancelled", is_cancel_asked=True),
+    JobTask(0, JobState.SUBMITTED, 1, behind=7),
+    Whole(is_held=True, first_at=2.0, edits={"gpus": 2}),
+    replace(RUN, is_open=False, usage=Usage(peak_memory_mb=1.0)),
 ]
-TERMS = JobTerms(1, (0, 1))
 
 
-def spec(**options: object) -> JobSpec:
-    return JobSpec(submitted_at=1.0, command=("true",), label="true", cwd="/", **options)  # type: ignore[arg-type]
+def journal(folder: Path, data: bytes = b"") -> JobRecord:
+    (folder / "journal.jsonl").write_bytes(data)
+    return JobRecord(1, spec(2), folder)
 
 
-def journal(folder: Path, data: bytes = b"") -> JobJournal:
-    path = folder / "journal.jsonl"
-    path.write_bytes(data)
-    return JobJournal(path, TERMS)
+def state(record: JobRecord) -> object:
+    now = record.submission
+    return list(now.tasks()), now.runs, now.whole
 
 
-def test_every_event_is_read_as_it_was_written_also_by_another_process_that_has_it_open(tmp_path: Path) -> None:
+def test_every_record_is_read_as_it_was_written_also_by_another_process_that_has_it_open(tmp_path: Path) -> None:
     first = journal(tmp_path)
-    second = JobJournal(first.path, TERMS)
-    first.write(lambda _: EVENTS[:2])
-    first.write(lambda _: EVENTS[2:4])
-    assert second.refresh() == EVENTS[:4]
-    second.write(lambda _: EVENTS[4:])
-    assert first.refresh() == EVENTS[4:]
-    assert list(first.submission.lives()) == list(second.submission.lives()) == list(replay(TERMS, EVENTS).lives())
-
-
-def test_a_decision_is_made_on_all_that_others_have_written(tmp_path: Path) -> None:
-    first = journal(tmp_path)
-    second = JobJournal(first.path, TERMS)
-    first.write(lambda _: [OPENED, started(0)])
-    assert second.write(lambda now: [started(life.key.index)] if (life := now.next_task()) else []) == [started(1)]
+    second = JobRecord(1, spec(2), tmp_path)
+    first.write(lambda _: RECORDS[:2])
+    first.write(lambda _: RECORDS[2:4])
+    assert second.refresh() == [(JobTask(0), RECORDS[2]), (RECORDS[2], RECORDS[3])]
+    second.write(lambda _: RECORDS[4:])
+    first.refresh()
+    assert state(first) == state(second) == state(JobRecord(1, spec(2), tmp_path))
+    assert second.submission.runs == {RUN.id: RECORDS[-1]}
 
 
 def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     """A command that follows one task of 10,000 looks five times a second."""
-    followed = journal(tmp_path, b"".join(map(encode, EVENTS[:4])))
-    assert followed.refresh() == EVENTS[:4]
-    with followed.path.open("r+b") as file:
+    followed = journal(tmp_path, b"".join(map(encode, RECORDS[:3])))
+    with (tmp_path / "journal.jsonl").open("r+b") as file:
         file.write(b"what was read before")
-    with followed.path.open("ab") as file:
-        file.write(encode(EVENTS[4]))
-    assert followed.refresh() == EVENTS[4:5]
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(encode(RECORDS[3]))
+    assert followed.refresh() == [(RECORDS[2], RECORDS[3])]
 
 
-@given(st.integers(0, sum(len(encode(event)) for event in EVENTS)))
+@given(st.integers(0, sum(len(encode(record)) for record in RECORDS)))
 @settings(max_examples=60)
 def test_a_journal_that_was_cut_anywhere_is_understood_and_goes_on(cut_at: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        whole = b"".join(map(encode, EVENTS))
+        whole = b"".join(map(encode, RECORDS))
         cut = journal(Path(folder), whole[:cut_at])
-        known = cut.refresh()
-        assert known == EVENTS[: len(known)]
-        assert sum(len(encode(event)) for event in known) <= cut_at
-        cut.write(lambda _: EVENTS[len(known) : len(known) + 1])
-        assert JobJournal(cut.path, TERMS).refresh() == EVENTS[: len(known) + 1]
+        known = whole[:cut_at].count(b"\n")
+        cut.write(lambda _: RECORDS[known : known + 1])
+        assert cut.trouble is None
+        assert (Path(folder) / "journal.jsonl").read_bytes() == b"".join(map(encode, RECORDS[: known + 1]))
 
 
 @pytest.mark.parametrize(
     "line",
     [
         b"nonsense\n",
-        b'{"event": "started", "at": 1.0}\n',
-        b'{"event": "ended", "at": 1.0, "becomes": "rich"}\n',
+        b'{"run": {"id": 1}}\n',
+        b'{"task": {"index": 0, "state": "rich"}}\n',
+        b'{"task": {"index": 7}}\n',
+        b'{"whole": {"edits": {"wings": 2}}}\n',
         b"[]\n",
-        b'{"event": "measured"}\n',
-        encode(became(JobState.ENDED, 0)),
+        b'{"event": {}}\n',
     ],
 )
 def test_a_job_whose_journal_is_damaged_is_never_run(tmp_path: Path, line: bytes) -> None:
-    with pytest.raises(JournalUnreadable, match="byte 49"):
-        journal(tmp_path, encode(EVENTS[0]) + line).refresh()
     store = JobStore(tmp_path / "jobs")
-    number = store.submit(spec(array=(0, 1)), {})
-    (store.root / str(number) / "journal.jsonl").write_bytes(encode(EVENTS[0]) + line)
+    number = store.submit(spec(2), {})
+    (store.root / str(number) / "journal.jsonl").write_bytes(encode(running(0)) + line)
     record = store.load()[number]
-    assert [life.state for life in record.submission.lives()] == [JobState.INTERRUPTED] * 2
+    assert [task.state for task in record.submission.tasks()] == [JobState.RUNNING, JobState.INTERRUPTED]
     assert record.trouble is not None
-    assert "byte 49" in record.trouble
-    with pytest.raises(OSError, match="byte 49"):
-        record.write(lambda now: [started(0)] if now.next_task() else [])
+    assert f"byte {len(encode(running(0)))}" in record.trouble
+    with pytest.raises(OSError, match="byte"):
+        record.write(lambda now: [running(1)] if now.next_task() else [])
 
 
 def test_a_submission_is_there_as_a_whole_with_a_number_that_is_never_used_again(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     assert [store.submit(spec(), {"A": "\udcff"}) for _ in range(2)] == [1, 2]
     store.forget(2)
-    assert store.submit(spec(array=(0, 4)), {}) == 3
+    assert store.submit(replace(spec(), array=(0, 4)), {}) == 3
     found = store.load()
-    assert [str(life.key) for record in found.values() for life in record.submission.lives()] == ["1", "3_0", "3_4"]
+    assert [(number, list(record.spec.indices)) for number, record in found.items()] == [(1, [None]), (3, [0, 4])]
     assert store.live_numbers() == [1, 3]
     assert store.environment_of(1) == {"A": "\udcff"}
     with pytest.raises(Failure, match="environment of job 2"):
@@ -183,37 +160,14 @@ def test_a_job_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path)
     assert sorted(os.listdir(store.root)) == ["live", "submit.lock"]  # noqa: PTH208 - names
 
 
-def test_a_damaged_last_number_is_told(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    store.submit(spec(), {})
-    (store.root / "last-id").write_text("9" * 30, encoding="ascii")
-    with pytest.raises(Failure, match="write the number of the last job into it"):
-        store.submit(spec(), {})
-    assert store.numbers() == [1]
-    assert not list(store.root.glob(".new-*"))
-
-
-def test_an_array_that_was_damaged_has_the_tasks_that_have_begun(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    number = store.submit(spec(array=(0, 1, 2)), {})
-    store.load()[number].write(lambda _: [OPENED, started(0), started(1), became(JobState.ENDED, 1)])
-    (store.root / "1" / "job.json").write_text("{", encoding="ascii")
-    record = store.load()[number]
-    assert [(life.key.index, life.state) for life in record.submission.lives()] == [
-        (0, JobState.RUNNING),
-        (1, JobState.ENDED),
-    ]
-    assert record.trouble is not None
-
-
 def test_what_is_over_is_not_live_unless_it_was_retried_meanwhile(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     number = store.submit(spec(), {})
     record, other = store.load()[number], store.load()[number]
-    record.write(lambda _: [CancelAsked(at=1.0)])
+    record.write(lambda now: cancelled(now, 1.0, [None]))
     store.note_over(record)
     assert store.live_numbers() == []
-    other.write(lambda _: [TasksRetried(at=2.0, behind=1, indices=(None,))])
+    other.write(lambda now: retried(now, [None], 1, has_all=False))
     store.note_over(record)
     assert store.live_numbers() == [number]
 
@@ -227,13 +181,6 @@ def test_jobs_whose_environments_differ_in_what_no_client_reads_share_one_client
     assert "GPU_SERVICE_ENDPOINT" not in os.environ
 
 
-def test_many_tasks_are_told_once() -> None:
-    said: list[str] = []
-    keys = [JobKey(3), *(JobKey(5, index) for index in range(3))]
-    say_of_jobs(keys, "is cancelled", "are cancelled", said.append)
-    assert said == ["job 3 is cancelled", "3 tasks of job 5 are cancelled"]
-
-
 def test_where_jobs_are_kept(tmp_path: Path) -> None:
     assert jobs_folder({"GPU_POOL_JOBS_DIR": str(tmp_path)}) == tmp_path
     found = jobs_folder({"HOME": "/home/ada", "STATE_DIRECTORY": "/var/lib/x"})
@@ -243,16 +190,38 @@ def test_where_jobs_are_kept(tmp_path: Path) -> None:
     assert kept_s({"GPU_POOL_JOBS_KEEP": "long"}) == 30 * 86_400
 
 
-def test_one_keeper_has_the_lock(tmp_path: Path) -> None:
-    first = lock_keeper(tmp_path)
-    assert first is not None
-    assert lock_keeper(tmp_path) is None
-    os.close(first)
-    second = lock_keeper(tmp_path)
-    assert second is not None
-    os.close(second)
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names
 
 
-def test_what_was_submitted_is_read_as_it_was_written() -> None:
-    written = spec(array=(0, 2), after=("3_1",))
-    assert JobSpec.from_json(json.loads(json.dumps(written.as_json()))) == written
+async def test_a_log_whose_first_line_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    facts = BatchFacts(lines=("true",), logs=("/dev/full",), pid=1, boot_id="b")
+    store = JobStore(tmp_path / "jobs")
+    number = store.submit(spec(1, batch=facts), {})
+    record = store.load()[number]
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(Failure, match="its log /dev/full cannot be written: No space left"):
+            async with opened_log(record, record.submission.task(0), ["0"]):
+                pass
+    assert descriptors() == before
+
+
+def test_a_keeper_that_cannot_be_started_leaves_nothing_open(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    store.make()
+    files, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + 8, files[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(3):  # those of the pipe and of the log can be had, and no more for the process
+            os.close(taken.pop())
+        with pytest.raises(Failure, match="the keeper of the jobs cannot be started: Too many open files"):
+            start_keeper(store)
+        taken += [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        for descriptor in taken:
+            os.close(descriptor)

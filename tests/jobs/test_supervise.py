@@ -8,21 +8,19 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.failure import FAILED, TAKEN_BACK, TIME_LIMIT, Failure
-from gpu_worker_pool.host.guarded import GuardDied, Guarded
-from gpu_worker_pool.jobs.leases import GpuRequest, adopted
-from gpu_worker_pool.jobs.limited_log import limited_log
+from gpu_worker_pool.client.options import RequestWishes
+from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.host.guarded import Guarded
+from gpu_worker_pool.jobs.leases import adopted
 from gpu_worker_pool.jobs.supervise import Outcome, SupervisedCommand, supervise
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
 from gpu_worker_pool.notices import EndNotice, Loss
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.leasing import OFTEN, take, wait_until_free
-
-SAVES = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+from tests.server.running import free_port
 
 
 @pytest.fixture
@@ -66,36 +64,6 @@ async def ready(descriptor: int) -> str:
     return (await asyncio.to_thread(os.read, descriptor, 100)).decode().strip()
 
 
-async def test_the_command_has_the_variables_of_its_lease_and_its_code_is_known(guarded: Guarded) -> None:
-    command = shell('[ "$GPU_POOL_LEASE_ID $GPU_POOL_LEASE_GPUS" = "id 0" ]; exit $((7 + $?))')
-    assert await supervise(guarded, Lease().assignment, command) == Outcome(7)
-
-
-@pytest.mark.parametrize("reason", ["preempted", "time_limit", "idle"])
-async def test_a_command_that_saves_and_ends_well_after_a_warning_is_known_to_have_been_told_to_end(
-    guarded: Guarded, reason: str
-) -> None:
-    lease = Lease()
-    with output() as (reading, writing):
-        running = asyncio.create_task(supervise(guarded, lease.assignment, shell(SAVES, writing)))
-        assert await ready(reading) == "ready"
-        lease.warn(reason)
-        outcome = await running
-    assert outcome == Outcome(0, reason)
-    assert outcome.code_of_run == 0  # as documented: 0 stays 0
-
-
-@pytest.mark.parametrize(("reason", "code"), [("preempted", TAKEN_BACK), ("time_limit", TIME_LIMIT)])
-async def test_a_command_that_is_ended_by_a_warning_was_stopped(guarded: Guarded, reason: str, code: int) -> None:
-    lease = Lease()
-    running = asyncio.create_task(supervise(guarded, lease.assignment, shell("exec sleep 300")))
-    lease.warn(reason)
-    outcome = await running
-    assert outcome.end_reason == reason
-    assert outcome.why is not None
-    assert outcome.code_of_run == code
-
-
 async def test_a_report_that_fails_does_not_end_the_warnings(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,43 +86,10 @@ async def test_a_report_that_fails_does_not_end_the_warnings(
     assert "No space left on device" in caplog.text
 
 
-async def test_a_lost_lease_ends_the_command_and_says_why(guarded: Guarded) -> None:
-    lease, heard = Lease(), list[str]()
-    running = asyncio.create_task(supervise(guarded, lease.assignment, shell("exec sleep 300"), on_lost=heard.append))
-    lease.lost.set("an administrator took it", "revoked")
-    outcome = await running
-    assert outcome.is_lost
-    assert (outcome.code_of_run, outcome.why) == (FAILED, "its GPU was lost: an administrator took it")
-    assert heard == ["an administrator took it"]
-
-
-async def test_a_command_has_a_limit_of_its_own_and_the_next_one_starts_again(guarded: Guarded) -> None:
-    lease = Lease()
-    for _ in range(2):
-        outcome = await supervise(guarded, lease.assignment, shell("exec sleep 300", time_limit_s=0.2))
-        assert (outcome.end_reason, outcome.code_of_run) == ("time_limit", TIME_LIMIT)
-    assert await supervise(guarded, lease.assignment, shell("exit 3", time_limit_s=60)) == Outcome(3)
-
-
-async def test_a_command_that_cannot_be_run_is_a_failure_and_the_guard_can_run_the_next(guarded: Guarded) -> None:
-    lease = Lease()
-    with pytest.raises(Failure, match="cannot be run"):
-        await supervise(guarded, lease.assignment, SupervisedCommand(argv=["/etc/passwd"], env={}))
-    assert await supervise(guarded, lease.assignment, shell("exit 0")) == Outcome(0)
-
-
-async def test_a_guard_that_was_killed_is_a_failure_in_words(guarded: Guarded) -> None:
-    running = asyncio.create_task(supervise(guarded, Lease().assignment, shell("exec sleep 300")))
-    await asyncio.sleep(0)
-    os.kill(guarded.pid, 9)
-    with pytest.raises(GuardDied, match="the guard of the command was killed"):
-        await running
-
-
 async def test_a_lease_that_another_process_requested_is_adopted_renewed_and_released(guarded: Guarded) -> None:
     with ServerProcess({"SIMULATED_GPUS": "1", **OFTEN}) as server:
         lease = take(server, pid=guarded.pid, time_limit_s=600)
-        request = GpuRequest(time_limit_s=600)
+        request: RequestWishes = {"time_limit": 600}
         environ = {"HOME": "/nonexistent", "GPU_POOL_SOCKET": ""}
         with output() as (reading, writing):
             async with adopted(str(lease["id"]), server.url, request, environ) as held:
@@ -169,14 +104,8 @@ async def test_a_lease_that_another_process_requested_is_adopted_renewed_and_rel
                 pass
 
 
-async def test_of_a_long_output_the_end_is_kept_in_two_files(guarded: Guarded, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"
-    async with limited_log(path, 4000) as log:
-        await supervise(
-            guarded, Lease().assignment, SupervisedCommand(argv=["sh", "-c", script], env={}, streams=(0, log, log))
-        )
-    old, new = path.with_name("log.old").read_text(), path.read_text()
-    assert len(old) == 2000
-    assert len(new) < 2000
-    assert (old + new).endswith("line 1998\nline 1999\n")
+async def test_a_server_that_is_gone_for_good_is_not_waited_for_for_ever() -> None:
+    environ = {"HOME": "/nonexistent", "GPU_POOL_SOCKET": ""}
+    with pytest.raises(Failure, match=r"the lease abc cannot be used: endpoint 127\.0\.0\.1: "):
+        async with adopted("abc", f"http://127.0.0.1:{free_port()}", {}, environ, within_s=0.0):
+            pass

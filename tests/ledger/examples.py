@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import AccessToken, Booking, Quota, Role, Value
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, ProcessId
-from gpu_worker_pool.core.model.gpu_names import GPU_NAME, MAX_NAME
-from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from gpu_worker_pool.core.model.lease_use import LeaseUse
+from gpu_worker_pool.core.model.lease import EndedLease, EndReason, LeaseUse
 from gpu_worker_pool.core.model.request import (
+    GPU_NAME,
     MAX_GPUS,
+    MAX_NAME,
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
     Holder,
@@ -96,7 +96,7 @@ wishes = st.builds(
     Wishes,
     st.integers(1, MAX_GPUS),
     st.none() | st.floats(1, 1e9) | st.integers(1, 10**9),
-    st.none() | texts.filter(lambda text: bool(text.strip())),
+    st.none() | texts.filter(lambda text: all(part.strip() for part in text.split(","))),
     percents,
     percents,
     st.none()

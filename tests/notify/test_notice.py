@@ -51,18 +51,6 @@ def test_programs_read_one_line_of_json() -> None:
     }
 
 
-def test_people_read_what_whose_and_which_gpus() -> None:
-    assert NOTICE.text().splitlines() == [
-        "GPUs: GPU 0, 3 of gpu-1",
-        "Reason: revoked by root",
-        "Details: a $(course)",
-        "Owner: ada",
-        "Command: train.py",
-        "Lease: run-1",
-        "Time: 2023-11-14 22:13 UTC",
-    ]
-
-
 ONE = NoticeGpu("gpu-1", "GPU-aaaa", 2)
 of_job = partial(Notice, at=0.0, owner="ada", gpus=(ONE,), job="12", labels=(("command", "train.py"),))
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.notify import sender as sender_module
 from gpu_worker_pool.notify.notice import Notice
-from gpu_worker_pool.notify.rules import Program, Service
+from gpu_worker_pool.notify.rules import AppriseUrl, Program
 from gpu_worker_pool.notify.sender import MAX_AGE_S, MOST_FOR_ONE, Sender
 from tests.notify.notices import NOTICE, rule
 from tests.notify.receiver import receiver
@@ -24,7 +23,7 @@ def of(owner: str) -> Notice:
 async def test_a_notice_that_was_not_taken_is_sent_again_before_later_ones() -> None:
     with receiver(503) as at:
         sender = Sender(boot_time)
-        told = [rule(Service(at.url))]
+        told = [rule(AppriseUrl(at.url))]
         sender.tell(of("ada"), told)
         await asyncio.to_thread(at.next)
         sender.tell(of("bob"), told)
@@ -48,7 +47,7 @@ async def test_no_more_than_a_bound_wait_for_a_target(caplog: pytest.LogCaptureF
     with receiver(None) as at, caplog.at_level(logging.WARNING):
         sender = Sender(boot_time)
         for _ in range(MOST_FOR_ONE + 5):
-            sender.tell(NOTICE, [rule(Service(at.url))])
+            sender.tell(NOTICE, [rule(AppriseUrl(at.url))])
         assert len(sender) == MOST_FOR_ONE
         await asyncio.to_thread(at.next)
         await sender.finish(0.0)
@@ -63,23 +62,9 @@ async def test_notices_that_grow_old_are_dropped(caplog: pytest.LogCaptureFixtur
     with receiver(500, 500, 500) as at, caplog.at_level(logging.WARNING):
         sender = Sender(lambda: now)
         for _ in range(3):
-            sender.tell(NOTICE, [rule(Service(at.url))])
+            sender.tell(NOTICE, [rule(AppriseUrl(at.url))])
         now = MAX_AGE_S + 1.0
         while len(sender):
             await next(iter(sender._tasks.values()))
         assert at.received.qsize() == 1
     assert len(caplog.messages) == 1
-
-
-async def test_one_target_does_not_wait_for_another() -> None:
-    with receiver(None) as hung, receiver() as at:
-        sender = Sender(boot_time)
-        sender.tell(NOTICE, [rule(Service(hung.url)), rule(Service(at.url))])
-        await asyncio.to_thread(hung.next)
-        await asyncio.to_thread(at.next)
-        await sender.finish(0.0)
-
-
-def test_attempts_end_within_minutes() -> None:
-    pauses = [sender_module.BACKOFF.delay_s(attempt, 0.999) for attempt in range(sender_module.ATTEMPTS - 1)]
-    assert sum(pauses) < 120.0

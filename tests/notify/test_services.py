@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.notify.rules import Service, check_services, rules_of_command
+from gpu_worker_pool.notify.rules import AppriseUrl, check_services, rules_of_command
 from gpu_worker_pool.notify.sender import Sender
 from tests.notify.notices import NOTICE, rule
 from tests.notify.receiver import mail_server, receiver
@@ -21,7 +21,7 @@ SECRET = "s3cr3t-topic"  # noqa: S105 - of no service
 
 async def send(url: str, *, timeout_s: float = 30.0, number: int | None = None) -> None:
     sender = Sender(boot_time)
-    sender.tell(NOTICE, [rule(Service(url), timeout_s=timeout_s, number=number)])
+    sender.tell(NOTICE, [rule(AppriseUrl(url), timeout_s=timeout_s, number=number)])
     await sender.finish(60.0)
     assert len(sender) == 0
 
@@ -66,15 +66,6 @@ async def test_a_failure_is_logged_without_any_secret(caplog: pytest.LogCaptureF
     assert not [secret for secret in (SECRET, "password", "127.0.0.1") if secret in said]
 
 
-async def test_a_server_that_is_away_is_logged_without_any_secret(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        await send(f"ntfy://127.0.0.1:9/{SECRET}")
-
-    (said,) = caplog.messages
-    assert "A Connection error occurred" in said
-    assert SECRET not in said
-
-
 async def test_a_server_that_hangs_costs_the_time_of_its_rule(caplog: pytest.LogCaptureFixture) -> None:
     with receiver(None, None) as at, caplog.at_level(logging.WARNING):
         await send(f"{at.url}?rto=60", timeout_s=2.0)
@@ -92,16 +83,12 @@ async def test_a_server_that_hangs_costs_the_time_of_its_rule(caplog: pytest.Log
     ],
 )
 def test_a_url_that_apprise_cannot_use_is_refused_without_its_secret(url: str, says: str) -> None:
-    good, bad = rule(Service("ntfy://topic"), number=1), rule(Service(url), number=2)
+    good, bad = rule(AppriseUrl("ntfy://topic"), number=1), rule(AppriseUrl(url), number=2)
     with pytest.raises(ValueError, match=r"^hook 2 \(") as caught:
         check_services([good, bad])
 
     assert says in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
-
-
-def test_a_webhook_of_slack_may_be_pasted_as_it_is() -> None:
-    check_services([rule(Service("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"))])
 
 
 def test_without_apprise_it_is_said_how_to_install_it() -> None:
@@ -119,7 +106,7 @@ def test_without_apprise_it_is_said_how_to_install_it() -> None:
 
 def test_a_url_may_be_in_a_variable_where_other_users_do_not_see_it() -> None:
     (found,) = rules_of_command(None, ["MY_TOPIC", "MY_TOPIC"], {"MY_TOPIC": "ntfy://topic"}, "/")
-    assert found.target == Service("ntfy://topic")
+    assert found.target == AppriseUrl("ntfy://topic")
     assert "topic" not in repr(found)
 
 

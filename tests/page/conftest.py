@@ -74,15 +74,25 @@ def watch(server: ServerProcess) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def open_page(watch: Watch, new_context: CreateContextCallback, server: ServerProcess) -> OpenPage:
+def open_page(watch: Watch, new_context: CreateContextCallback, server: ServerProcess) -> Iterator[OpenPage]:
+    opened: list[Page] = []
+
     def open_page(path: str = "/ui", **context_args: Any) -> Page:
         context = new_context(**context_args)
         watch.over(context)
         page = context.new_page()
+        opened.append(page)
         page.goto(server.url + path)
         return page
 
-    return open_page
+    yield open_page
+    # A handler of a route that still answers when its page is closed would raise in the test after this one. A page whose routes
+    # are taken off must ask for nothing any more: the server knows nothing of what they made up.
+    for page in opened:
+        if not page.is_closed():
+            page.goto("about:blank")
+        page.unroute_all(behavior="ignoreErrors")
+        page.context.unroute_all(behavior="ignoreErrors")
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ EVERY = 3
 class FleetAnswer:
     """`view` is the answer; a test changes it as the fleet changes. Each third GPU is free; the rest is leased one by one."""
 
-    def __init__(self, boxes: int, *, home: str = "gpu-2", is_brief: bool = False) -> None:
+    def __init__(self, boxes: int, *, home: str = "gpu-2") -> None:
         self.now = datetime.now(UTC)
         self.names = [f"gpu-{number + 1}" for number in range(boxes)]
         gpus = [self._gpu(name, index) for name in self.names for index in range(GPUS_OF_BOX)]
         leases = [self._lease(gpu) for gpu in gpus if gpu["leases"]]
         pool: dict[str, Any] = {"node": home, "server_id": "made-up", "source": "simulated", "gpus": gpus}
         pool |= {"leases": leases, "queue": [], "queue_length": 0, "thresholds": {}}
+        pool["fleet"] = {"id": "f", "leader": self.names[0], "epoch": 7, "role": "leader", "lag_s": 0.4}
         self.view: dict[str, Any] = {
             "pool": pool,
             "now": self.time(0),
@@ -35,8 +36,8 @@ class FleetAnswer:
             "title": "made up",
             "docs": None,
             "version": "1.2.3",
-            "is_brief": is_brief,
-            "fleet": {"id": "f", "leader": self.names[0], "epoch": 7, "role": "follower", "lag_s": 0.4},
+            "advice": None,
+            "ends": [],
             "boxes": [self._box(name) for name in self.names],
         }
 
@@ -61,7 +62,7 @@ class FleetAnswer:
         return next(lease for lease in self.view["pool"]["leases"] if lease["id"] == lease_id)
 
     def lead(self, name: str) -> None:
-        self.view["fleet"] |= {"leader": name, "epoch": self.view["fleet"]["epoch"] + 1}
+        self.view["pool"]["fleet"]["leader"] = name
         for box in self.view["boxes"]:
             box["is_leader"] = box["node"] == name
 

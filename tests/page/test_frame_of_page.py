@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.page.axe import serious_findings
-from tests.page.chromium import HEADLESS_NAMES, NAMES, find_chromium
+from tests.page.axe import findings
 from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
 
@@ -81,20 +79,7 @@ def test_a_request_to_another_host_is_noticed_and_goes_nowhere(
 
 
 def test_axe_finds_what_keeps_somebody_out_and_nothing_else(page: Page) -> None:
-    assert serious_findings(page) == []
+    assert findings(page) == []
     page.evaluate("() => document.querySelector('main').append(document.createElement('input'))")
-    (finding,) = serious_findings(page)
+    (finding,) = findings(page)
     assert finding.startswith("label (critical): <input>")
-
-
-def test_the_browser_is_the_one_named_else_one_on_the_path(tmp_path: Path) -> None:
-    assert find_chromium({"PATH": str(tmp_path)}) is None
-    for name in reversed(HEADLESS_NAMES):
-        (tmp_path / name).touch(mode=0o755)
-        assert find_chromium({"PATH": str(tmp_path)}) == str(tmp_path / name)
-    assert find_chromium({"PATH": str(tmp_path)}, NAMES) == str(tmp_path / NAMES[0])
-    other = tmp_path / "other"
-    with pytest.raises(FileNotFoundError, match="is not a program"):
-        find_chromium({"PATH": str(tmp_path), "CHROMIUM": str(other)})
-    other.touch(mode=0o755)
-    assert find_chromium({"PATH": str(tmp_path), "CHROMIUM": str(other)}) == str(other)

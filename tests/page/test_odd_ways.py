@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
-from tests.page.parts import card, connection, use_token
+from tests.page.parts import connection, in_full, row, timeline, use_token
 from tests.page.watch import Watch
 from tests.server.leasing import release_all, take
 
@@ -21,8 +21,7 @@ ADMIN = "a-secret-of-admin"
 
 @pytest.fixture(scope="module")
 def server(browser: Browser) -> Iterator[ServerProcess]:
-    env = {"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}"}
-    with ServerProcess(env) as server:
+    with ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN}"}) as server:
         yield server
 
 
@@ -49,7 +48,7 @@ def test_a_proxy_that_wants_a_cookie_is_given_it(page: Page, server: ServerProce
     expect(connection(page)).to_have_text("live")
     page.context.clear_cookies()
     expect(connection(page)).to_have_text("no connection")
-    expect(page.get_by_role("alert").first).to_contain_text("status 401")
+    expect(page.get_by_role("alert")).to_contain_text("status 401")
 
 
 def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: ServerProcess) -> None:
@@ -57,7 +56,7 @@ def test_a_stream_that_is_held_back_is_not_relied_on(page: Page, server: ServerP
     page.reload()
     expect(connection(page)).to_have_text("polling every few seconds")
     lease = take(server, owner="patient")
-    expect(card(page, lease)).to_contain_text("patient")
+    expect(row(page, lease)).to_contain_text("patient")
     expect(page.get_by_text("have not been measured")).to_be_hidden()
 
 
@@ -67,7 +66,7 @@ def test_a_server_that_stands_still_is_no_connection_and_no_fault_of_the_gpus(
     os.kill(server.pid, signal.SIGSTOP)
     try:
         expect(connection(page)).to_have_text("no connection")
-        expect(page.get_by_role("alert").first).to_contain_text("does not answer")
+        expect(page.get_by_role("alert")).to_contain_text("does not answer")
         expect(page.get_by_text("have not been measured")).to_be_hidden()
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -87,19 +86,18 @@ def test_what_was_cancelled_does_not_happen_though_its_answer_comes_late(page: P
         expect(page.get_by_role("dialog")).to_be_hidden()
         held.pop().continue_()
     page.evaluate("() => new Promise((resolve) => setTimeout(resolve))")
-    expect(page.get_by_text("Token of")).to_be_hidden()
-
+    expect(page.get_by_role("button", name="Log out")).to_be_hidden()
     page.unroute("**/ui/data/me")
-    use_token(page, ADMIN)
-    lease = take(server, owner="bob")
-    page.route("**/leases/*", hold)
-    card(page, lease).get_by_role("button", name="Release").click()
-    page.get_by_role("button", name="Release", exact=True).click()
+
+    lease = take(server, owner="bob", among=[1])
+    page.route("**/revoke*", hold)
+    row(page, lease).get_by_role("button", name="End the lease").click()
+    page.get_by_role("dialog").get_by_role("button", name="End the lease").click()
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Drain GPU 0").click()
+    in_full(page, 0).get_by_role("button", name="Drain GPU 0").click()
     page.get_by_label("Reason").fill("a fan")
     held.pop().continue_()
-    expect(page.get_by_text(f"The lease {lease['id']} of bob is released.")).to_be_visible()
+    expect(page.get_by_text("The lease of bob on GPU 1 is ended.")).to_be_visible()
     expect(page.get_by_role("dialog", name="Take GPU 0 out of service?")).to_be_visible()
     expect(page.get_by_label("Reason")).to_have_value("a fan")
 
@@ -108,19 +106,17 @@ def test_the_readers_clock_does_not_matter(page: Page, server: ServerProcess) ->
     page.add_init_script("const real = Date.now; Date.now = () => real() + 5 * 3600 * 1000")
     lease = take(server, owner="bob")
     page.reload()
-    use_token(page, ADMIN)
-    card(page, lease).get_by_role("button", name="Revoke").click()
-    dialog = page.get_by_role("dialog", name="Revoke")
+    row(page, lease).get_by_role("button", name="End the lease").click()
+    dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(re.compile(r"held for \d+\ss\."))
-    dialog.get_by_role("button", name="Revoke").click()
-    page.get_by_text("The same as a list").click()
-    expect(page.locator("#timeline-list")).to_contain_text(re.compile(r"bob from .*revoked by the operator; \d+\ss"))
+    dialog.get_by_role("button", name="End the lease").click()
+    line = timeline(page, lease["gpus"][0]["gpu_id"])
+    expect(line).to_have_attribute("aria-label", re.compile(r"bob\W* from .*ended by an operator; \d+\ss"))
 
 
-def test_a_lease_that_ended_before_it_could_be_revoked_was_not_revoked(page: Page, server: ServerProcess) -> None:
+def test_a_lease_that_ended_before_it_could_be_ended_is_told_so(page: Page, server: ServerProcess) -> None:
     lease = take(server, owner="bob")
-    use_token(page, ADMIN)
-    card(page, lease).get_by_role("button", name="Revoke").click()
+    row(page, lease).get_by_role("button", name="End the lease").click()
     release_all(server, {"Authorization": f"Bearer {ADMIN}"})
-    page.get_by_role("dialog", name="Revoke").get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="End the lease").click()
     expect(page.get_by_text("had ended already: released")).to_be_visible()

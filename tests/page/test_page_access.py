@@ -1,9 +1,10 @@
-"""What can be done on the page: nothing without a token, and with one nothing without a confirmation that says what will happen."""
+"""What can be done on the page: only what the user may do, and nothing without a confirmation that says what will happen."""
 
 from __future__ import annotations
 
 import json
-import re
+import os
+import pwd
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.parts import card, controls, queue_of, use_token
+from tests.page.conftest import OpenPage
+from tests.page.parts import VISITOR, confirm, controls, in_full, queue_of, row, use_token, waiters
 from tests.page.watch import Watch
 from tests.server.leasing import held, new_id, put, release_all
 
@@ -27,6 +29,13 @@ def bearer(token: str) -> dict[str, str]:
 def server(browser: Browser) -> Iterator[ServerProcess]:
     with ServerProcess({"SIMULATED_GPUS": "2", "GPU_POOL_TOKENS": f"admin:{ADMIN},ada:{ADA}"}) as server:
         yield server
+
+
+@pytest.fixture
+def page(open_page: OpenPage, watch: Watch) -> Page:
+    """As a visitor sees it, who has a token at most."""
+    watch.allow("401")
+    return open_page(extra_http_headers=VISITOR)
 
 
 def lease_of(server: ServerProcess, token: str | None = None, **form: Any) -> dict[str, Any]:
@@ -50,9 +59,7 @@ def dialog_of(button: Locator) -> Locator:
     return dialog
 
 
-def cancel_and_confirm(
-    server: ServerProcess, button: Locator, *named: str, yes: str, reason: str | None = None
-) -> None:
+def cancel_and_confirm(server: ServerProcess, button: Locator, *named: str, yes: str, **fields: str) -> None:
     """Press it three times: twice one thinks better of it, and nothing has changed."""
 
     def all_there_is() -> list[Any]:
@@ -66,27 +73,27 @@ def cancel_and_confirm(
     dialog = dialog_of(button)
     for text in named:
         expect(dialog).to_contain_text(text)
-    dialog.get_by_role("button", name="Cancel").click()
+    dialog.get_by_role("button", name="Cancel", exact=True).click()
     expect(dialog).to_be_hidden()
     dialog_of(button)
     button.page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert all_there_is() == before
 
-    dialog = dialog_of(button)
-    if reason is not None:
-        dialog.get_by_label("Reason").fill(reason)
-    dialog.get_by_role("button", name=yes, exact=True).click()
-    expect(dialog).to_be_hidden()
+    dialog_of(button)
+    confirm(button.page, yes, **fields)
     assert all_there_is() != before
 
 
-def test_without_a_token_nothing_can_be_done_and_a_wrong_one_is_told(page: Page, leases: Leases, watch: Watch) -> None:
-    expect(card(page, leases[0])).to_contain_text("ada")
+def test_a_visitor_can_do_nothing_and_a_wrong_token_is_told(page: Page, leases: Leases) -> None:
+    expect(row(page, leases[0])).to_contain_text("ada")
     expect(queue_of(page)).to_contain_text("eve")
     expect(controls(page)).to_have_count(0)
 
-    watch.allow("401")
+    page.get_by_role("button", name="Log in…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("gpu-pool token add NAME")
+    expect(page.get_by_role("dialog")).to_contain_text("operator or administrator")
+    page.keyboard.press("Escape")
     use_token(page, "no-such-token")
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("alert")).to_contain_text("token")
@@ -95,78 +102,98 @@ def test_without_a_token_nothing_can_be_done_and_a_wrong_one_is_told(page: Page,
     expect(controls(page)).to_have_count(0)
 
 
-def test_who_is_not_admin_may_end_what_is_his(page: Page, leases: Leases, server: ServerProcess) -> None:
+def test_an_owner_may_end_what_is_its_own(page: Page, leases: Leases, server: ServerProcess) -> None:
     ada, _, _ = leases
     use_token(page, ADA)
-    expect(page.get_by_text("Token of ada")).to_be_visible()
-    expect(controls(page)).to_have_count(1)
-    cancel_and_confirm(server, card(page, ada).get_by_role("button", name="Release"), "ada", ada["id"], yes="Release")
-    expect(controls(page)).to_have_count(0)
+    expect(page.get_by_role("banner")).to_contain_text("ada")
+    expect(page.get_by_text("You: GPU 0, ")).to_be_visible()
+    expect(row(page, ada)).to_have_attribute("data-mine", "true")
+    expect(controls(page)).to_have_text(["End…", "Book…"])
+    end = row(page, ada).get_by_role("button", name="End the lease")
+    cancel_and_confirm(server, end, "ada", ada["id"], yes="End the lease")
+    expect(end).to_have_count(0)
     assert server.json(f"/leases/{ada['id']}")["end_reason"] == "released"
 
 
-def test_admin_may_do_everything_after_confirming_what_will_happen(
+def test_an_administrator_may_do_everything_after_confirming_what_will_happen(
     page: Page, leases: Leases, server: ServerProcess
 ) -> None:
-    ada, bob, eve = leases
+    _, bob, eve = leases
     use_token(page, ADMIN)
-    expect(controls(page)).to_have_count(2 * len(("Drain", "Release", "Revoke")) + len(("Take out",)))
-
+    expect(controls(page)).to_have_text(["End…", "End…", "✕", "Book…"])
     take_out = queue_of(page).get_by_role("button", name="Take out")
     cancel_and_confirm(server, take_out, "eve", eve["id"], yes="Take out")
     expect(queue_of(page)).to_contain_text("Nobody waits.")
-    expect(queue_of(page)).to_be_focused()  # the button is gone; whoever is here by keyboard goes on from there
+    expect(page.get_by_role("alert")).to_contain_text(f"The request {eve['id']} of eve is out of the queue.")
 
-    drain = card(page, bob).get_by_role("button", name="Drain")
-    cancel_and_confirm(server, drain, "GPU 1", "bob may keep it", yes="Drain", reason="a fan is broken")
-    expect(card(page, bob)).to_contain_text("a fan is broken")
-
-    undrain = card(page, bob).get_by_role("button", name="Put back")
+    details = in_full(page, bob)
+    drain = details.get_by_role("button", name="Drain GPU 1")
+    cancel_and_confirm(server, drain, "GPU 1", "bob may keep", yes="Drain", Reason="a fan is broken")
+    undrain = details.get_by_role("button", name="Put back")
     cancel_and_confirm(server, undrain, "GPU 1", yes="Put back")
-    expect(card(page, bob)).not_to_contain_text("a fan is broken")
+    cancel_and_confirm(
+        server, details.get_by_role("button", name="Drain the box"), "all GPUs of", yes="Drain", Reason="a move"
+    )
+    assert [gpu["is_out_of_service"] for gpu in server.json("/pool")["gpus"]] == [True, True]
+    for gpu in (0, 1):
+        in_full(page, gpu).get_by_role("button", name="Put back").click()
+        confirm(page, "Put back")
 
-    release = card(page, ada).get_by_role("button", name="Release")
-    cancel_and_confirm(server, release, "GPU 0", "ada", ada["id"], "Nobody waits.", yes="Release")
-    expect(release).to_have_count(0)
-
-    revoke = card(page, bob).get_by_role("button", name="Revoke")
-    cancel_and_confirm(server, revoke, "GPU 1", "bob", bob["id"], "revoked", yes="Revoke")
-    expect(revoke).to_have_count(0)
-    assert server.json(f"/leases/{bob['id']}")["end_reason"] == "revoked"
+    end = row(page, bob).get_by_role("button", name="End the lease")
+    cancel_and_confirm(server, end, "GPU 1", "bob", bob["id"], "Nobody waits.", yes="End the lease", Reason="too long")
+    expect(end).to_have_count(0)
+    ended = server.json(f"/leases/{bob['id']}")
+    assert (ended["end_reason"], ended["ended_by"], ended["end_note"]) == ("revoked", "admin", "too long")
 
 
-def test_what_does_not_succeed_is_told_and_a_token_can_be_forgotten(
+def test_on_the_box_the_user_is_known_without_a_token(
+    open_page: OpenPage, leases: Leases, server: ServerProcess
+) -> None:
+    page, me = open_page(), pwd.getpwuid(os.getuid()).pw_name
+    mine = lease_of(server, owner=me)
+    expect(page.get_by_role("banner")).to_contain_text(me)
+    expect(page.get_by_text("You: 2nd of 2")).to_be_visible()
+    own = waiters(page).filter(has_text=me)
+    expect(own).to_have_attribute("data-mine", "true")
+    own.get_by_role("button", name="Take out").click()
+    confirm(page, "Take out")
+    expect(own).to_have_count(0)
+    assert server.json(f"/leases/{mine['id']}")["end_reason"] == "cancelled"
+
+
+def test_what_does_not_succeed_is_told_and_one_can_log_out(
     page: Page, leases: Leases, server: ServerProcess, watch: Watch
 ) -> None:
     watch.allow("net::ERR_FAILED")
     use_token(page, ADMIN)
-    dialog = dialog_of(card(page, leases[1]).get_by_role("button", name="Revoke"))
+    dialog = dialog_of(row(page, leases[1]).get_by_role("button", name="End the lease"))
     page.context.route("**/revoke", lambda route: route.abort())
-    dialog.get_by_role("button", name="Revoke", exact=True).click()
+    dialog.get_by_role("button", name="End the lease", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("cannot be reached")
     assert leases[1]["id"] in held(server)
 
     dialog.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Forget token").click()
+    page.get_by_role("button", name="Log out").click()
     expect(controls(page)).to_have_count(0)
-    expect(page.get_by_text(re.compile("Token of"))).to_be_hidden()
 
 
-def test_the_token_is_nowhere_but_in_memory(page: Page, leases: Leases) -> None:
-    use_token(page, ADMIN)
-    expect(page.get_by_text("Token of admin")).to_be_visible()
+def test_the_token_is_kept_for_the_tab_only(page: Page) -> None:
+    use_token(page, ADA)
+    expect(page.get_by_role("button", name="Log out")).to_be_visible()
     kept = page.evaluate(
         """async () => [
-            {...localStorage}, {...sessionStorage}, document.cookie, location.href, history.state, window.name,
+            {...sessionStorage}, {...localStorage}, document.cookie, location.href, history.state, window.name,
             document.documentElement.outerHTML, [...document.querySelectorAll("input")].map((input) => input.value),
             await indexedDB.databases(), await caches.keys(),
         ]"""
     )
-    assert ADMIN not in json.dumps(kept)
-    assert kept[:3] == [{}, {}, ""]
-    assert ADMIN not in json.dumps(page.context.storage_state())
-
+    assert kept[0] == {"gpu-pool.token": ADA}
+    assert ADA not in json.dumps(kept[1:])
     page.reload()
-    expect(card(page, leases[0])).to_contain_text("ada")
-    expect(page.get_by_role("button", name="Token…")).to_be_visible()
-    expect(controls(page)).to_have_count(0)
+    expect(page.get_by_role("button", name="Log out")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("button", name="Log in…")).to_be_visible()
+    assert page.evaluate("() => ({...sessionStorage})") == {}
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.get_by_role("button", name="Log in…")).to_be_visible()

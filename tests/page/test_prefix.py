@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
-from tests.page.parts import controls, use_token
+from tests.page.parts import controls, in_full, row, use_token
 
 ADMIN = "the-token-of-admin"
 PREFIX = "/gpu/pool"
@@ -25,6 +25,7 @@ def server(browser: Browser) -> Iterator[ServerProcess]:
 def test_it_shows_the_gpus_and_takes_a_token(open_page: OpenPage) -> None:
     page = open_page(f"{PREFIX}/ui")
     expect(page.get_by_role("heading", level=1)).to_have_text("box1")
-    expect(page.get_by_role("heading", level=4)).to_have_text(["GPU 0 Simulated Tesla T4"])
+    expect(row(page, 0)).to_contain_text("free")
     use_token(page, ADMIN)
-    expect(controls(page)).to_have_text(["Drain"])
+    expect(in_full(page, 0)).to_contain_text("Simulated Tesla T4")
+    expect(controls(page)).to_have_text(["Drain GPU 0…", "Drain the box…", "Book…"])

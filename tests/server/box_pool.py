@@ -8,9 +8,8 @@ from typing import Any
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.planner import FreeAt
-from gpu_worker_pool.core.queue.start_times import expected_starts
 from gpu_worker_pool.host.pauses import LoopShare
-from tests.core.build import Box
+from tests.core.build import Box, expected_starts
 
 
 class BoxPool:
@@ -37,7 +36,7 @@ class BoxPool:
     def is_written(self, _: str) -> bool:
         return True
 
-    async def expected_starts_in_turns(self, _: LoopShare) -> dict[str, FreeAt]:
+    async def expected_starts(self, _: LoopShare) -> dict[str, FreeAt]:
         return expected_starts(self.state, self.now())
 
     def tell(self, events: Sequence[ev.Event]) -> None:

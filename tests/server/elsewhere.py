@@ -6,13 +6,21 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from typing import NoReturn
 
-from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.server.app import create_app
+from gpu_worker_pool.host.processes import Machine
+from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.logs import configure_logging
 from gpu_worker_pool.server.serving import listen, run
 
 COMMAND = (sys.executable, "-m", "tests.server.elsewhere")
+
+
+def serve(app: PoolApp) -> NoReturn:
+    """Run this application until the caller ends, or ends it."""
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    configure_logging(app.settings)
+    sys.exit(run(app, listen(app.settings)))
 
 
 def _end_with_the_caller() -> None:
@@ -21,7 +29,4 @@ def _end_with_the_caller() -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
-    app = create_app(machine=replace(Machine.here(), boot_id="another machine"))
-    configure_logging(app.settings)
-    sys.exit(run(app, listen(app.settings)))
+    serve(create_app(machine=replace(Machine.here(), boot_id="another machine")))

@@ -64,7 +64,7 @@ class Stream:
     def until(self, name: str, lease_id: str | None = None) -> list[Event]:
         """All events up to the first one of this name (about this lease)."""
         seen = [self.next()]
-        while seen[-1].name != name or (lease_id is not None and seen[-1].data["id"] != lease_id):
+        while seen[-1].name != name or (lease_id is not None and seen[-1].data["lease_id"] != lease_id):
             seen.append(self.next())
         return seen
 

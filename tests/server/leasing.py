@@ -148,9 +148,15 @@ class LongPoll:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        self._server, self._connection = server, http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         self._path, self._headers = path, dict(headers or {})
         self._connection.request(method, path, body, self._headers)
+
+    def held(self) -> Self:
+        """Wait until the server holds its answer back: what happens then comes after the call. No other call may wait."""
+        line = b"\ngpupool_waiting_connections 1.0\n"
+        eventually(lambda: line in self._server.ask("/metrics").body or None, "the call waits")
+        return self
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ def past(owner: str | None, gpus: int, *hours: float, memory_mb: float | None = 
 
 
 def server_with_past(leases: Sequence[EndedLease], *, pruned_to: int | None = None) -> ServerProcess:
-    """A server, not yet started, whose journal knows these leases, or only the last so many."""
+    """A server, not yet started, whose journal knows these leases, or only the last ones."""
     server = ServerProcess({"GPU_POOL_NODE": NODE, "REFRESH_INTERVAL": "0.05"})
     path = server.state_dir / f"simulated-{NODE}.sqlite3"
     with closing(SqliteJournal(path, most_ended=pruned_to or len(leases))) as journal:

@@ -32,8 +32,8 @@ BOTH = {
     "futures": 1,
     # The head of the answer, and its body.
     "messages by uvicorn": 2,
-    # The end of the turn, the start and the end of the task, its wait, the late listeners, and the write of the answer.
-    "callbacks": 6,
+    # The end of the turn, the start and the end of the task, its wait, and the late listeners.
+    "callbacks": 5,
     # The time for the body, and the one that closes a connection which is not used.
     "timers": 3,
     "heads of requests read": 1,
@@ -50,7 +50,6 @@ BOTH = {
 RELEASED = {"records of the log": 2}
 # Only a server of a fleet, or the page of the documents, or a command needs these.
 NEVER_LOADED = {
-    "aiohttp",
     "asyncpg",
     "gpu_worker_pool.client",
     "gpu_worker_pool.core.fleet.election",
@@ -66,13 +65,14 @@ signal.signal(signal.SIGUSR1, lambda *_: (file.with_suffix(".new").write_text(" 
 runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)
 """
 AT_MOST: dict[str, dict[str, int]] = {
-    "PUT alone": {**BOTH, "decisions: RequestLease": 1, "decisions: ServeQueue": 1},
+    # Whether `gpu-pool enforce` refuses devices here: then the environment names GPUs by UUID.
+    "PUT alone": {**BOTH, "files opened": 1, "decisions: RequestLease": 1, "decisions: ServeQueue": 1},
     # No waiter can have the GPU before it is read: there is no pass over the queue.
     "DELETE alone": {**BOTH, **RELEASED, "decisions: Release": 1},
     # The middleware has its body.
     "GET summary": {
         "tasks": 1,
-        "callbacks": 3,
+        "callbacks": 2,
         "timers": 1,
         "messages by uvicorn": 2,
         "heads of requests read": 1,
@@ -89,7 +89,7 @@ AT_MOST: dict[str, dict[str, int]] = {
         "tasks": 1,
         "futures": 1,
         "messages by uvicorn": 4,
-        "callbacks": 11,
+        "callbacks": 9,
         # Also that of the commit, which waits no longer than a little for the reading.
         "timers": 5,
         "heads of requests read": 1,

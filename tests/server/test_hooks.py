@@ -8,9 +8,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from gpu_worker_pool.server.hooks import idle_leases, unknown_nodes
 from gpu_worker_pool.testing import ServerProcess
-from tests.core.build import Box, reading
 from tests.gpus.fake_nvidia_smi import install
 from tests.notify.receiver import receiver
 from tests.server.leasing import OFTEN, eventually, get, new_id, put
@@ -109,20 +107,3 @@ def test_a_program_is_told_while_more_than_a_thousand_connections_are_open(tmp_p
             assert connection.recv(12) == b"HTTP/1.1 200"
         assert put(server, new_id(), owner="ada").status == 201
         eventually((tmp_path / "told").exists, "the program was told")
-
-
-def test_a_node_is_unknown_when_none_of_its_gpus_was_read_lately() -> None:
-    box = Box(reading(0), reading(1))
-    assert unknown_nodes(box.state, box.now) == set()
-
-    later = box.now + box.state.settings.stale_after_s + 1.0
-
-    assert unknown_nodes(box.state, later) == {next(iter(box.state.slots)).node}
-
-
-def test_a_lease_is_idle_when_its_gpus_compute_nothing_for_long() -> None:
-    box = Box(reading(0), idle_after_s=100.0, stale_after_s=1e9)
-    box.ask("a")
-    assert idle_leases(box.state, box.now) == set()
-
-    assert idle_leases(box.state, box.now + 1_000.0) == {"a"}

@@ -155,35 +155,6 @@ def test_control_c_ends_it_without_a_traceback() -> None:
         assert "Traceback" not in server.log()
 
 
-def test_the_log_says_where_it_can_be_reached() -> None:
-    with ServerProcess() as server:
-        assert f"listening on {server.url}/" in server.log()
-
-        # A page that is open looks anew each second; that is not worth a line each.
-        for path in ("/ui", "/ui/data/pool", "/ui/data/nothing"):
-            server.ask(path)
-        assert [
-            line for line in ("GET /ui ", "GET /ui/data/pool ", "GET /ui/data/nothing ") if line in server.log()
-        ] == [
-            "GET /ui ",
-            "GET /ui/data/nothing ",
-        ]
-
-
-def test_the_filter_is_logged_however_it_was_started() -> None:
-    with ServerProcess({"CUDA_VISIBLE_DEVICES": "0,2"}, command=WAYS["uvicorn"]) as server:
-        assert "of 4 GPUs these are shown: 0, 2" in server.log()
-        assert "GPUs shown: 2, 2 more hidden (SIMULATED, not hardware)" in server.log()
-
-
-def test_reload_keeps_to_the_log_settings() -> None:
-    with ServerProcess({"RELOAD": "true", "LOG_FORMAT": "json", "LOG_LEVEL": "info"}) as server:
-        assert '"logger": "gpu_worker_pool.server.app"' in server.log()
-        assert server.process is not None
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=20)
-
-
 def test_without_its_packages_it_says_what_to_install_and_a_program_gets_an_import_error(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('not here', name='uvicorn')")
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

@@ -116,14 +116,6 @@ def test_only_administrators_may_use_the_operators_calls(server: ServerProcess, 
     assert server.ask(f"/admin/leases/{lease_id}/revoke", "POST").status == 200, "the tests run as the server's user"
 
 
-def test_a_token_of_the_same_name_is_the_same_owner(server: ServerProcess) -> None:
-    lease_id, token = new_id(), {"Authorization": "Bearer alice-secret-token"}
-    assert ask_as(ALICE, server, [("PUT", f"/leases/{lease_id}", {})])[0].status == 201
-    assert server.ask("/leases/renew", "POST", token, {"ids": [lease_id]}).json["lost"] == []
-    (answer,) = ask_as(BOB, server, [("PUT", f"/leases/{new_id()}", {})], headers=token)
-    assert answer.json["owner"] == ALICES, "a token counts more than the user who sends it"
-
-
 def test_a_call_over_a_closed_connection_is_not_roots(server: ServerProcess) -> None:
     """A closed connection has no user; older kernels say that root has it."""
     send = """

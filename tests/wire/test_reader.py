@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.cli.pools.same_server import same_as
 from gpu_worker_pool.core.queue.verdicts import SENTENCES
 from gpu_worker_pool.wire import accounting, leases, page, pool, service, statistics
 from gpu_worker_pool.wire.leases import (
-    DrainingLeaseView,
-    GpuRef,
     LeaseView,
     RenewAnswer,
     VerdictCode,
@@ -24,14 +22,8 @@ from gpu_worker_pool.wire.leases import (
 )
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read, read_number, read_time, read_whole
-from gpu_worker_pool.wire.same_server import same_as
 
 GPU: dict[str, Any] = {"uuid": "GPU-1", "gpu_id": 3, "state": "leased", "memory_used_mb": 12.5, "leases": ["a", 5, "b"]}
-
-
-def test_what_is_there_is_read() -> None:
-    found = read(PoolGpu, GPU)
-    assert found == PoolGpu(uuid="GPU-1", gpu_id=3, state="leased", memory_used_mb=12.5, leases=("a", "b"))
 
 
 @pytest.mark.parametrize("key", ["gpu_id", "memory_used_mb"])
@@ -55,36 +47,11 @@ def test_a_body_without_what_makes_it_one_is_none() -> None:
     assert read(LeaseView, {"state": "active"}) is None
 
 
-def test_a_list_is_read_without_what_cannot_be() -> None:
-    found = read(PoolView, {"gpus": [GPU, {"gpu_id": 4}, "GPU-5", None]})
-    assert found is not None
-    assert [gpu.uuid for gpu in found.gpus] == ["GPU-1"]
-    assert (found.queue_length, found.can_grant, found.thresholds.memory_percent) == (None, None, None)
-
-
-def test_a_draining_lease_is_read_with_the_gpus_that_it_has_not_left() -> None:
-    gpu = {"uuid": "GPU-1"}
-    found = read(PoolView, {"gpus": [], "leases": [{"id": "a", "state": "draining", "draining_gpus": [gpu]}]})
-    assert found is not None
-    (lease,) = found.leases
-    assert isinstance(lease, DrainingLeaseView)
-    assert lease.draining_gpus == (GpuRef(uuid="GPU-1"),)
-
-
 def test_texts_are_cleaned_keys_included() -> None:
     found = read(LeaseView, {"id": "a", "state": "active", "owner": "b\x1b", "labels": {"k\x1b": "v\x1b", "n": 3}},
                  clean=lambda text: text.replace("\x1b", "?"))  # fmt: skip
     assert found is not None
     assert (found.owner, found.labels) == ("b?", {"k?": "v?"})
-
-
-def test_a_reason_for_the_end_is_read_as_one() -> None:
-    lease = {"id": "a", "state": "ended", "end_reason": "expired"}
-    found, newer = read(LeaseView, lease), read(LeaseView, {**lease, "end_reason": "eaten"})
-    assert found is not None
-    assert found.end_reason is EndReason.EXPIRED
-    assert newer is not None
-    assert newer.end_reason is None
 
 
 def test_numbers_and_times_by_themselves() -> None:

@@ -91,9 +91,9 @@ class StateFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def load(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None, int]:
-        """The records of the lines that were done, by key; that of the last submission, and how many attempts of it are in the
-        file. None where the file is to be fresh, which empties it.
+    def load(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+        """The records of the lines that were done, by key, and that of the last submission. None where the file is to be fresh,
+        which empties it.
         """
         records = self._records()  # read also then, so that only a state file is ever emptied
         if self._is_fresh:
@@ -102,9 +102,7 @@ class StateFile:
         if not records:
             self.append(json.loads(HEADER))
         done = {str(record["job"]): record for record in records[1:] if is_good(record)}
-        submissions = [place for place, record in enumerate(records) if "submission" in record]
-        last = submissions[-1] if submissions else None
-        return done, (None if last is None else records[last]), len(records[last:]) - 1 if last is not None else 0
+        return done, next((record for record in reversed(records) if "submission" in record), None)
 
     def append(self, record: Mapping[str, Any]) -> None:
         try:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from gpu_worker_pool.cli.declare import Argument, Option
-from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.output import complain, out
 from gpu_worker_pool.cli.units import show_moment
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.clock import iso_time
 
 if TYPE_CHECKING:
     from gpu_worker_pool.ledger.sqlite.backup import JournalFacts
@@ -23,17 +21,14 @@ JournalFile = Annotated[
     Option(
         "--journal",
         metavar="PATH",
-        help="The journal of the server, which `gpu-pool serve` names when it starts. By default that of the settings in "
-        "the environment (GPU_POOL_STATE_DIR).",
+        help="The server's journal, as `gpu-pool serve` prints it. By default the one in GPU_POOL_STATE_DIR.",
     ),
 ]
 
 
 def backup(
-    file: Annotated[Path, Argument(metavar="FILE", help="A new file; one that is there is not overwritten.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The file to write; an existing file is not overwritten.")],
     journal: JournalFile = None,
-    *,
-    json: Json = False,
 ) -> None:
     """Copy the pool of this box into one file: leases, queue, quotas, bookings and accounting.
 
@@ -43,26 +38,23 @@ def backup(
     from gpu_worker_pool.ledger.journal import JournalError  # noqa: PLC0415 - slow
     from gpu_worker_pool.ledger.sqlite.backup import back_up  # noqa: PLC0415
 
-    settings = _settings(journal)
+    settings = server_settings(journal)
     path = journal
     if path is None:
-        own = _own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
-        path = _meant(own)
+        own = own_journal(settings, f"pg_dump --schema gpu_pool --file {file} DATABASE")
+        path = meant_journal(own)
         if path != own:
-            complain(f"this is a backup of {path}, the journal of the server that runs or ran here")
+            complain(f"this is a backup of {path}, the journal of the server on this machine")
     try:
         facts = back_up(path, file, settings.pool_settings())
     except JournalError as error:
         raise Failure(str(error)) from None
-    if (custody := path.with_name(f"custody-{path.name}")).exists():
+    if not facts.is_of_fleet and (custody := path.with_name(f"custody-{path.name}")).exists():
         complain(
             f"this box is or was in a fleet ({custody.name} is there), whose leases and accounting are in its PostgreSQL; "
             "this backup has what the box did alone"
         )
     size = file.stat().st_size
-    if json:
-        print_json("backup", {"file": str(file.absolute()), "bytes": size, "journal": str(path), **_as_json(facts)})
-        return
     out().print(f"{file}: {_in_words(facts)}; {size / 1024:,.0f} KiB, read again and checked")
 
 
@@ -71,9 +63,8 @@ def restore(
     journal: JournalFile = None,
     *,
     force: Annotated[
-        bool, Option("--force", help="Where there is a journal, keep it under another name, and replace it.")
+        bool, Option("--force", help="Replace an existing journal, which is kept under another name.")
     ] = False,
-    json: Json = False,
 ) -> None:
     """Put a backup in the place of the journal, while no server runs. Run it as the user of the server.
 
@@ -84,36 +75,32 @@ def restore(
     from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415
     from gpu_worker_pool.ledger.sqlite.backup import restore as put_in_place  # noqa: PLC0415
 
-    settings = _settings(journal)
-    path = journal or _own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
+    settings = server_settings(journal)
+    path = journal or own_journal(settings, "pg_restore, or psql --file FILE DATABASE, while no box of the fleet runs")
     if journal is None and (others := [each for each in _journals(path) if each != path]):
         raise Failure(f"there are other journals beside {path}. {_which([*others, path])}")
     try:
         facts, aside = put_in_place(file, path, settings.pool_settings(), replace=force)
     except JournalInUse as error:
-        raise Failure(f"a server runs, and a restore needs it stopped: {error}") from None
+        raise Failure(f"stop the server first: {error}") from None
     except (JournalError, StateDirError) as error:
         raise Failure(str(error)) from None
     replaced = None if aside is None else str(aside)
-    if json:
-        tokens = list(facts.token_names)
-        print_json("restore", {"journal": str(path), "replaced": replaced, **_as_json(facts), "token_names": tokens})
-        return
     console = out()
-    console.print(f"{path} is as the backup has it: {_in_words(facts)}")
+    console.print(f"restored {path}: {_in_words(facts)}")
     if replaced is not None:
-        console.print(f"The journal that was there is {replaced}")
+        console.print(f"The previous journal is now {replaced}")
     if facts.token_names:
         console.print(
-            f"It accepts tokens of {', '.join(facts.token_names)}, also those that were revoked since: gpu-pool token list",
+            f"Tokens of {', '.join(facts.token_names)} are accepted again, including any that were revoked since: gpu-pool token list",
         )
     console.print(
-        "All GPUs are out of service. Start the server, make sure that no program from before uses them (gpu-pool status), "
-        "and put them into service: gpu-pool undrain --all",
+        "All GPUs are out of service. Start the server, check that no earlier program still uses them (gpu-pool status), "
+        "then run: gpu-pool undrain --all",
     )
 
 
-def _settings(journal: Path | None) -> ServerSettings:
+def server_settings(journal: Path | None) -> ServerSettings:
     """The settings of the server. A .env that cannot be read matters only where it may name the journal: with `sudo -u` the
     current directory is often one of root.
     """
@@ -122,7 +109,7 @@ def _settings(journal: Path | None) -> ServerSettings:
         from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise Failure(
-            f"{error.name} is not installed, and this command needs it; run pip install 'gpu-worker-pool[server]'"
+            f"this command needs {error.name}, which is not installed; run pip install 'gpu-worker-pool[server]'"
         ) from None
     try:
         return settings_of({}, {})
@@ -132,12 +119,12 @@ def _settings(journal: Path | None) -> ServerSettings:
         return ServerSettings(_env_file=None)
 
 
-def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
+def own_journal(settings: ServerSettings, for_a_fleet: str = "pg_dump") -> Path:
     from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
-    from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
-    from gpu_worker_pool.server.fleet import fleet_url  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import fleet_url, leads_alone  # noqa: PLC0415
+    from gpu_worker_pool.server.state_files import journal_path  # noqa: PLC0415
 
-    if fleet_url(settings):
+    if fleet_url(settings) and not leads_alone(settings):
         raise Failure(
             "this box belongs to a fleet (GPU_POOL_FLEET), whose leases and accounting are in its PostgreSQL, in the schema "
             f"gpu_pool, for all pools of that database: use {for_a_fleet}"
@@ -148,13 +135,15 @@ def _own_journal(settings: ServerSettings, for_a_fleet: str) -> Path:
         raise Failure(str(error)) from None
 
 
-def _meant(own: Path) -> Path:
+def meant_journal(own: Path) -> Path:
     """The journal that a server has open; where none has, the only one there is. Failure where several may be meant.
 
     Journals of simulated GPUs have names of their own.
     """
+    from gpu_worker_pool.ledger.sqlite.lock import holder_pid  # noqa: PLC0415 - slow
+
     found = _journals(own)
-    used = [path for path in found if _is_in_use(path)]
+    used = [path for path in found if holder_pid(path) is not None]
     if len(used) == 1:
         return used[0]
     if len(found) > 1:
@@ -172,16 +161,6 @@ def _journals(own: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.sqlite3") if not path.name.startswith("custody-"))
 
 
-def _is_in_use(journal: Path) -> bool:
-    """Whether a process holds the lock of this journal, by the kernel's list: taking the lock could hinder a server."""
-    try:
-        inode = Path(f"{journal}.lock").stat().st_ino
-        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return False
-    return any("FLOCK" in line and f":{inode} " in line for line in locks)
-
-
 def _which(journals: list[Path]) -> str:
     return f"Name the one you mean with --journal: {', '.join(map(str, journals))}"
 
@@ -190,13 +169,3 @@ def _in_words(facts: JournalFacts) -> str:
     when = show_moment(facts.changed_at, time.time())
     leases = "1 lease" if facts.active == 1 else f"{facts.active} leases"
     return f"{leases}, {facts.waiting} waiting, {facts.ended} ended; last changed {when}"
-
-
-def _as_json(facts: JournalFacts) -> dict[str, Any]:
-    return {
-        "leases": facts.active,
-        "waiting": facts.waiting,
-        "ended": facts.ended,
-        "changed_at": iso_time(facts.changed_at),
-        "complete_since": iso_time(facts.complete_since),
-    }

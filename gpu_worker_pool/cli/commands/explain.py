@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from gpu_worker_pool.cli.declare import Argument
-from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
+from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import Console, Text, complain, out, print_body
-from gpu_worker_pool.cli.pools.lease_search import ask_lease, ask_pools_or_fail, complete_lease_id, find_lease
-from gpu_worker_pool.cli.pools.reading import ask_names
+from gpu_worker_pool.cli.pools.forecast import forecast_line
+from gpu_worker_pool.cli.pools.reading import ask_lease, ask_names, ask_pools_or_fail, complete_lease_id, find_lease
 from gpu_worker_pool.cli.pools.report import (
     LeaseReport,
     PoolReport,
@@ -19,14 +19,14 @@ from gpu_worker_pool.cli.pools.report import (
     show_gpus,
     show_holding,
     show_since,
+    show_start,
+    show_terms,
 )
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.pools.terms import show_start, show_terms
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import ObstacleView
 
 
 def explain(
@@ -34,40 +34,50 @@ def explain(
         str | None,
         Argument(
             metavar="[ID]",
-            help="A job number, or a lease by its id or a beginning that no other has. Without it: your waiting requests.",
+            help="A job number, or the beginning of a lease's id. Without it: your waiting requests.",
             complete=complete_lease_id,
         ),
     ] = None,
     endpoint: Endpoints = None,
     *,
-    fleet: FleetScope = False,
     json: Json = False,
 ) -> None:
     """Say why your requests wait, who holds what they want, and when they may start; or tell about one lease.
 
     Ends with 1 if there is no such lease.
     """
-    found = Servers(endpoint, is_fleet=fleet).run(lambda servers: _ask(servers, id_))
+    explained = Servers(endpoint, is_fleet=True).run(lambda servers: _ask(servers, id_))
     if json:
-        print_body({"leases": [{"endpoint": lease.endpoint, **lease.body} for lease, _ in found]})
+        print_body({"leases": [{"endpoint": lease.endpoint, **lease.body} for lease, _ in explained.leases]})
         return
-    if not found:
-        complain("you have no waiting requests; `gpu-pool leases --mine` lists what you hold")
     console, now = out(), time.time()
-    for number, (lease, report) in enumerate(found):
+    if explained.forecast is not None:
+        console.print(explained.forecast, "bold")
+    if not explained.leases:
+        complain("you have no waiting requests; `gpu-pool jobs` lists what you run")
+    for number, (lease, report) in enumerate(explained.leases):
         if number:
             console.print()
         _show(console, lease, report, now)
 
 
-async def _ask(servers: Servers, text: str | None) -> list[tuple[LeaseReport, PoolReport]]:
-    """The lease at each endpoint that has it, and the pool there; without an id, all that the caller waits for."""
+class _Explained(NamedTuple):
+    """Each lease, and the pool where it is; without an id, also what a request that is made now may expect."""
+
+    leases: list[tuple[LeaseReport, PoolReport]]
+    forecast: str | None = None
+
+
+async def _ask(servers: Servers, text: str | None) -> _Explained:
+    """The lease at each endpoint that has it; without an id, all that the caller waits for."""
     reports = await ask_pools_or_fail(servers)
     by_endpoint = {report.endpoint: report for report in reports}
     live = distinct_leases(reports)
+    forecast = None
     if text is None:
         names = await ask_names(servers)
         found = [each for each in live if each.view.state == "queued" and each.view.owner == names.get(each.endpoint)]
+        forecast = await forecast_line(servers, reports, time.time())
     elif (job := _leases_of_job(text)) is not None:
         ids, worker_id = job
         found = [each for each in live if each.id in ids or (worker_id and each.view.worker_id == worker_id)]
@@ -80,7 +90,8 @@ async def _ask(servers: Servers, text: str | None) -> list[tuple[LeaseReport, Po
         found = await find_lease(servers, reports, text)
     # A waiting lease that is asked for by its id also tells what stands between it and each GPU.
     fresh = await asyncio.gather(*(ask_lease(servers, lease.endpoint, lease.id) for lease in found))
-    return [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
+    told = [(new or old, by_endpoint[old.endpoint]) for old, new in zip(found, fresh, strict=True)]
+    return _Explained(told, forecast)
 
 
 def _leases_of_job(text: str) -> tuple[list[str], str] | None:
@@ -93,7 +104,7 @@ def _leases_of_job(text: str) -> tuple[list[str], str] | None:
     if record is None:
         return None
     runs = record.submission.runs.values()
-    return [run.lease_id for run in runs if run.lease_id is not None], record.submission.requested_by
+    return [run.lease_id for run in runs if run.lease_id is not None], record.submission.whole.requested_by
 
 
 def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) -> None:
@@ -101,19 +112,20 @@ def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) 
     if lease.view.state != "queued":
         return
     start = show_start(lease.view, now)
-    console.print(f"It starts {start}." if start else "When it will start is not known.")
+    console.print(f"It starts {start}." if start else "Its start time is not known.")
     console.print(f"Why: {lease.why or 'the server does not say'}")
     if not lease.obstacles:
         return
     table = make_table("GPU", "MODEL", "VERDICT", "HELD BY", whole=("GPU",))
-    models = {gpu.key: gpu.view.name for gpu in report.gpus}
+    gpus = {gpu.uuid: gpu for gpu in report.view.gpus}
     for obstacle in lease.obstacles:
-        holders = [show_holding(each, now, cut(console, each.command or "")) for each in _holders(obstacle, report)]
+        gpu = gpus.get(obstacle.uuid)
+        leases = () if gpu is None else report.holders(gpu, obstacle.lease_ids)
         table.add_row(
             lease.naming.id_of(obstacle),
-            models.get(obstacle.uuid) or "unknown",
+            (gpu and gpu.name) or "unknown",
             Text(obstacle.text or obstacle.code, "green" if obstacle.code == "eligible" else ""),
-            "; ".join(holders),
+            "; ".join(show_holding(each, now, cut(console, each.command or "")) for each in leases),
         )
     print_table(console, table)
 
@@ -154,9 +166,3 @@ def _moment(at: float | None, now: float) -> str:
     if at is None:
         return "an unknown time"
     return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S} ({show_since(at, now)} ago)"
-
-
-def _holders(obstacle: ObstacleView, report: PoolReport) -> list[LeaseReport]:
-    """The leases on that GPU, whatever its verdict names."""
-    on_it = {lease_id for gpu in report.gpus if gpu.key == obstacle.uuid for lease_id in gpu.view.leases}
-    return [lease for lease in report.leases if lease.id in on_it.union(obstacle.lease_ids)]

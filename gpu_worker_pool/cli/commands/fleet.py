@@ -6,17 +6,19 @@ from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import quote
 
-from gpu_worker_pool.cli.declare import Argument
+from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import Text, out, plain, print_body
-from gpu_worker_pool.cli.pools.servers import FLEET, ServerAnswer, Servers, call, failure_of, nobody_answered
+from gpu_worker_pool.cli.output import Text, out, print_body
+from gpu_worker_pool.cli.pools.servers import FLEET, ServerAnswer, Servers, call, failure_of, one_server, read_answer
+from gpu_worker_pool.cli.serve.command import without_password
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, show_duration
 from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
-from gpu_worker_pool.wire.reader import read
 
-NO_FLEET = "it belongs to no fleet; start it with `gpu-pool serve --fleet postgresql://…` to make it one"
+from .backup import JournalFile, meant_journal, own_journal, server_settings
+
+NO_FLEET = "it is not part of a fleet; `gpu-pool serve --lead` makes it one"
 
 
 def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
@@ -24,10 +26,11 @@ def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
 
     Ends with 0 if the fleet is led, with 1 if the server belongs to none, with 125 if no server answers.
     """
-    answer, listed = Servers(endpoint).run(_ask)
+    answer = one_server(endpoint).run(_ask)
     if json:
         print_body(answer.data)
         return
+    listed = read_answer(FleetList, answer)
     led = f"led by {listed.leader}" if listed.leader else "led by nobody"
     number = f"{len(listed.boxes)} {'box' if len(listed.boxes) == 1 else 'boxes'}"
     gpus = count(sum(box.gpus for box in listed.boxes), "GPU")
@@ -47,18 +50,19 @@ def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
             box.url or "-",
         )
     print_table(console, table)
+    for box in listed.boxes:
+        if box.trouble:
+            console.print(f"{box.node} cannot keep leases, so nothing is granted there: {box.trouble}")
     if unknown := [box.node for box in listed.boxes if box.state != "up"]:
         console.print(
-            f"Not heard of: {', '.join(unknown)}. Nothing is granted there; leases there go on. "
-            "`gpu-pool fleet forget NODE` removes a box that will not come back."
+            f"No contact with {', '.join(unknown)}: nothing is granted there, and leases there go on. "
+            "If a box will not come back, run `gpu-pool fleet forget NODE`."
         )
 
 
 def forget_node(
     node: Annotated[str, Argument(metavar="NODE", help="The node, as `gpu-pool fleet` shows it.")],
     endpoint: Endpoints = None,
-    *,
-    json: Json = False,
 ) -> None:
     """Remove a box that will not come back: its leases end, and its GPUs are gone from the fleet. For administrators.
 
@@ -69,11 +73,70 @@ def forget_node(
         await _ask(servers)
         await call(servers, f"{FLEET}/nodes/{quote(node, safe='')}", "DELETE", what=f"{node} was not forgotten")
 
-    Servers(endpoint).run(forget)
+    one_server(endpoint).run(forget)
+    out().print(f"{node} is forgotten; if it comes back, it joins the fleet as a new box")
+
+
+def show_key(journal: JournalFile = None, endpoint: Endpoints = None, *, json: Json = False) -> None:
+    """Print the line that starts a server on another box as a box of this fleet. Run it on the box that leads.
+
+    A machine that has the key can be a box of the fleet: paste it, do not mail it.
+    """
+    from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow, as all of the server
+    from gpu_worker_pool.server.fleet import own_address  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet_key import join_line, kept_key, key_path  # noqa: PLC0415
+
+    settings = server_settings(journal)
+    if journal is not None:
+        settings = settings.model_copy(update={"gpu_pool_state_dir": str(journal.absolute().parent)})
+    try:
+        path, key = key_path(settings), kept_key(settings)
+    except (OSError, StateDirError) as error:
+        raise Failure(f"the key of the fleet cannot be read: {error}") from None
+    if not key:
+        raise Failure(f"this box keeps no key of a fleet in {path}; `gpu-pool serve --lead` makes one", REFUSED)
+    answer = one_server(endpoint).run(lambda servers: servers.ask(servers.ids[0], "/health"))
+    known = answer.data.get("fleet") or {} if isinstance(answer.data, dict) else {}
+    address = known.get("leader_url") or own_address(settings, settings.port)
     if json:
-        print_body({"forgotten": node})
+        print_body({"key_file": str(path), "address": address})
     else:
-        out().print(f"{node} is forgotten; if it comes back, it joins the fleet as a new box")
+        out().print(join_line(key, address))
+
+
+def move_fleet(
+    to: Annotated[
+        str, Option("--to", metavar="URL", help="The database: postgresql://host/name.", parser=without_password)
+    ],
+    journal: JournalFile = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Move the fleet that this box leads to PostgreSQL, so that another box can take over. Run it while the server is stopped.
+
+    Leases, queue, tokens, quotas and accounting are copied, and every lease stays alive: holders go on meanwhile. Start the
+    server again with --fleet and the same URL afterwards. The other boxes need no change.
+    """
+    from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415 - slow
+    from gpu_worker_pool.server.fleet import FleetUnusable  # noqa: PLC0415
+    from gpu_worker_pool.server.own_history import move_journal  # noqa: PLC0415
+
+    settings = server_settings(journal)
+    path = journal or meant_journal(own_journal(settings))
+    try:
+        moved = move_journal(path, to, settings.gpu_pool_fleet_pool or None, settings.pool_settings())
+    except JournalInUse as error:
+        raise Failure(f"the server runs; stop it first: holders keep their leases meanwhile ({error})") from None
+    except (JournalError, FleetUnusable) as error:
+        raise Failure(str(error)) from None
+    if json:
+        print_body(
+            {"database": moved.database, "leases": moved.leases, "waiting": moved.waiting, "kept": str(moved.kept)}
+        )
+        return
+    leases = f"{moved.leases} {'lease' if moved.leases == 1 else 'leases'}, {moved.waiting} waiting"
+    out().print(f"{leases} and the accounting are in {moved.database}. The old journal is kept as {moved.kept}.")
+    out().print(f"Start this server with: gpu-pool serve --fleet {moved.database}")
 
 
 def _role(box: BoxView) -> str:
@@ -82,18 +145,11 @@ def _role(box: BoxView) -> str:
     return "unknown" if box.is_candidate is None else "follower" if box.is_candidate else "agent"
 
 
-async def _ask(servers: Servers) -> tuple[ServerAnswer, FleetList]:
-    """What the first server that answers knows of its fleet."""
-    answers = await servers.ask_all(FLEET)
-    for answer in answers:
-        listed = read(FleetList, answer.data, clean=plain) if answer.is_ok else None
-        if listed is not None:
-            return answer, listed
-    if all(answer.status is None for answer in answers):
-        raise nobody_answered(answers)
-    reasons = "; ".join(
-        f"{answer.endpoint} ({answer.url}): {NO_FLEET if answer.status == HTTPStatus.NOT_FOUND else plain(answer.error)}"
-        for answer in answers
-    )
-    is_none = all(answer.status in {None, HTTPStatus.NOT_FOUND} for answer in answers)
-    raise Failure(f"no fleet can be shown: {reasons}", REFUSED if is_none else failure_of(answers[0], "").code)
+async def _ask(servers: Servers) -> ServerAnswer:
+    """What the server knows of its fleet."""
+    answer = await servers.ask(servers.ids[0], FLEET)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise Failure(f"no fleet can be shown: {answer.endpoint} ({answer.url}): {NO_FLEET}", REFUSED)
+    if not answer.is_ok:
+        raise failure_of(answer, f"no fleet can be shown: {answer.endpoint} ({answer.url}): {answer.why_not}")
+    return answer

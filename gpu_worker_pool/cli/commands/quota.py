@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_body
-from gpu_worker_pool.cli.pools.servers import call, one_server
+from gpu_worker_pool.cli.output import complain, out, print_body
+from gpu_worker_pool.cli.pools.groups import describe_group
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, ask_one, read_answer
 from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s, show_duration
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.plans import QuotaList, QuotaView
-from gpu_worker_pool.wire.reader import has_all, read
 
 Owner = Annotated[str, Argument(metavar="OWNER", help="The owner; '*' for all without a quota of their own.")]
 
 
 def list_quotas(endpoint: Endpoints = None, *, json: Json = False) -> None:
     """List all quotas, with what their owners hold and used lately; and owners without a quota."""
-    answer = one_server(endpoint).run(lambda servers: call(servers, "/quotas", what="the quotas are not known"))
+    answer = ask_one(endpoint, "/quotas", what="the quotas cannot be listed")
     if json:
         print_body(answer.data)
         return
-    listed = read(QuotaList, answer.data, clean=plain)
-    if listed is None or not has_all(listed, answer.data, "quotas", "others"):
-        raise Failure(f"the answer of {answer.url} cannot be read; is it a GPU server of another version?")
-    if not listed.quotas and not listed.others:
+    listed = read_answer(QuotaList, answer, "quotas", "others")
+    if not listed.quotas and not listed.others and not listed.groups:
         complain("there are no quotas, and nobody has used a GPU")
         return
     if not listed.fair_share and any(quota.weight != 1 for quota in listed.quotas):
-        complain("fair share is off (GPU_POOL_FAIR_SHARE), so weights change nothing")
+        complain("fair share is off (GPU_POOL_FAIR_SHARE), so weights have no effect")
     print_table(out(), _table(listed))
+    for group in listed.groups:
+        out().print(f"group {group.name}: {describe_group(group)}")
 
 
 def set_quota(
@@ -41,13 +40,12 @@ def set_quota(
     endpoint: Endpoints = None,
     *,
     gpus: Annotated[int | None, Option("--gpus", min=0, help="At most this many GPUs at a time.")] = None,
-    weight: Annotated[float | None, Option("--weight", help="The owner's part in a fair share. [1]")] = None,
+    weight: Annotated[float | None, Option("--weight", help="The owner's weight in fair share. [1]")] = None,
     max_priority: Annotated[int | None, Option("--max-priority", help="The highest priority.")] = None,
     max_time: Annotated[
         float | None, Option("--max-time", parser=parse_duration_s, metavar="2h", help="The longest time limit.")
     ] = None,
     max_queued: Annotated[int | None, Option("--max-queued", min=0, help="At most this many waiting requests.")] = None,
-    json: Json = False,
 ) -> None:
     """Set the quota of an owner. It replaces the one before: what is left out has no limit. For administrators."""
     limits = {"gpus": gpus, "weight": weight, "max_priority": max_priority}
@@ -55,29 +53,20 @@ def set_quota(
     form = {name: value for name, value in limits.items() if value is not None}
     if not form:
         raise Failure("give at least one limit, such as --gpus 4; `gpu-pool quota remove` removes a quota", USAGE)
-    data = _change(owner, endpoint, "PUT", form, f"the quota of {owner} was not set")
-    if json:
-        print_body(data)
-        return
-    quota = read(QuotaView, data, clean=plain)
-    if quota is None:
-        raise Failure(f"whether the quota of {owner} was set is not known; `gpu-pool quota list` shows it")
+    quota = read_answer(QuotaView, _change(owner, endpoint, "PUT", form, f"the quota of {owner} was not set"))
     out().print(f"{owner}: {_limits(quota)}")
 
 
-def remove_quota(owner: Owner, endpoint: Endpoints = None, *, json: Json = False) -> None:
+def remove_quota(owner: Owner, endpoint: Endpoints = None) -> None:
     """Remove the quota of an owner. For administrators."""
-    data = _change(owner, endpoint, "DELETE", None, f"the quota of {owner} was not removed")
-    if json:
-        print_body(data)
-    else:
-        out().print(f"the quota of {owner} is removed")
+    _change(owner, endpoint, "DELETE", None, f"the quota of {owner} was not removed")
+    out().print(f"the quota of {owner} is removed")
 
 
-def _change(owner: str, endpoint: list[str] | None, method: str, form: dict[str, Any] | None, what: str) -> Any:
-    path = f"/quotas/{quote(owner, safe='')}"
-    answer = one_server(endpoint).run(lambda servers: call(servers, path, method, form, what=what))
-    return answer.data if answer.status != HTTPStatus.NO_CONTENT else {}
+def _change(
+    owner: str, endpoint: list[str] | None, method: str, form: dict[str, Any] | None, what: str
+) -> ServerAnswer:
+    return ask_one(endpoint, f"/quotas/{quote(owner, safe='')}", method, form, what=what)
 
 
 def _limits(quota: QuotaView) -> str:

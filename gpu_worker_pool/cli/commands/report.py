@@ -6,26 +6,28 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Final
 
 from gpu_worker_pool.cli.declare import Option
-from gpu_worker_pool.cli.options import Endpoints, FleetScope, Json
-from gpu_worker_pool.cli.output import complain, out
-from gpu_worker_pool.cli.pools.servers import Servers, print_answers
-from gpu_worker_pool.cli.pools.usage import COLUMNS, UsageReport, amounts, ask_usage
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, print_body
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, ask_one, read_answer
 from gpu_worker_pool.cli.table import make_table, print_table
-from gpu_worker_pool.cli.units import parse_moment, show_duration
+from gpu_worker_pool.cli.units import count, parse_moment, show_duration
 from gpu_worker_pool.failure import USAGE, Failure
-from gpu_worker_pool.wire.accounting import UsageTotal
-from gpu_worker_pool.wire.same_server import same_pool
+from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
+from gpu_worker_pool.wire.reader import read_time
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
-# A server with a million leases to add up takes a while. A limit that the user sets comes first.
+# A server with a million leases to add up takes a while.
 ANSWER_S: Final = 30.0
 LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
+# What is known of each owner, as the server's documentation of /usage has it.
+COLUMNS: Final = tuple(item.name for item in fields(UsageTotal))
 # The leases that the server ended, by why; a column is shown only if there are some.
 _ENDS: Final = (("TIME LIMIT", "time_limit_ends"), ("PREEMPTED", "preempted_ends"), ("IDLE", "idle_ends"))
 
@@ -35,24 +37,24 @@ def report(
         str | None,
         Option(
             metavar="7d|2026-11-01",
-            help="The beginning: 7d ago, or a date or time of your time zone. By default a day before --until.",
+            help="From when: 7d (ago), or a local date or time. By default a day before --until.",
         ),
     ] = None,
-    until: Annotated[str | None, Option(metavar="1d|2026-12-01", help="The end, likewise. By default now.")] = None,
+    until: Annotated[
+        str | None, Option(metavar="1d|2026-12-01", help="Until when, in the same form. By default now.")
+    ] = None,
     *,
-    as_csv: Annotated[bool, Option("--csv", help="Print CSV: a line with the names, then one an owner.")] = False,
-    fleet: FleetScope = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: a header, then a line for each owner.")] = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
-    """Add up GPU-hours by owner.
+    """Add up GPU-hours by owner; in a fleet, those of all its boxes.
 
     Two GPUs for an hour are two GPU-hours; a lease that still runs counts until now. Leases that share a GPU are counted
-    separately. Of several servers the sums are added; one that does not answer is named. Ends with 125 if none has
-    anything to report.
+    separately.
     """
     if as_csv and json:
-        raise Failure("--csv and --json exclude each other; choose one", USAGE)
+        raise Failure("--csv and --json cannot be combined; choose one", USAGE)
     now = time.time()
     until_at = None if until is None else parse_moment(until, now, "--until", is_past=True)
     if until_at is not None and until_at >= now:
@@ -63,63 +65,59 @@ def report(
         end = "now" if until_at is None else f"--until ({_show_time(until_at)})"
         raise Failure(f"--since ({_show_time(since_at)}) must be before {end}", USAGE)
     path = f"/usage?since={since_at:.3f}" + ("" if until_at is None else f"&until={until_at:.3f}")
-    servers = Servers(endpoint, timeout_s=limit_s(os.environ), is_fleet=fleet)
-    found = servers.run(lambda servers: ask_usage(servers, path))
-    _warn(found)
+    # A limit that the user sets comes before ours.
+    timeout_s = None if os.environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
+    answer = ask_one(endpoint, path, what="there is no report", is_fleet=True, timeout_s=timeout_s)
+    view = read_usage(answer)
+    _warn(view)
     if json:
-        print_answers(found.servers)
+        print_body(answer.data)
     elif as_csv:
-        _print_csv(found)
+        _print_csv(view)
     else:
-        _print_table(found, since_at, until_at)
+        _print_table(view, since_at, until_at)
 
 
-def limit_s(environ: Mapping[str, str]) -> float | None:
-    """How long a server may take; None where the user sets a limit."""
-    return None if environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
+def read_usage(answer: ServerAnswer) -> UsageView:
+    """The report in an answer. Failure where it makes no sense: it is not a report of no usage."""
+    view = read_answer(UsageView, answer, "owners")
+    totals = (*view.owners, view.total, *([] if view.others is None else [view.others]))
+    times = (view.since, view.until, *([] if view.complete_since is None else [view.complete_since]))
+    if (
+        (view.others is None) != (answer.data.get("others") is None)
+        or any(read_time(text) is None for text in times)
+        or any(getattr(total, name) < 0 for total in totals for name in COLUMNS)
+    ):
+        raise Failure(f"the answer of {answer.url} is not a usage report; is it another version of the server?")
+    return view
 
 
-def _warn(found: UsageReport) -> None:
-    for server in found.servers:
-        if server.error is not None:
-            complain(f"{server.endpoint} ({server.url}) is missing in these sums: {server.error}")
-        elif server.same_as is not None:
-            complain(
-                f"{server.endpoint} is {same_pool(server.same_as, server.view.node if server.view else None)}; it is counted once"
-            )
-        elif server.view is not None and not server.view.is_complete:
-            complain(
-                f"{server.endpoint} knows only leases that ended after {server.view.complete_since}; of those before, some "
-                "are missing in these sums"
-            )
-        if server.counted is not None and server.source == "simulated":
-            complain(f"the GPUs of {server.endpoint} are simulated")
-    for boxes in found.boxes_of_one_fleet():
+def _warn(view: UsageView) -> None:
+    if not view.is_complete:
+        complain(f"some leases that ended before {view.complete_since} are missing from these sums")
+    if view.source == "simulated":
+        complain("these GPUs are simulated")
+    if view.total.unknown_leases or view.total.unknown_waits:
         complain(
-            f"{', '.join(boxes)} are boxes of one fleet: a lease on several of them is counted at each; --fleet counts it once"
-        )
-    total = found.total()
-    if total.unknown_leases or total.unknown_waits:
-        complain(
-            f"{total.unknown_leases} leases and {total.unknown_waits} waits are not in these sums: a clock was set meanwhile, so "
-            "how long they took is not known"
+            f"{view.total.unknown_leases} leases and {view.total.unknown_waits} waits are not in these sums: a clock was "
+            "changed while they lasted, so their length is not known"
         )
 
 
-def _rows(found: UsageReport) -> Iterator[tuple[str, UsageTotal]]:
-    for owner, usage in found.by_owner():
-        yield owner or "", usage
-    if others := found.others():
-        yield f"({others[0]} others)", others[1]
+def _rows(view: UsageView) -> Iterator[tuple[str, UsageTotal]]:
+    for usage in view.owners:
+        yield usage.owner or "", usage
+    if view.others is not None:
+        yield f"({view.others.owners} others)", view.others
 
 
-def _print_csv(found: UsageReport) -> None:
+def _print_csv(view: UsageView) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("owner", *COLUMNS))
-    for owner, usage in _rows(found):
+    for owner, usage in _rows(view):
+        amounts = (getattr(usage, name) for name in COLUMNS)
         # Not as 4e-06, which not every program takes for a number.
-        cells = amounts(usage).values()
-        writer.writerow((_as_text(owner), *(f"{item:.6f}" if isinstance(item, float) else item for item in cells)))
+        writer.writerow((_as_text(owner), *(f"{item:.6f}" if isinstance(item, float) else item for item in amounts)))
     sys.stdout.flush()
 
 
@@ -128,11 +126,11 @@ def _as_text(cell: str) -> str:
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def _print_table(found: UsageReport, since_at: float, until_at: float | None) -> None:
+def _print_table(view: UsageView, since_at: float, until_at: float | None) -> None:
     console = out()
     end = "now" if until_at is None else _show_time(until_at)
     console.print(f"From {_show_time(since_at)} to {end}", style="dim")
-    rows, total = [(owner or NOBODY, usage) for owner, usage in _rows(found)], found.total()
+    rows, total = [(owner or NOBODY, usage) for owner, usage in _rows(view)], view.total
     if not rows:
         complain("nobody held a GPU or waited for one")
         return
@@ -141,7 +139,7 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
     headings += ["UNKNOWN"] if has_unknown else []
     ends = [(word, name) for word, name in _ENDS if getattr(total, name)]
     headings += [word for word, _ in ends]
-    table = make_table("OWNER", *headings, whole=headings, right=headings)
+    table, groups = make_table("OWNER", *headings, whole=headings, right=headings), list[str]()
     for name, usage in [*rows, ("TOTAL", total)] if len(rows) > 1 else rows:
         table.add_row(
             name,
@@ -154,7 +152,12 @@ def _print_table(found: UsageReport, since_at: float, until_at: float | None) ->
             *([str(usage.unknown_leases)] if has_unknown else []),
             *(str(getattr(usage, name)) for _, name in ends),
         )
+    for usage in view.groups:
+        hours = f"{_show_hours(usage.gpu_hours + usage.shared_gpu_hours)} GPU-hours in {count(usage.leases, 'lease')}"
+        groups.append(f"group {usage.owner}: {hours}")
     print_table(console, table)
+    for line in groups:
+        console.print(line)
 
 
 def _show_hours(hours: float) -> str:

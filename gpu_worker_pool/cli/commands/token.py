@@ -12,22 +12,22 @@ from typing import Annotated
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, plain, print_body
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, call, failure_of, one_server
+from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers, ask_one, call, failure_of, one_server, read_answer
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 from gpu_worker_pool.wire.plans import TokenList, TokenView
-from gpu_worker_pool.wire.reader import read
 
 # The hexadecimal digits of its digest that name a token.
 _ID = 12
 _TOKENS = "/admin/tokens"
+_UNLISTED = "the tokens cannot be listed"
 
 
 def add_token(
-    name: Annotated[str, Argument(metavar="NAME", help="Whose it is: the owner of what is requested with it.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Whose token it is; leases requested with it have this owner.")],
     endpoint: Endpoints = None,
     *,
     role: Annotated[
@@ -65,11 +65,11 @@ def add_token(
 
 def list_tokens(endpoint: Endpoints = None, *, json: Json = False) -> None:
     """List the tokens that are accepted, without the tokens themselves. For administrators."""
-    answer = one_server(endpoint).run(_ask)
+    answer = ask_one(endpoint, _TOKENS, what=_UNLISTED)
     if json:
         print_body(answer.data)
         return
-    tokens = _listed(answer)
+    tokens = read_answer(TokenList, answer).tokens
     if not tokens:
         complain("there are no tokens; `gpu-pool token add NAME` makes one")
         return
@@ -83,8 +83,6 @@ def list_tokens(endpoint: Endpoints = None, *, json: Json = False) -> None:
 def revoke_token(
     name: Annotated[str, Argument(metavar="NAME|ID", help="All tokens of this name, or the one with this id.")],
     endpoint: Endpoints = None,
-    *,
-    json: Json = False,
 ) -> int:
     """Revoke tokens. They are refused at once, and calls that wait with one end. For administrators.
 
@@ -92,29 +90,27 @@ def revoke_token(
     a token: add the new one, use it, and revoke the old one by its id once what runs with it has ended.
     """
 
-    async def revoke(servers: Servers) -> tuple[list[TokenView], list[TokenView], list[Failure]]:
-        found, revoked, failures = _meant(name, _listed(await _ask(servers))), [], []
-        for token in found:
-            if token.digest is None:
-                continue
-            answer = await servers.ask(servers.ids[0], f"{_TOKENS}/{token.digest}", "DELETE")
-            # One that another administrator has revoked meanwhile is revoked.
-            if answer.is_ok or answer.status == HTTPStatus.NOT_FOUND:
-                revoked.append(token)
-            else:
-                failures.append(failure_of(answer, f"a token of {name} was not revoked: {plain(answer.error)}"))
-        return found, revoked, failures
-
-    found, revoked, failures = one_server(endpoint).run(revoke)
+    servers = one_server(endpoint)
+    found, failures = servers.run(lambda opened: _revoke(opened, name))
     for failure in failures:
         complain(str(failure))
     if fixed := sum(token.digest is None for token in found):
-        complain(f"{fixed} of {name} are in GPU_POOL_TOKENS: remove them from that setting, and restart the server")
-    if json:
-        print_body({"revoked": [token.digest for token in revoked]})
-    elif revoked:
-        out().print(f"revoked {count(len(revoked), 'token')} of {found[0].name}")
-    return 0 if len(revoked) == len(found) else REFUSED
+        complain(f"{count(fixed, 'token')} of {name} in GPU_POOL_TOKENS: remove it there, and restart the server")
+    if revoked := len(found) - fixed - len(failures):
+        out().print(f"revoked {count(revoked, 'token')} of {found[0].name}")
+    return 0 if revoked == len(found) else REFUSED
+
+
+async def _revoke(servers: Servers, name: str) -> tuple[list[TokenView], list[Failure]]:
+    """The tokens that are meant, and what went wrong with some."""
+    listed = read_answer(TokenList, await call(servers, _TOKENS, what=_UNLISTED))
+    found, failures = _meant(name, listed.tokens), []
+    for digest in [token.digest for token in found if token.digest is not None]:
+        answer = await servers.ask(servers.ids[0], f"{_TOKENS}/{digest}", "DELETE")
+        # One that another administrator has revoked meanwhile is revoked.
+        if not answer.is_ok and answer.status != HTTPStatus.NOT_FOUND:
+            failures.append(failure_of(answer, f"a token of {name} was not revoked: {plain(answer.error)}"))
+    return found, failures
 
 
 def _meant(name: str, tokens: Sequence[TokenView]) -> list[TokenView]:
@@ -130,17 +126,6 @@ def _meant(name: str, tokens: Sequence[TokenView]) -> list[TokenView]:
     return named or by_id
 
 
-async def _ask(servers: Servers) -> ServerAnswer:
-    return await call(servers, _TOKENS, what="the tokens are not known")
-
-
-def _listed(answer: ServerAnswer) -> tuple[TokenView, ...]:
-    listed = read(TokenList, answer.data, clean=plain)
-    if listed is None:
-        raise Failure(f"the answer of {answer.url} cannot be read; is it a GPU server of another version?")
-    return listed.tokens
-
-
 async def _address(servers: Servers) -> tuple[str, str | None]:
     """The URL of the server for other machines, and what is to be said of it."""
     endpoint = servers.config.endpoints[servers.ids[0]]
@@ -153,10 +138,10 @@ async def _address(servers: Servers) -> tuple[str, str | None]:
     everywhere = names_of_this_machine(with_ipv6=":" in listens_on)
     names = everywhere if is_alone or is_every_address(listens_on) else [listens_on]
     if not names:
-        return endpoint.url, "this machine has no address except loopback, so no other machine reaches the server"
+        return endpoint.url, "this machine has no address except loopback, so other machines cannot reach the server"
     # The host name first: an address may change.
     url = urls(names[0], endpoint.port, endpoint.path, names=())[0]
     if not is_alone:
         return url, None
-    only = f"the server listens on {plain(listens_on)} alone, so no other machine reaches it"
+    only = f"the server listens only on {plain(listens_on)}, so other machines cannot reach it"
     return url, f"{only}; start it with --host 0.0.0.0"

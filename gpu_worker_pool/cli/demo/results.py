@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, inf
@@ -202,3 +202,21 @@ def figures(course: Course) -> dict[str, Any]:
 def _quantile(values: Sequence[float], fraction: float) -> float:
     """The smallest value that this fraction of the values does not exceed; 0 without values."""
     return round(sorted(values)[max(ceil(fraction * len(values)) - 1, 0)], 3) if values else 0.0
+
+
+def show_results(course: Course, say: Callable[[str], None], by_journal: Sequence[str] | None = None) -> int:
+    """Show the table of promises; the exit code says whether all were kept."""
+    found, measured = promises(course, by_journal), figures(course)
+    is_ok = all(is_kept is not False for is_kept, _, _ in found) and measured["grants"] > 0
+    marks = {True: "ok", False: "BROKEN", None: "-"}
+    wait, handover = measured["wait_s"], measured["handover_ms"]
+    rows = [
+        *((marks[is_kept], name, text) for is_kept, name, text in found),
+        ("", "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s"),
+        ("", f"Hand-overs: {handover['count']}", f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"),
+    ]
+    width = max(len(name) for _, name, _ in rows)
+    verdict = "Every promise was kept. Now yours: gpu-pool serve, then gpu-pool run -- CMD"
+    lines = [f"{mark:<7} {name:<{width}}  {text}" for mark, name, text in rows]
+    say("\n".join(["", *lines, "", verdict if is_ok else "A promise was broken."]))
+    return 0 if is_ok else 1

@@ -32,19 +32,15 @@ from gpu_worker_pool.host.guard import die_with
 PATIENCE_S: Final = 120.0  # longer than any demo
 HOLD_S: Final = (0.4, 1.6)
 REST_S: Final = (0.0, 0.3)
-CHEATING_S: Final = 0.9  # long enough for the next worker to get the GPU, also on a busy machine
 LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of all workers. The cheat releases its GPU half-way through each turn, and goes on using it."""
-
     names: list[str]
     endpoints: list[str]
     folder: str
     seed: int
-    cheat: str | None
     parent: int
 
 
@@ -76,21 +72,17 @@ class DemoWorker:
         uuid, hold_s = assignment.uuids[0], self._random.uniform(*HOLD_S)
         facts = {"id": assignment.lease_id, "fence": assignment.fence, "uuid": uuid}
         self._write("took", **facts, gpu=str(assignment.gpu_ids[0]), for_s=round(hold_s, 2))
-        is_cheat = self._name == self._settings.cheat
         with Path(self._settings.folder, f"{uuid}.lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._write("lock_taken", uuid=uuid)
-            time.sleep(hold_s / 2 if is_cheat else hold_s)
-            if is_cheat:
-                pool.release_gpu(assignment)
-                time.sleep(CHEATING_S)
+            time.sleep(hold_s)
             left_at = boot_time()
         self._write("left", left_at=left_at)
         if assignment.is_lost:
             self._write("failed", reason=f"its lease was lost: {getattr(assignment.lost, 'reason', None)}")
-        elif not is_cheat:
+        else:
             pool.release_gpu(assignment)
 
     def _on_event(self, event: ClientEvent) -> None:

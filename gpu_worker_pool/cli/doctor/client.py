@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -12,10 +11,9 @@ from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.units import count
-from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE, ClientConfig
+from gpu_worker_pool.config import SINGULAR_VARIABLE, ClientConfig
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.addresses import is_this_machine
-from gpu_worker_pool.urls import split_endpoints
 
 from .finding import Check, Finding, judge_settings
 
@@ -26,27 +24,12 @@ AS_IF_WRITTEN = frozenset({200, 422})
 Asked = tuple[PoolReport, float, ServerAnswer | None, ServerAnswer | None]
 
 
-def checks(servers: Servers, given: Sequence[str] | None, heard: Sequence[str]) -> list[Check]:
-    """The checks of this machine as a client. `given` are the values of --endpoint, `heard` what the settings said."""
-    urls = [endpoint.url for endpoint in servers.config.endpoints.values()]
+def checks(servers: Servers, heard: Sequence[str]) -> list[Check]:
+    """The checks of this machine as a client; `heard` is what the settings said."""
     return [
         Check("client-settings", lambda: judge_settings("client", heard)),
-        Check("endpoints", lambda: judge_variables(os.environ, given, urls)),
         Check("endpoint", lambda: check_endpoints(servers)),
     ]
-
-
-def judge_variables(environ: Mapping[str, str], given: Sequence[str] | None, urls: Sequence[str]) -> Iterator[Finding]:
-    """Which variable names the servers, and which others are set and not used."""
-    listed = ", ".join(urls)
-    found = [name for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE) if split_endpoints(environ.get(name, ""))]
-    if given:
-        yield Finding("endpoints", "ok", f"by --endpoint: {listed}")
-    elif len(found) > 1:
-        text = f"{' and '.join(found)} are set; {found[0]} is used: {listed}"
-        yield Finding("endpoints", "warning", text, f"unset {', '.join(found[1:])}")
-    else:
-        yield Finding("endpoints", "ok", f"by {found[0]}: {listed}" if found else f"by login or default: {listed}")
 
 
 def check_endpoints(servers: Servers) -> Iterator[Finding]:
@@ -61,16 +44,9 @@ def check_endpoints(servers: Servers) -> Iterator[Finding]:
         yield judge_reachable(report, took_s)
         if right is not None:
             yield judge_right(report.endpoint, right, me, has_token=has_token)
-        url = servers.config.endpoints[report.endpoint]
-        if has_token and not url.is_https and not is_this_machine(url.host):
-            text = f"the token for {report.endpoint} goes over the network as it is: {url.url} is not https"
-            how = (
-                "put a proxy with TLS before the server and use https://, or an SSH tunnel (ssh -L 8000:localhost:8000)"
-            )
-            yield Finding("open-token", "warning", text, how, report.endpoint)
-        for gpu in report.gpus if report.same_as is None else ():
-            if gpu.view.state == "outside":
-                text = f"GPU {gpu.id} of {report.endpoint} is not granted: {gpu.view.reason}"
+        for gpu in report.view.gpus if report.same_as is None else ():
+            if gpu.state == "outside":
+                text = f"GPU {report.naming.id_of(gpu)} of {report.endpoint} is not granted: {gpu.reason}"
                 how = "end those processes, or set GPU_POOL_OUTSIDERS=thresholds at the server"
                 yield Finding("outside", "warning", text, how, report.endpoint)
 
@@ -92,7 +68,7 @@ def judge_reachable(report: PoolReport, took_s: float) -> Finding:
     """Whether it answers, and what it is."""
     where, pool, id_ = f"{report.endpoint} ({report.url})", report.view, report.endpoint
     if report.error is not None:
-        how = "start it there (gpu-pool serve); check the address, and firewall, proxy or HOST=127.0.0.1 there"
+        how = "start it there (gpu-pool serve), and check the address, the firewall, and that its HOST is not 127.0.0.1"
         if report.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             # A GPU server shows its pool to every caller.
             how = "another program answers there, or a proxy that asks for a login: check the address and the proxy"
@@ -121,13 +97,13 @@ def judge_right(endpoint: str, right: ServerAnswer, me: ServerAnswer | None, *, 
         data = me.data if me is not None and me.is_ok and isinstance(me.data, dict) else {}
         who = f" as {data['name']}" if data.get("name") else ""
         who += ", an administrator" if who and data.get("is_admin") else ""
-        return Finding("right", "ok", f"{endpoint}: we may ask for GPUs{who}, {by}", endpoint=endpoint)
+        return Finding("right", "ok", f"{endpoint}: you may request GPUs{who}, {by}", endpoint=endpoint)
     if right.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         how = "set GPU_POOL_TOKEN to the token that its operator gives you"
         if has_token:
             how = "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
-        return Finding("right", "problem", f"{endpoint} refuses to give us GPUs {by}: {right.error}", how, endpoint)
-    text = f"{endpoint}: whether we may ask for GPUs is not known: {right.error or right.status}"
+        return Finding("right", "problem", f"{endpoint} refuses requests for GPUs {by}: {right.error}", how, endpoint)
+    text = f"{endpoint} does not say whether you may request GPUs: {right.error or right.status}"
     return Finding("right", "warning", text, "try again", endpoint)
 
 

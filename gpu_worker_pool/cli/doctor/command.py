@@ -27,7 +27,7 @@ def doctor(endpoint: Endpoints = None, json: Json = False) -> int:
         servers = Servers(endpoint, timeout_s=ASK_S)
     console = None if json else out()
     findings: list[Finding] = []
-    for title, checks in _sections(servers, endpoint, heard):
+    for title, checks in _sections(servers, heard):
         if console is not None:
             console.print(Text(title, style="bold"))
         for finding in (found for check in checks for found in check.run()):
@@ -56,19 +56,18 @@ def _number(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-def _sections(servers: Servers, given: list[str] | None, heard: list[str]) -> Iterator[tuple[str, list[Check]]]:
+def _sections(servers: Servers, heard: list[str]) -> Iterator[tuple[str, list[Check]]]:
     # Loaded here, so that no other command waits for them.
     from . import client, machine  # noqa: PLC0415
 
-    facts = machine.GpuFacts()
-    yield "This machine and its GPUs", machine.checks(facts)
+    yield "This machine and its GPUs", machine.checks()
     try:
         from . import server  # noqa: PLC0415 - its packages may be missing
     except ModuleNotFoundError as error:
         text = f"this machine cannot be a server: {error.name} is not installed"
-        how = "only if it is to be one: pip install 'gpu-worker-pool[server]'"
+        how = "to make it one: pip install 'gpu-worker-pool[server]'"
         missing = Finding("server-packages", "skipped", text, how)
         yield "As a server", [Check("server-packages", lambda: [missing])]
     else:
-        yield "As a server", server.checks(facts, is_client_only=client.is_client_only(servers.config))
-    yield "As a client", client.checks(servers, given, heard)
+        yield "As a server", server.checks(is_client_only=client.is_client_only(servers.config))
+    yield "As a client", client.checks(servers, heard)

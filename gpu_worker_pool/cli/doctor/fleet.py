@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.output import plain
@@ -12,7 +13,6 @@ from gpu_worker_pool.cli.pools.servers import FLEET, Servers
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.server.app import journal_path
 from gpu_worker_pool.server.fleet import (
     FleetUnusable,
     address_for_itself,
@@ -20,14 +20,20 @@ from gpu_worker_pool.server.fleet import (
     fleet_database,
     fleet_key,
     fleet_url,
+    leads_alone,
     listed_boxes,
     own_address,
 )
+from gpu_worker_pool.server.fleet_key import key_path
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.state_files import journal_path
 from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.reader import read
 
 from .finding import Check, Finding
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.look import DatabaseFacts
 
 ASK_S = 5.0
 
@@ -49,29 +55,31 @@ def check_settings(settings: ServerSettings) -> Iterator[Finding]:
         fleet_database(settings)
         key, address = fleet_key(settings), own_address(settings, settings.port)
         with suppress(JournalError, StateDirError, OSError):  # the server says what is wrong with it
-            check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
+            if not leads_alone(settings):
+                check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
     except FleetUnusable as error:
-        yield Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")
+        if leads_alone(settings) and not key_path(settings).exists():
+            yield Finding("fleet-settings", "ok", "this box leads its fleet; its first start makes the key")
+        else:
+            yield Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")
         return
-    role = "an agent" if listed_boxes(settings) else "a candidate"
-    with_key = "with a key" if key.secret else "without a key, as all its boxes are on this machine"
+    role = "an agent" if listed_boxes(settings) else "its leader" if leads_alone(settings) else "a candidate"
+    with_key = "with a key" if key.is_set else "without a key, as all its boxes are on this machine"
     yield Finding("fleet-settings", "ok", f"this box is {role}, {with_key}; the others reach it at {address}")
-    if key.secret and is_this_machine(urlsplit(address).hostname or ""):
-        text = f"the others are told to reach this box at {address}, which leads each machine to itself"
+    if key.is_set and is_this_machine(urlsplit(address).hostname or ""):
+        text = f"the others are told to reach this box at {address}, which on each machine means itself"
         how = "set HOST to an address that they can reach, or GPU_POOL_FLEET_ADDRESS, as http://gpu-01:8000"
         yield Finding("fleet-settings", "warning", text, how)
 
 
 def check_database(settings: ServerSettings) -> Iterator[Finding]:
-    """Whether the database can be used, without changing anything in it. An agent needs none."""
-    if listed_boxes(settings):
+    """Whether the database can be used, without changing anything in it. An agent needs none, nor a leader without one."""
+    if listed_boxes(settings) or leads_alone(settings):
         return
     try:
-        from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - its driver may be missing
+        facts = _look(settings)
     except ModuleNotFoundError:
         return  # fleet-settings says so
-    try:
-        facts = asyncio.run(look(fleet_url(settings), settings.gpu_pool_fleet_pool or None))
     except JournalError as error:
         yield Finding("fleet-database", "problem", str(error), "without it this box cannot lead; the others go on")
         return
@@ -85,12 +93,13 @@ def check_database(settings: ServerSettings) -> Iterator[Finding]:
 
 
 def check_boxes(settings: ServerSettings) -> Iterator[Finding]:
-    """The boxes, as the leader knows them."""
+    """The boxes, as the first box that answers knows them."""
     urls = [address_for_itself(settings, settings.port), *(listed_boxes(settings) or ()), *_leaders(settings)]
-    listed = Servers(urls, timeout_s=ASK_S).run(_list)
+    answers = Servers(urls, timeout_s=ASK_S).run(lambda servers: servers.ask_all(FLEET))
+    listed = next(filter(None, (read(FleetList, each.data, clean=plain) for each in answers if each.is_ok)), None)
     if listed is None:
         how = "start this server, or wait for a leader; `gpu-pool fleet` shows the boxes then"
-        text = f"no box of the fleet shows its boxes; asked: {', '.join(urls)}"
+        text = f"no box of the fleet lists its boxes; asked: {', '.join(urls)}"
         yield Finding("fleet-boxes", "skipped", text, how)
         return
     with suppress(FleetUnusable):  # fleet-settings says so
@@ -100,35 +109,32 @@ def check_boxes(settings: ServerSettings) -> Iterator[Finding]:
 def _leaders(settings: ServerSettings) -> Sequence[str]:
     """The boxes that the database names; fleet-database says where it cannot be asked."""
     with suppress(ModuleNotFoundError, JournalError):
-        if not listed_boxes(settings):
-            from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - its driver may be missing
-
-            return asyncio.run(look(fleet_url(settings), settings.gpu_pool_fleet_pool or None)).leaders
+        if not listed_boxes(settings) and not leads_alone(settings):
+            return _look(settings).leaders
     return ()
 
 
-async def _list(servers: Servers) -> FleetList | None:
-    answers: Sequence[FleetList | None] = [
-        read(FleetList, answer.data, clean=plain) if answer.is_ok else None for answer in await servers.ask_all(FLEET)
-    ]
-    return next((listed for listed in answers if listed is not None), None)
+def _look(settings: ServerSettings) -> DatabaseFacts:
+    from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - its driver may be missing
+
+    return asyncio.run(look(fleet_url(settings), settings.gpu_pool_fleet_pool or None))
 
 
 def judge_boxes(listed: FleetList, node: str, own: str) -> Iterator[Finding]:
     name, up = "fleet-boxes", [box for box in listed.boxes if box.state == "up"]
-    text = f"{len(listed.boxes)} boxes, {len(up)} of them heard of, led by {listed.leader or 'nobody'}"
+    text = f"{len(listed.boxes)} boxes, {len(up)} in contact, led by {listed.leader or 'nobody'}"
     yield Finding(name, "ok" if listed.leader else "problem", text)
     boxes_of: dict[str, list[str]] = {}
     for box in up:
         boxes_of.setdefault(box.version or "unknown", []).append(box.node)
     if len(boxes_of) > 1:
         found = "; ".join(f"{version} on {', '.join(sorted(boxes_of[version]))}" for version in sorted(boxes_of))
-        how = "that is for the time of an upgrade: upgrade the others too, the leader last"
+        how = "this is fine during an upgrade; upgrade the other boxes too, the leader last"
         yield Finding(name, "warning", f"the boxes have different versions: {found}", how)
     for box in listed.boxes:
         if box.state != "up":
             how = "start its server again, or check its key (GPU_POOL_FLEET_KEY); `gpu-pool fleet forget` removes it"
-            yield Finding(name, "warning", f"{box.node} is not heard of; nothing is granted there", how)
+            yield Finding(name, "warning", f"there is no contact with {box.node}; nothing is granted there", how)
         elif box.node == node and box.url is not None and box.url != own:
-            how = "the second of them is refused: give each its own name with GPU_POOL_NODE"
-            yield Finding(name, "problem", f"{box.url} is a box of the fleet with the name of this one, {node}", how)
+            how = "the second box is refused; give each its own name with GPU_POOL_NODE"
+            yield Finding(name, "problem", f"{box.url} is also a box of the fleet named {node}", how)

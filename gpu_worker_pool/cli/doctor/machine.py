@@ -7,81 +7,50 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 import gpu_worker_pool
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.gpus.nvidia_smi import NvidiaSmiProbe
-from gpu_worker_pool.gpus.nvml import NvmlProbe
-from gpu_worker_pool.gpus.probe import Probe, ProbeUnavailable
+from gpu_worker_pool.enforce.devices import driver_parameters
+from gpu_worker_pool.enforce.enforcer import ADVICE_ON_RESETS
+from gpu_worker_pool.enforce.plan import resets_devices
+from gpu_worker_pool.gpus.choose import choose_probe
+from gpu_worker_pool.gpus.probe import ProbeUnavailable
+from gpu_worker_pool.host.enforcement import DENY, Enforcement, read_enforcement
 from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 
-from .finding import Check, Finding, TookTooLong, within
+from .amd import judge_amd
+from .finding import Check, Finding
 
-# A reading runs nvidia-smi twice, and stops it after this; NVML has no such bound of its own.
-SMI_S = 10.0
-NVML_S = 20.0
 TRY_SIMULATED = "to try the pool without one: gpu-pool serve --simulated-gpus 4, or SIMULATED_GPUS=4"
 CONTAINER = "in a container pass the GPUs in (docker run --gpus all)"
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The result of one probe. `unavailable` says why the probe cannot be used. A driver without GPUs has no error."""
+    """What the server's own probe reads here; `error` says why nothing can be read, or not all of it."""
 
     readings: tuple[Reading, ...] = ()
+    source: str = ""
     error: str | None = None
-    unavailable: str | None = None
     took_s: float = 0.0
 
-    @property
-    def trouble(self) -> str:
-        return self.unavailable or self.error or "it shows no GPU"
 
-
-def probe_once(make_probe: Callable[[], Probe], limit_s: float) -> Probed:
-    """Read once; a driver that hangs is a finding, not a reason to wait for ever."""
-
-    def read_once() -> Probed:
-        began = time.monotonic()
-        try:
-            probe = make_probe()
-        except ProbeUnavailable as unavailable:
-            return Probed(unavailable=str(unavailable))
-        seen = probe.read(began)
-        probe.close()
-        return Probed(seen.readings, seen.error, took_s=time.monotonic() - began)
-
+@cache
+def probe() -> Probed:
+    """Read once, as a server would."""
+    began = time.monotonic()
     try:
-        return within(limit_s, read_once)
-    except TookTooLong:
-        return Probed(error=f"it has not answered for {limit_s:g} s: the NVIDIA driver hangs", took_s=limit_s)
-
-
-class GpuFacts:
-    """What is known of this machine's GPUs, each found out when it is first asked for."""
-
-    @cached_property
-    def driver(self) -> str | None:
-        """The version of the NVIDIA driver that is loaded."""
-        return driver_version(Path("/"))
-
-    @cached_property
-    def nvml(self) -> Probed:
-        return probe_once(lambda: NvmlProbe(socket.gethostname()), NVML_S)
-
-    @cached_property
-    def smi(self) -> Probed:
-        return probe_once(lambda: NvidiaSmiProbe(socket.gethostname(), timeout_s=SMI_S), 3 * SMI_S)
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """As a server would see them: by NVML, else by nvidia-smi."""
-        return self.nvml.readings if self.nvml.unavailable is None else self.smi.readings
+        reader = choose_probe(socket.gethostname(), None)
+    except ProbeUnavailable as unavailable:
+        return Probed(error=str(unavailable))
+    seen = reader.read(began)
+    reader.close()
+    return Probed(seen.readings, reader.source, seen.error, time.monotonic() - began)
 
 
 def driver_version(root: Path) -> str | None:
@@ -93,84 +62,72 @@ def driver_version(root: Path) -> str | None:
     return found[0] if found else "unknown"
 
 
-def checks(facts: GpuFacts) -> list[Check]:
+def checks() -> list[Check]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    version = (
+        f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {platform.python_version()} on {platform.system()}"
+    )
     return [
-        Check("python", judge_python),
-        Check("driver", lambda: judge_driver(facts.driver, facts.nvml, facts.smi)),
-        Check("nvml", lambda: judge_nvml(facts.driver, facts.nvml, facts.smi)),
-        Check("nvidia-smi", lambda: judge_smi(facts.driver, facts.nvml, facts.smi)),
-        Check("visible-devices", lambda: judge_visible_devices(visible, facts.readings)),
+        Check("python", lambda: [Finding("python", "ok", version)]),
+        Check("gpus", lambda: judge_gpus(driver_version(Path("/")), probe())),
+        Check("amdgpu", judge_amd),
+        Check("enforce", lambda: judge_enforcement(read_enforcement(), driver_parameters())),
+        Check("visible-devices", lambda: judge_visible_devices(visible, probe().readings)),
     ]
 
 
-def judge_python() -> Iterator[Finding]:
-    text = f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {platform.python_version()} on {platform.system()}"
-    yield Finding("python", "ok", text)
-
-
-def judge_driver(driver: str | None, nvml: Probed, smi: Probed) -> Iterator[Finding]:
-    if driver is not None:
-        yield Finding("driver", "ok", f"NVIDIA driver {driver}")
-    elif nvml.readings or smi.readings:  # as in WSL, where Windows has the driver
-        yield Finding("driver", "ok", "the GPUs can be read, though the system shows no NVIDIA driver")
-    else:
-        how = f"on a GPU box install the NVIDIA driver; {CONTAINER}; {TRY_SIMULATED}"
-        yield Finding("driver", "warning", "no NVIDIA driver is loaded: this machine has no GPU to hand out", how)
-
-
-def judge_nvml(driver: str | None, nvml: Probed, smi: Probed) -> Iterator[Finding]:
-    """Whether the driver's library can be used, which is the fast way."""
-    if sick := [f"GPU {reading.gpu.index}: {reading.fault}" for reading in nvml.readings if reading.fault]:
-        yield Finding("nvml", "problem", "; ".join(sick), "such a GPU is never granted; the others are")
-    elif nvml.readings:
-        models = ", ".join(dict.fromkeys(reading.gpu.name for reading in nvml.readings))
-        yield Finding(
-            "nvml", "ok", f"{count(len(nvml.readings), 'GPU')}: {models}, read in {1000 * nvml.took_s:.0f} ms"
-        )
-    elif smi.readings:
-        yield Finding("nvml", "warning", nvml.trouble, "fix it: until then the slower nvidia-smi is used")
-    elif driver is None and nvml.unavailable is not None:
-        yield Finding("nvml", "skipped", nvml.unavailable)
-    else:
-        how = f"compare with nvidia-smi below; {CONTAINER}; {TRY_SIMULATED}"
-        yield Finding("nvml", "problem", nvml.trouble, how)
-
-
-def judge_smi(driver: str | None, nvml: Probed, smi: Probed) -> Iterator[Finding]:
-    """Whether nvidia-smi runs, and shows as many GPUs as NVML."""
-    if smi.readings:
-        shown = count(len(smi.readings), "GPU")
-        # NVML shows MIG devices in place of their GPU, nvidia-smi shows the GPU.
-        has_mig = any(reading.gpu.key.uuid.startswith("MIG-") for reading in nvml.readings)
-        if nvml.readings and len(nvml.readings) != len(smi.readings) and not has_mig:
-            how = "NVML counts; the driver and its tools may be of different versions: update or reboot"
-            yield Finding("nvidia-smi", "warning", f"{shown}, but NVML shows {len(nvml.readings)}", how)
+def judge_gpus(driver: str | None, probed: Probed) -> Iterator[Finding]:
+    """Whether a server that is started here can read the GPUs, and how."""
+    if sick := [f"GPU {reading.gpu.index}: {reading.fault}" for reading in probed.readings if reading.fault]:
+        yield Finding("gpus", "problem", "; ".join(sick), "this GPU is never granted; the others are")
+    elif probed.readings:
+        models = ", ".join(dict.fromkeys(reading.gpu.name for reading in probed.readings))
+        by = f"{probed.source}{f', driver {driver}' if driver else ''}"
+        text = f"{count(len(probed.readings), 'GPU')}: {models} (by {by}), read in {1000 * probed.took_s:.0f} ms"
+        if probed.source.startswith("nvidia-smi"):
+            how = "nvidia-smi is slow: find out why NVML, libnvidia-ml.so.1, cannot be loaded"
+            yield Finding("gpus", "warning", text, how)
         else:
-            yield Finding("nvidia-smi", "ok", f"{shown}, read in {1000 * smi.took_s:.0f} ms")
-    elif nvml.readings and smi.unavailable is not None:
-        yield Finding("nvidia-smi", "ok", f"not needed, because NVML works ({smi.unavailable.split(':')[0]})")
-    elif driver is None and smi.unavailable is not None:
-        yield Finding("nvidia-smi", "skipped", smi.unavailable)
+            yield Finding("gpus", "ok", text)
+    elif driver is None:
+        text = f"this machine has no GPU to hand out: no driver of NVIDIA or AMD is loaded ({probed.error or 'it shows no GPU'})"
+        how = f"on a GPU box install the driver of its GPUs; {CONTAINER}; {TRY_SIMULATED}"
+        yield Finding("gpus", "warning", text, how)
     else:
-        yield Finding("nvidia-smi", "problem", smi.trouble, "run nvidia-smi by hand: it says more")
+        how = f"run nvidia-smi by hand: it says more; {CONTAINER}; {TRY_SIMULATED}"
+        yield Finding("gpus", "problem", f"driver {driver}: {probed.error or 'it shows no GPU'}", how)
+
+
+def judge_enforcement(found: Enforcement | None, parameters: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether only holders can open a GPU here, and whether the driver would undo that."""
+    if found is None:
+        text = "every user can open every GPU; `gpu-pool enforce` lets only its holders (docs/how-to/enforce.md)"
+        yield Finding("enforce", "skipped", text)
+        return
+    text = f"mode {found.mode}, {count(len(found.devices), 'device')}"
+    if not found.is_running:
+        how = "start it again (gpu-pool enforce), or give the devices back to all (gpu-pool enforce --stop)"
+        yield Finding("enforce", "problem", f"{text}; it does not run, and the devices stay as they were", how)
+    elif found.mode == DENY and parameters and resets_devices(parameters):
+        yield Finding("enforce", "warning", f"{text}; the NVIDIA driver undoes it", ADVICE_ON_RESETS)
+    else:
+        yield Finding("enforce", "ok", f"{text}, pid {found.pid}")
 
 
 def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES as a server that is started here would understand it."""
     name = "visible-devices"
     if value is None:
-        yield Finding(name, "ok", "CUDA_VISIBLE_DEVICES is not set: all GPUs are shown")
         return
     shown = f"CUDA_VISIBLE_DEVICES={value[:60]!r}"
     visible = select_visible(value, [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings])
     if visible.is_filtering and not visible.indices:
-        how = "a server that is started from here shows no GPU: unset it, or name the GPUs to show"
+        how = "a server started from here would show no GPU: unset it, or name the GPUs to show"
         yield Finding(name, "warning", f"{shown} hides all GPUs", how)
     elif not readings:
         yield Finding(name, "skipped", f"{shown}; there is no GPU that it could show or hide")
     elif visible.warnings:
-        how = "correct it: CUDA itself hides what comes after a name that it does not know"
+        how = "correct it: CUDA ignores everything after a name that it does not know"
         yield Finding(name, "warning", "; ".join(visible.warnings), how)
     else:
         indices = ", ".join(map(str, visible.indices))

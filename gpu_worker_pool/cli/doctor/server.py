@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,30 +12,30 @@ from gpu_worker_pool.cli.units import count, show_memory
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
 from gpu_worker_pool.host.state_dir import StateDirError, check_is_private
-from gpu_worker_pool.server.app import journal_path
-from gpu_worker_pool.server.hook_rules import RulesUnusable, read_rules
+from gpu_worker_pool.ledger.sqlite.lock import holder_pid
+from gpu_worker_pool.server.hooks import RulesUnusable, read_rules
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.state_files import journal_path
 
 from . import fleet
-from .finding import LOST_FILE, Check, Finding, Status, complaints, judge_settings
-from .machine import GpuFacts
+from .finding import Check, Finding, complaints, judge_settings
+from .machine import probe
 
-LITTLE_MB = 200.0
-HARDLY_ANY_MB = 20.0
+LITTLE_MB = 100.0
 
 
-def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
+def checks(*, is_client_only: bool) -> list[Check]:
     with complaints() as heard:
         settings = ServerSettings.load()
     return [
         Check("server-settings", lambda: judge_settings("server", heard)),
-        Check("simulated", lambda: judge_simulated(settings.simulated_gpus, has_gpus=bool(facts.readings))),
+        Check("simulated", lambda: judge_simulated(settings.simulated_gpus, has_gpus=bool(probe().readings))),
         Check("port", lambda: check_port(settings, is_client_only=is_client_only)),
-        Check("authority", lambda: judge_authority(find_holders(facts.readings))),
+        Check("authority", lambda: judge_authority(find_holders(probe().readings))),
         Check("state-dir", lambda: check_state_dir(settings)),
-        Check("tokens", lambda: check_tokens(settings, heard)),
+        Check("tokens", lambda: check_tokens(settings)),
         Check("hooks", lambda: check_hooks(settings)),
         *fleet.checks(settings),
     ]
@@ -44,8 +43,8 @@ def checks(facts: GpuFacts, *, is_client_only: bool) -> list[Check]:
 
 def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Iterator[Finding]:
     if simulated_gpus:
-        text = f"SIMULATED_GPUS={simulated_gpus}: a server that is started here hands out GPUs that are not there"
-        hides = Finding("simulated", "warning", f"{text}, and not those that are", "unset SIMULATED_GPUS")
+        text = f"SIMULATED_GPUS={simulated_gpus}: a server started here hands out simulated GPUs"
+        hides = Finding("simulated", "warning", f"{text}, and not the real ones", "unset SIMULATED_GPUS")
         yield hides if has_gpus else Finding("simulated", "ok", text)
 
 
@@ -67,7 +66,7 @@ def judge_port(where: str, error: OSError, holder: PortHolder | None, *, is_clie
         shown = f"{holder.node}, {count(holder.gpu_count, 'GPU')}{source}"
         return Finding("port", "ok", f"a GPU server runs at {holder.url} ({shown})")
     why, _, how = advice(error).partition("; ")
-    text = f"a server cannot listen on {where}: {why}, and no GPU server of ours is there"
+    text = f"a server cannot listen on {where}: {why}, and no GPU server answers there"
     return Finding("port", "warning" if is_client_only else "problem", text, how or None)
 
 
@@ -93,59 +92,40 @@ def check_state_dir(settings: ServerSettings) -> Iterator[Finding]:
     name, elsewhere = "state-dir", "set GPU_POOL_STATE_DIR to a folder of the server's own on a local disk"
     try:
         journal = journal_path(settings).absolute()
-        folder, holder_pid = journal.parent, holder_of(Path(f"{journal}.lock"))
+        folder, used_by = journal.parent, holder_pid(journal)
         # Path.exists would raise for a folder that this user may not enter.
         nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110
-        if nearest == folder and holder_pid is None:  # the server that has it may be another user's
+        if nearest == folder and used_by is None:  # the server that has it may be another user's
             check_is_private(folder)
     except StateDirError as error:
         yield Finding(name, "problem", *str(error).split("; ", 1))
         return
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        text = f"this user cannot {'write to' if nearest == folder else 'make'} {folder}: see the rights on {nearest}"
+        text = f"you cannot {'write to' if nearest == folder else 'make'} {folder}: see the permissions of {nearest}"
         yield Finding(name, "problem", text, elsewhere)
         return
     free_mb = shutil.disk_usage(nearest).free / 2**20
     if free_mb < LITTLE_MB:
-        text = f"only {show_memory(free_mb)} are free for {folder}; on a full disk nothing is granted"
-        status: Status = "problem" if free_mb < HARDLY_ANY_MB else "warning"
-        yield Finding(name, status, text, "free some space, or set GPU_POOL_STATE_DIR to another disk")
+        text = f"only {show_memory(free_mb)} is free for {folder}; on a full disk nothing is granted"
+        yield Finding(name, "problem", text, "free some space, or set GPU_POOL_STATE_DIR to another disk")
         return
-    used = "" if holder_pid is None else f", in use by the server with pid {holder_pid}"
+    used = "" if used_by is None else f", in use by the server with pid {used_by}"
     there = "there" if nearest == folder else "can be made"
     yield Finding(name, "ok", f"{journal} ({there}, {show_memory(free_mb)} free{used})")
 
 
-def holder_of(lock: Path) -> int | None:
-    """The process that has locked this file, by the kernel's list of locks; None where it is not locked."""
-    try:
-        inode, locks = lock.stat().st_ino, Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) +[0-9a-f]+:[0-9a-f]+:{inode} ", locks)
-    return int(found[1]) if found else None
-
-
-def check_tokens(settings: ServerSettings, heard_before: list[str]) -> Iterator[Finding]:
-    """Whether the tokens can be used and are secret. `heard_before` is what the settings complained of."""
+def check_tokens(settings: ServerSettings) -> Iterator[Finding]:
+    """Whether the tokens of the settings can be used and are secret. Those of a running server are in its journal."""
     with complaints() as heard:
         tokens: Tokens = settings.load_tokens()
     file = settings.gpu_pool_tokens_file
-    is_told_elsewhere = bool(settings.gpu_pool_tokens) or file is not None
-    if not is_told_elsewhere and any(words.startswith(LOST_FILE) for words in heard_before):
-        text = "whether there are tokens is not known, because .env cannot be read: see server-settings"
-        yield Finding("tokens", "skipped", text)
-    elif tokens.is_broken or tokens.too_short:
+    if tokens.is_broken or tokens.too_short:
         yield Finding("tokens", "problem", "; ".join(heard), "correct GPU_POOL_TOKENS or the file: lines of name:token")
-    elif tokens.is_unset:
-        yield Finding(
-            "tokens", "ok", "GPU_POOL_TOKENS is not set; `gpu-pool token list` shows those of a running server"
-        )
     elif file and can_everybody_read(Path(file)):
         text = f"every user of this machine can read the tokens in {file}, and use them"
         yield Finding("tokens", "problem", text, f"chmod 600 {file}, and give out new tokens")
-    else:
-        yield Finding("tokens", "ok", f"these have one: {', '.join(sorted(tokens.names))}")
+    elif not tokens.is_unset:
+        yield Finding("tokens", "ok", f"tokens of {', '.join(sorted(tokens.names))}")
 
 
 def can_everybody_read(path: Path) -> bool:
@@ -162,4 +142,4 @@ def check_hooks(settings: ServerSettings) -> Iterator[Finding]:
         try:
             yield Finding("hooks", "ok", f"{count(len(read_rules(Path(file))), 'hook')} in {file}")
         except RulesUnusable as why:
-            yield Finding("hooks", "problem", str(why), "correct GPU_POOL_HOOKS_FILE; until then no hook is told")
+            yield Finding("hooks", "problem", str(why), "correct GPU_POOL_HOOKS_FILE; until then no hook runs")

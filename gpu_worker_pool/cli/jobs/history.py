@@ -16,71 +16,100 @@ from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
-from gpu_worker_pool.wire.accounting import TimelineView
+from gpu_worker_pool.wire.accounting import FleetTimelineGpu, TimelineGpu, TimelineSpan, TimelineView
 from gpu_worker_pool.wire.bounds import FEWEST_HOURS, MOST_HOURS
 from gpu_worker_pool.wire.reader import read, read_time
 
 from .jobs import own_store
 
 DEFAULT_SINCE: Final = "7d"
+_STATES: Final = {
+    "revoked": "revoked", "time_limit": "stopped", "preempted": "stopped", "idle": "stopped", "expired": "lost", "holder_died": "lost",
+}  # fmt: skip
+_HOW: Final = {
+    "revoked": "", "time_limit": "time limit", "expired": "no heartbeat came", "holder_died": "its process died",
+}  # fmt: skip
+STATE_COLOURS: Final = {"failed": "red", "lost": "red", "stopped": "yellow", "revoked": "yellow", "cancelled": "dim"}
 
 
 @dataclass(frozen=True, slots=True)
 class PastLease:
-    """A lease that has ended and was not that of a job shown here: its holder, its GPUs and its time."""
+    """A lease that has ended and was not that of a job shown here, with its GPUs."""
 
-    lease_id: str
-    owner: str | None
-    command: str | None
+    span: TimelineSpan
     gpus: tuple[str, ...]
-    started_at: float | None
-    ended_at: float | None
-    end_reason: str | None
-    peak_memory_mb: float | None
-    mean_utilization_percent: float | None
 
     def as_json(self) -> dict[str, Any]:
+        span = self.span
         return {
-            "lease_id": self.lease_id,
-            "owner": self.owner,
-            "command": self.command,
+            "lease_id": span.lease_id,
+            "owner": span.owner,
+            "command": span.label,
             "gpus": list(self.gpus),
             "started_at": iso_time(self.started_at),
             "ended_at": iso_time(self.ended_at),
-            "end_reason": self.end_reason,
-            "peak_memory_mb": self.peak_memory_mb,
-            "mean_utilization_percent": self.mean_utilization_percent,
+            "end_reason": span.end_reason,
+            "ended_by": span.ended_by,
+            "end_note": span.end_note,
+            "peak_memory_mb": span.peak_memory_mb,
+            "mean_utilization_percent": span.mean_utilization_percent,
         }
+
+    @property
+    def started_at(self) -> float | None:
+        return read_time(self.span.since)
+
+    @property
+    def ended_at(self) -> float | None:
+        return read_time(self.span.until)
+
+    @property
+    def state(self) -> str:
+        """In the words of the jobs. Its holder released it after a command that failed with a note of its exit code."""
+        if self.span.end_reason == "released" and self.span.ended_by is None:
+            return "failed" if self.span.end_note else "ended"
+        return "cancelled" if self.span.end_reason == "released" else _STATES.get(self.span.end_reason or "", "ended")
+
+    @property
+    def how(self) -> str:
+        """`exit code 2`, `by root: maintenance`, `time limit`."""
+        said = (
+            []
+            if self.span.end_reason == "released"
+            else [_HOW.get(self.span.end_reason or "", self.span.end_reason or "")]
+        )
+        said += [f"by {self.span.ended_by}"] if self.span.ended_by else []
+        return ": ".join(filter(None, (" ".join(filter(None, said)), self.span.end_note)))
 
     def as_row(self, now: float) -> list[str | Text]:
         took = None if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
         return [
             "-",
-            Text(self.owner or "-"),
-            "ended",
+            Text(self.span.owner or "-"),
+            Text(self.state, style=STATE_COLOURS.get(self.state, "")),
             Text(", ".join(self.gpus)),
             show_moment(self.started_at, now),
             "-" if took is None else show_duration(took),
-            "-" if self.peak_memory_mb is None else show_memory(self.peak_memory_mb),
-            "-" if self.mean_utilization_percent is None else f"{self.mean_utilization_percent:.0f}%",
-            Text(self.end_reason or ""),
-            Text(self.command or "-"),
+            "-" if self.span.peak_memory_mb is None else show_memory(self.span.peak_memory_mb),
+            "-" if self.span.mean_utilization_percent is None else f"{self.span.mean_utilization_percent:.0f}%",
+            Text(self.how, is_line=True),
+            Text(self.span.label or "-", is_line=True),
         ]
 
 
 def history(
     since: Annotated[
-        str, Option(metavar="7d|2026-11-01", help="From when on: so long ago, or a date or time.")
+        str, Option(metavar="7d|2026-11-01", help="The beginning: 7d ago, or a date or time.")
     ] = DEFAULT_SINCE,
     *,
-    mine: Annotated[bool, Option("--mine", help="Only your own submitted jobs; no server is asked.")] = False,
+    mine: Annotated[bool, Option("--mine", help="Only jobs that you submitted; no server is asked.")] = False,
     json: Json = False,
     endpoint: Endpoints = None,
 ) -> None:
-    """Show jobs that are over: how they ended, on which GPU, and how much of it they used.
+    """Show what is over: how it ended, on which GPU, and how much of it was used.
 
-    Below them are the other leases that ended at the servers: those of other users, and your own of `run`, `batch` and
-    Python. Of those only what every user may see is known. Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
+    Your submitted jobs come first, then all other leases that ended at the servers: of `run`, of Python, and of other users.
+    Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
     """
     from gpu_worker_pool.cli.units import parse_moment  # noqa: PLC0415 - only where it is needed
 
@@ -94,9 +123,9 @@ def history(
     over = [
         job
         for job in jobs_of(records.values())
-        if job.life.state.is_over and (job.life.ended_at is None or job.life.ended_at >= since_at)
+        if job.task.state.is_over and (job.task.ended_at is None or job.task.ended_at >= since_at)
     ]
-    over.sort(key=lambda job: (job.life.ended_at or 0.0, job.key.number, job.key.index or 0))
+    over.sort(key=lambda job: (job.task.ended_at or 0.0, job.key.number, job.key.index or 0))
     known = {run.lease_id for record in records.values() for run in record.submission.runs.values()}
     leases = [] if mine else _ask(endpoint, since_at, known)
     if json:
@@ -117,7 +146,7 @@ def history(
 def _ask(endpoints: list[str] | None, since_at: float, known: Collection[str | None]) -> list[PastLease]:
     """The other leases that ended since then; a server that does not answer is named."""
     hours = min(max((time.time() - since_at) / 3600, FEWEST_HOURS), MOST_HOURS)
-    answers = Servers(endpoints).run(lambda servers: servers.ask_all(f"/timeline?hours={hours:.4f}"))
+    answers = Servers(endpoints, is_fleet=True).run(lambda servers: servers.ask_all(f"/timeline?hours={hours:.4f}"))
     found: dict[str, PastLease] = {}
     for answer in answers:
         view = read(TimelineView, answer.data, clean=plain) if answer.is_ok else None
@@ -130,15 +159,11 @@ def _ask(endpoints: list[str] | None, since_at: float, known: Collection[str | N
                 if span.end_reason is None or span.lease_id in known:
                     continue
                 before = found.get(span.lease_id)
-                found[span.lease_id] = PastLease(
-                    span.lease_id,
-                    span.owner,
-                    span.label,
-                    (*(before.gpus if before else ()), str(gpu.uuid if gpu.gpu_id is None else gpu.gpu_id)),
-                    read_time(span.since),
-                    read_time(span.until),
-                    span.end_reason,
-                    span.peak_memory_mb,
-                    span.mean_utilization_percent,
-                )
+                found[span.lease_id] = PastLease(span, (*(before.gpus if before else ()), _name_of(gpu)))
     return sorted(found.values(), key=lambda lease: lease.ended_at or 0.0)
+
+
+def _name_of(gpu: TimelineGpu) -> str:
+    """`2`, and `gpu-1:2` in a fleet."""
+    local = str(gpu.uuid if gpu.gpu_id is None else gpu.gpu_id)
+    return f"{gpu.node}:{local}" if isinstance(gpu, FleetTimelineGpu) and gpu.node else local

@@ -1,30 +1,27 @@
-"""`gpu-pool jobs`: what waits and runs."""
+"""`gpu-pool jobs`: all that a user runs and waits for, however it was started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
-from gpu_worker_pool.cli.declare import Argument
-from gpu_worker_pool.cli.options import Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_json
+from gpu_worker_pool.cli.declare import Argument, Option
+from gpu_worker_pool.cli.options import Endpoints, Json
+from gpu_worker_pool.cli.output import complain, out, print_json
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.failure import Failure
 
 if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_store import JobRecord, JobStore
+    from gpu_worker_pool.jobs.job_record import JobRecord
+    from gpu_worker_pool.jobs.job_store import JobStore
 
 
-def complete_id(incomplete: str) -> list[str]:
+def complete_id(incomplete: str) -> list[tuple[str, str]]:
     """For completion: ids of jobs, the latest first."""
-    return [str(number) for number in reversed(own_store().numbers()) if str(number).startswith(incomplete)]
+    return [(str(number), "") for number in reversed(own_store().numbers()) if str(number).startswith(incomplete)]
 
 
-JobId = Annotated[
-    str, Argument(metavar="ID", help="The job: 12, or 12_3 for a task of an array.", complete=complete_id)
-]
 JobIds = Annotated[
     list[str] | None,
     Argument(
@@ -41,35 +38,57 @@ def own_store() -> JobStore:
     return JobStore(jobs_folder(os.environ))
 
 
-def jobs(ids: JobIds = None, *, json: Json = False) -> None:
-    """Show your jobs on this box: what waits, with its queue position and why, and what runs.
+def jobs(
+    ids: JobIds = None,
+    *,
+    everyone: Annotated[bool, Option("--all", help="Also those of all other users.")] = False,
+    endpoint: Endpoints = None,
+    json: Json = False,
+) -> None:
+    """List what you run and what waits, when it will probably start, and why not yet.
 
-    Tasks of an array that wait share a line. With ids, each of those jobs is shown, also if it is over. If a job waits or
-    runs and the keeper is gone, this starts it again. `gpu-pool history` shows what is over.
+    Jobs that you submitted have numbers. Everything else that holds or wants a GPU of the servers (`run`, Python) has the id
+    of its lease. `cancel` and `explain` take both. Tasks of an array that wait share a line. With ids, each of those jobs is
+    shown, even if it is over. `gpu-pool history` lists what is over.
     """
-    from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids  # noqa: PLC0415 - only where it is needed
+    from gpu_worker_pool.cli.pools.report import short_ids  # noqa: PLC0415 - as all: other commands use this file too
+
+    from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids  # noqa: PLC0415
+    from .own_leases import RequestWait, beside_jobs, see_leases, waits_of  # noqa: PLC0415
 
     store = own_store()
     wanted = {key.number for key in parse_ids(ids or ())}
     records = load_live(store, wanted)
-    waiting = _ask_servers(store, records.values())
-    live = [job for job in jobs_of(records.values()) if not job.life.state.is_over]
+    seen = see_leases(endpoint)
+    waiting = waits_of(store, records.values(), seen)
+    live = [job for job in jobs_of(records.values()) if not job.task.state.is_over]
     shown = find_jobs(records, ids) if ids else live
+    rest = (
+        [] if ids else [each for each in beside_jobs(seen.leases, records.values()) if everyone or seen.is_mine(each)]
+    )
+    if not ids:
+        for trouble in seen.troubles:
+            complain(trouble)
     if json:
-        print_json("jobs", {"jobs": [job_json(job, waiting.get(job.key.number)) for job in shown]})
+        found = [job_json(job, waiting.get(job.key.number, RequestWait())) for job in shown]
+        print_json("jobs", {"jobs": found, "leases": [{"endpoint": lease.endpoint, **lease.body} for lease in rest]})
         return
-    if not shown:
-        over = len(store.numbers()) - len({job.key.number for job in live})
-        complain("no job waits or runs" + (f"; {count(over, 'job')} over: gpu-pool history" if over else ""))
+    if not shown and not rest:
+        complain(
+            "nobody has anything running or waiting"
+            if everyone
+            else "you have nothing running or waiting; `gpu-pool history` shows what has ended"
+        )
         return
-    print_table(out(), live_table(shown, records, waiting, is_each=bool(ids)))
+    names = short_ids([lease.id for lease in seen.leases])
+    print_table(out(), live_table(shown, rest, names, records, waiting, is_each=bool(ids), has_owners=everyone))
 
 
 def load_live(store: JobStore, others: Iterable[int] = ()) -> dict[int, JobRecord]:
     """What is not over, what it comes after, and these others. The keeper is started if there are jobs for it; where that
     fails, what the files say is shown.
     """
-    from gpu_worker_pool.jobs.keeper_link import wake_keeper  # noqa: PLC0415 - loads much
+    from gpu_worker_pool.jobs.keeper_process import wake_keeper  # noqa: PLC0415 - loads much
 
     records = store.load(store.live_numbers())
     if any(not record.submission.is_over or record.submission.open_runs for record in records.values()):
@@ -79,45 +98,6 @@ def load_live(store: JobStore, others: Iterable[int] = ()) -> dict[int, JobRecor
             complain(str(failure))
         for record in records.values():
             record.refresh()
-    before = {key.number for record in records.values() for key in record.submission.terms.after}
+    before = {key.number for record in records.values() for key in record.spec.after_keys}
     missing = {*others, *before} - records.keys()
     return dict(sorted((records | store.load(sorted(missing))).items()))
-
-
-def _ask_servers(store: JobStore, records: Iterable[JobRecord]) -> Mapping[int, dict[str, Any]]:
-    """How each request waits, as its server says it, by submission."""
-    from gpu_worker_pool.cli.pools.servers import Servers  # noqa: PLC0415 - only where it is needed
-    from gpu_worker_pool.wire.leases import LeaseList, LeaseView  # noqa: PLC0415
-    from gpu_worker_pool.wire.reader import read  # noqa: PLC0415
-
-    found: dict[int, dict[str, Any]] = {}
-    answers: dict[object, tuple[dict[str, LeaseView], str | None]] = {}
-    for record in records:
-        if record.submission.requested_at is None:
-            continue
-        try:
-            environ = store.environment_of(record.number)
-            servers = Servers(record.spec.endpoints, environ=environ)
-        except Failure as failure:
-            found[record.number] = {"reason": str(failure)}
-            continue
-        key = repr((servers.config, sorted(servers.config.tokens.items())))
-        if key not in answers:
-            replies = servers.run(lambda servers: servers.ask_all("/leases"))
-            lists = [read(LeaseList, reply.data, clean=plain) for reply in replies if reply.is_ok]
-            silent = "; ".join(
-                f"{reply.endpoint} ({reply.url}): {reply.why_not}" for reply in replies if not reply.is_ok
-            )
-            who = "no server answers" if not lists else "not all servers answer"
-            leases = [lease for one in lists if one is not None for lease in one.leases if lease.state == "queued"]
-            by_worker = {lease.worker_id or "": lease for lease in leases}
-            answers[key] = by_worker, f"{who}: {silent}" if silent else None
-        by_worker, trouble = answers[key]
-        lease = by_worker.get(record.submission.requested_by)
-        found[record.number] = {
-            "lease_id": None if lease is None else lease.id,
-            "position": None if lease is None else lease.position,
-            "reason": trouble if lease is None else lease.reason,
-            "expected_start_at": None if lease is None else lease.expected_start_at,
-        }
-    return found

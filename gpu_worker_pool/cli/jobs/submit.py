@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-import time as clock
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import inf
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from gpu_worker_pool.cli import options
-from gpu_worker_pool.cli.declare import Option
+from gpu_worker_pool.cli.declare import MORE, Option
 from gpu_worker_pool.cli.output import complain, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
 from gpu_worker_pool.failure import USAGE, Failure
-from gpu_worker_pool.jobs.life import AfterFailure
+from gpu_worker_pool.jobs.job_spec import AfterFailure
 
 from .jobs import own_store
 
 if TYPE_CHECKING:
-    from gpu_worker_pool.cli.pools.servers import Servers
-    from gpu_worker_pool.core.model.request import Wishes
-    from gpu_worker_pool.jobs.job_spec import JobSpec
     from gpu_worker_pool.jobs.job_store import JobStore
 
 _MB = 1 << 20
@@ -30,18 +25,18 @@ _MB = 1 << 20
 
 def submit(
     command: options.Command,
-    name: options.Name = None,
+    asked: options.CommandOptions,
     after: Annotated[
         list[str] | None,
-        Option("--after", metavar="ID", help="Run it when this job or array has ended; may be given again."),
+        Option("--after", metavar="ID", help="Run it when this job or array has ended; repeatable."),
     ] = None,
     after_failure: Annotated[
         AfterFailure,
         Option(
             "--after-failure",
             metavar="skip|run|wait",
-            help="If a job of --after has not ended well: skip this one, run it all the same, or let it wait until that one "
-            "was retried.",
+            group=MORE,
+            help="If a job of --after fails: skip this one, run it all the same, or let it wait until that one was retried.",
         ),
     ] = AfterFailure.SKIP,
     array: Annotated[
@@ -53,28 +48,33 @@ def submit(
         ),
     ] = None,
     retries: options.Retries = 0,
-    gpus: options.Gpus = 1,
-    memory: options.MemoryPerGpu = None,
-    model: options.Model = None,
-    priority: options.Priority = 0,
-    timeout: options.Timeout = None,
-    time: options.TimeLimit = None,
-    preemptible: options.Preemptible = False,
-    grace: options.Grace = 10.0,
     max_log: Annotated[
         float | None,
         Option(
-            "--max-log", parser=parse_memory_mb, metavar="100MB", help="Keep only the end of its output: so much of it."
+            "--max-log",
+            parser=parse_memory_mb,
+            metavar="100MB",
+            group=MORE,
+            help="Keep only the last part of its output.",
         ),
     ] = None,
-    remote: options.Remote = False,
-    nodes: options.Nodes = 1,
-    ssh: options.Ssh = False,
-    env: options.EnvNames = None,
-    on_granted: options.OnGranted = None,
-    notify: options.Notify = None,
+    begin: Annotated[
+        str | None,
+        Option(
+            metavar="22:00",
+            group=MORE,
+            help="Request no GPUs before this time: 22:00, '2026-12-01 09:00', or 2h from now.",
+        ),
+    ] = None,
+    requeue: Annotated[
+        bool,
+        Option(
+            "--requeue",
+            group=MORE,
+            help="Run it again when its --time has ended it, behind what was submitted until then.",
+        ),
+    ] = False,
     json: options.Json = False,
-    endpoint: options.Endpoints = None,
 ) -> int:
     """Submit a command that waits for GPUs and runs without a terminal. Prints its id, and returns.
 
@@ -85,59 +85,45 @@ def submit(
     place. A job is never run twice by itself after a crash: what ran when the machine or its guard died is `interrupted`,
     and `gpu-pool retry ID` runs it again.
 
+    Lines `#GPU --gpus 2 --time 4h` among the comments at the beginning of a script are its options; what is typed comes first.
+
     Exit codes: 0 it is submitted; 2 the arguments are invalid; 126 or 127 the command cannot be run; 125 gpu-pool failed.
     """
-    from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415
-    from gpu_worker_pool.host.guarded import check_can_run, check_proc  # noqa: PLC0415
-    from gpu_worker_pool.jobs.job_key import parse_array  # noqa: PLC0415
-    from gpu_worker_pool.jobs.job_spec import JobSpec  # noqa: PLC0415
+    from gpu_worker_pool.cli.run.asking import (  # noqa: PLC0415 - not for the help
+        check_command,
+        check_servers,
+        environment_to_keep,
+        make_spec,
+    )
+    from gpu_worker_pool.cli.run.gang import check_gang  # noqa: PLC0415
+    from gpu_worker_pool.jobs.job_spec import parse_array  # noqa: PLC0415
     from gpu_worker_pool.jobs.notices import rules_of_options  # noqa: PLC0415
 
-    if not command[0]:
-        raise Failure("the command is empty; write it after --, as in: gpu-pool submit -- python train.py", USAGE)
-    if any("\0" in word for word in command):
-        raise Failure("a word of the command has a NUL character, which no command can have", USAGE)
+    store = own_store()
     try:
         tasks = None if array is None else parse_array(array)
     except ValueError as error:
         raise Failure(f"--array: {error}", USAGE) from None
-    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
-    check_can_run(command[0], os.environ)
-    check_proc()
-    rules_of_options(on_granted, notify, os.environ)
-    store, environ = own_store(), environment_to_keep(os.environ)
-    spec = JobSpec(
-        submitted_at=clock.time(),
-        command=tuple(command),
-        label=label_text(name) if name else command_label(command),
-        name=name,
-        cwd=current_directory(),
-        umask=current_umask(),
-        gpus=gpus,
-        memory_mb=memory,
-        model=model,
-        priority=priority,
-        timeout_s=timeout,
-        time_limit_s=time,
-        is_preemptible=preemptible,
-        grace_s=grace,
-        is_remote=remote,
-        nodes=nodes,
-        uses_ssh=ssh,
-        env_names=tuple(env or ()),
-        endpoints=None if endpoint is None else tuple(endpoint),
+    spec = make_spec(
+        asked,
+        command,
         after=_known(store, after or ()),
         after_failure=after_failure,
         array=None if tasks is None else tasks.indices,
         at_once=None if tasks is None else tasks.at_once,
         retries=retries,
         log_limit_bytes=None if max_log is None else int(max_log * _MB),
-        on_granted=on_granted,
-        notify=tuple(notify or ()),
+        begin_at=None if begin is None else _begin_at(begin),
+        is_requeued=requeue,
     )
+    check_gang(spec, os.environ)
+    check_command(spec)
+    rules_of_options(spec, os.environ)
     store.make()
-    spec = with_servers(spec, environ)
+    if os.environ.get("GPU_POOL_LEASE_ID"):
+        complain("the job will outlive the lease around this command, so it requests GPUs of its own")
+    environ = environment_to_keep(os.environ)
+    check_servers(spec, environ)
     number = store.submit(spec, environ)
     keys = spec.keys(number)
     if json:
@@ -154,79 +140,22 @@ def submit(
     return 0
 
 
-def with_servers(spec: JobSpec, environ: Mapping[str, str], *, sharers: int | None = None) -> JobSpec:
-    """The submission with the servers of this machine that can run it. Failure where none ever could, so that no job waits for
-    a night in vain; where the named servers do not answer now, it waits for them. At most so many `sharers` of each GPU run at
-    once.
-    """
-    from gpu_worker_pool.cli.pools.servers import NobodyAnswered, Servers  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.cli.run.sources import find_sources  # noqa: PLC0415
-    from gpu_worker_pool.core.model.request import Holder, Request, Wishes  # noqa: PLC0415
-    from gpu_worker_pool.jobs.keeper import check_keep  # noqa: PLC0415
+def _begin_at(text: str) -> float:
+    from gpu_worker_pool.cli.units import parse_moment, show_moment  # noqa: PLC0415 - only where it is needed
 
-    try:
-        wishes = Wishes(spec.gpus, spec.memory_mb, spec.model, nodes=spec.nodes)
-        Request(
-            wishes, Holder(), priority=spec.priority, time_limit_s=spec.time_limit_s, preemptible=spec.is_preemptible
-        )
-        check_keep(os.environ)
-    except ValueError as error:
-        raise Failure(str(error), USAGE) from None
-    servers = Servers(spec.endpoints, environ=environ)
-    is_named = servers.config.is_named
-
-    async def look(servers: Servers) -> JobSpec:
-        try:
-            sources = await find_sources(servers, environ, is_remote=spec.is_remote)
-        except NobodyAnswered as error:
-            if not is_named or error.is_reached:
-                raise
-            complain(f"it waits until a server answers: {error}")
-            return spec
-        if spec.nodes == 1:
-            await _check_can_ever(servers, sources.urls, replace(wishes, among=sources.among))
-        at_once = spec.at_once
-        if sharers is not None and spec.memory_mb is not None and at_once is None:
-            at_once = max(sources.gpu_count * sharers // spec.gpus, 1)
-        endpoints = tuple(sources.urls) if sources.is_named else None
-        return replace(spec, endpoints=endpoints, is_multi=sources.is_multi, among=sources.among, at_once=at_once)
-
-    return servers.run(look)
-
-
-async def _check_can_ever(servers: Servers, urls: Sequence[str], wishes: Wishes) -> None:
-    """Failure where no server has the GPUs that are asked for. What a server does not show counts as fitting: it decides."""
-    from gpu_worker_pool.core.model.request import matches_model  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.wire.pool import PoolView  # noqa: PLC0415
-    from gpu_worker_pool.wire.reader import read  # noqa: PLC0415
-
-    most = 0
-    for answer in await servers.ask_all("/pool?queue=0&leases=0"):
-        pool = read(PoolView, answer.data)
-        if answer.url not in urls:
-            continue
-        if pool is None or pool.fleet is not None:
-            return
-        fitting = [
-            gpu
-            for gpu in pool.gpus
-            if (gpu.name is None or matches_model(wishes.model, gpu.name))
-            and (wishes.memory_mb or 0.0) <= (gpu.memory_total_mb or inf)
-            and (wishes.among is None or gpu.uuid in wishes.among)
-        ]
-        most = max(most, len(fitting))
-    if most < wishes.gpus:
+    now = time.time()
+    at = parse_moment(text, now, "--begin")
+    if at < now:
         raise Failure(
-            f"no server could ever run this: it asks for {wishes}, and "
-            f"{f'only {most} such' if most else 'no such'} GPU{'' if most == 1 else 's'} can be had here; ask for less "
-            "(`gpu-pool status` shows the GPUs), or name other servers with --endpoint"
+            f"--begin {text} is in the past ({show_moment(at, now)}); give a time to come, or leave it out", USAGE
         )
+    return at
 
 
 def wake_for(store: JobStore, number: int) -> None:
     """Have the keeper take in what was just submitted; say what the user must know about it."""
     from gpu_worker_pool.host.systemd import logout_ends  # noqa: PLC0415 - not for the help
-    from gpu_worker_pool.jobs.keeper_link import KeeperSilent, wake_keeper  # noqa: PLC0415
+    from gpu_worker_pool.jobs.keeper_process import KeeperSilent, wake_keeper  # noqa: PLC0415
 
     try:
         keeper = wake_keeper(store)
@@ -246,7 +175,7 @@ def wake_for(store: JobStore, number: int) -> None:
 
 def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
     """The ids of --after, each of which must be that of a job."""
-    from gpu_worker_pool.jobs.job_key import parse_key  # noqa: PLC0415 - not for the help
+    from gpu_worker_pool.jobs.job_spec import parse_key  # noqa: PLC0415 - not for the help
 
     found = []
     for text in (part for given in after for part in given.split(",")):
@@ -261,38 +190,3 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
             )
         found.append(str(key))
     return tuple(dict.fromkeys(found))
-
-
-def environment_to_keep(environ: Mapping[str, str], *, is_told: bool = True) -> dict[str, str]:
-    """The environment for the job. It outlives a lease or a job around this process, so it knows nothing of those."""
-    of_others = (
-        "GPU_POOL_LEASE_",
-        "GPU_POOL_GUARD",
-        "GPU_POOL_JOB_ID",
-        "GPU_POOL_ARRAY_",
-        "GPU_POOL_RESTART",
-        "GPU_POOL_BATCH_LINE",
-    )
-    kept = {name: value for name, value in environ.items() if not name.startswith(of_others)}
-    if environ.get("GPU_POOL_LEASE_ID"):
-        from gpu_worker_pool.client.guarded_lease import is_set_by_lease  # noqa: PLC0415 - only inside a lease
-        from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE  # noqa: PLC0415
-
-        if is_told:
-            complain("the job will outlive the lease around this command, so it requests GPUs of its own")
-        if is_set_by_lease(environ):
-            kept.pop(VISIBLE_DEVICES_VARIABLE, None)
-    return kept
-
-
-def current_directory() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - as it was reached
-    except OSError as error:
-        raise Failure(f"the current directory cannot be used: {error.strerror}; cd to another one") from None
-
-
-def current_umask() -> int:
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask

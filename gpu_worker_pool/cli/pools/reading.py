@@ -1,24 +1,35 @@
-"""Asking the servers for their pools. Every text of an answer is made plain here: it goes to a terminal."""
+"""Asking the servers for their pools and leases. Every text of an answer is made plain here: it goes to a terminal."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.cli.pools.same_server import pool_key, same_as
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.wire.leases import DrainingLeaseView, WaitingLeaseView
-from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolView, ThresholdsView
+from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read
-from gpu_worker_pool.wire.same_server import pool_key, same_as
+
+from .report import LeaseReport, Naming, PoolReport, check_any_is_up, distinct_leases
+from .servers import ServerAnswer, Servers, failure_of, nobody_answered
 
 if TYPE_CHECKING:
     from gpu_worker_pool.wire.statistics import GpuInShort
-from .naming import Naming
-from .plans import BookingReport, ReservationReport
-from .report import GpuReport, LeaseReport, PoolReport
-from .servers import ServerAnswer, Servers, failure_of, nobody_answered
+
+_MOST_SHOWN: Final = 10
+_COMPLETE_WITHIN_S: Final = 2.0
+
+
+def naming_of(servers: Servers, endpoint: str) -> Naming:
+    """How the GPUs of an endpoint that has been asked are called."""
+    return Naming(endpoint, servers.config.is_multi, servers.is_scope_fleet(endpoint))
 
 
 async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
@@ -28,36 +39,46 @@ async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
     return [replace(report, same_as=same.get(report.endpoint)) for report in reports]
 
 
+async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:
+    """All pools; Failure where no server answered."""
+    reports = await ask_pools(servers)
+    check_any_is_up(reports)
+    return reports
+
+
 async def ask_pool(servers: Servers, endpoint: str, query: str = "") -> PoolReport:
     """The pool of one endpoint; of a server without leases, what its statistics show."""
     answer = await servers.ask(endpoint, f"/pool{query}")
-    if answer.status != HTTPStatus.NOT_FOUND:
-        naming = servers.naming(endpoint)
-        return read_pool(answer, is_multi=naming.is_multi, is_fleet=naming.is_fleet)
-    return _read_summary(await servers.ask(endpoint, "/gpu/summary"), servers.config)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        return _read_summary(await servers.ask(endpoint, "/gpu/summary"), servers.config)
+    return read_pool(answer, naming_of(servers, endpoint))
 
 
-def read_pool(answer: ServerAnswer, *, is_multi: bool, is_fleet: bool = False) -> PoolReport:
+async def ask_own_pool(servers: Servers, query: str) -> PoolReport:
+    """The pool of the one server of an operator's command; Failure where it is down, or has no leases."""
+    report = await ask_pool(servers, servers.ids[0], query)
+    check_any_is_up([report])
+    if not report.has_leases:
+        raise Failure(f"{report.url} has statistics only, and no leases; run `gpu-pool serve` on that machine")
+    return report
+
+
+def read_pool(answer: ServerAnswer, naming: Naming) -> PoolReport:
     view = read(PoolView, answer.data, clean=plain) if answer.is_ok else None
     if view is None:
         return _without_pool(answer)
     if answer.data["gpus"] and not view.gpus:
         error = "it shows GPUs that cannot be read; is it a newer version, or another kind of server?"
-        return PoolReport(answer.endpoint, answer.url, error, answer.status)
-    naming = Naming(answer.endpoint, is_multi, is_fleet)
+        return PoolReport(replace(answer, error=error), naming)
+    # A GPU of a fleet has one name, whichever box is asked and by whatever name.
+    naming = replace(naming, is_fleet=naming.is_fleet or view.fleet is not None)
     listed = [part for name in ("leases", "queue") if isinstance(part := answer.data.get(name), list)]
     bodies = {plain(body["id"]): body for part in listed for body in part if isinstance(body, dict) and "id" in body}
-    return PoolReport(
-        answer.endpoint,
-        answer.url,
-        view=view,
-        body=answer.data,
-        gpus=tuple(GpuReport(naming, gpu) for gpu in view.gpus),
-        leases=tuple(LeaseReport(naming, lease, bodies.get(lease.id, {})) for lease in view.leases),
-        queue=tuple(LeaseReport(naming, lease, bodies.get(lease.id, {})) for lease in view.queue),
-        reservation=None if view.reservation is None else ReservationReport(naming, view.reservation),
-        bookings=tuple(BookingReport(naming, booking) for booking in view.bookings),
+    leases, queue = (
+        tuple(LeaseReport(naming, lease, bodies.get(lease.id, {})) for lease in part)
+        for part in (view.leases, view.queue)
     )
+    return PoolReport(answer, naming, view, leases, queue)
 
 
 def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
@@ -65,12 +86,7 @@ def read_lease(servers: Servers, answer: ServerAnswer) -> LeaseReport | None:
     if view is None:
         return None
     leaving = read(DrainingLeaseView, answer.data, clean=plain) if view.state == "draining" else None
-    return LeaseReport(servers.naming(answer.endpoint), leaving or view, answer.data)
-
-
-def read_gpu(servers: Servers, answer: ServerAnswer) -> GpuReport | None:
-    view = read(PoolGpu, answer.data, clean=plain)
-    return None if view is None else GpuReport(servers.naming(answer.endpoint), view)
+    return LeaseReport(naming_of(servers, answer.endpoint), leaving or view, answer.data)
 
 
 async def ask_names(servers: Servers) -> dict[str, str]:
@@ -84,13 +100,13 @@ async def ask_names(servers: Servers) -> dict[str, str]:
     if not names:
         if all(answer.status is None for answer in answers):
             raise nobody_answered(answers)
-        raise failure_of(answers[0], "which requests are yours is not known")
+        raise failure_of(answers[0], "the server does not say which requests are yours")
     return names
 
 
 def _without_pool(answer: ServerAnswer) -> PoolReport:
     error = "its answer shows no GPUs; is this a GPU statistics server?" if answer.is_ok else plain(answer.why_not)
-    return PoolReport(answer.endpoint, answer.url, error, answer.status)
+    return PoolReport(replace(answer, error=error), Naming(answer.endpoint))
 
 
 def _read_summary(answer: ServerAnswer, config: ClientConfig) -> PoolReport:
@@ -99,25 +115,27 @@ def _read_summary(answer: ServerAnswer, config: ClientConfig) -> PoolReport:
     summary = read(GpuSummary, answer.data, clean=plain) if answer.is_ok else None
     if summary is None:
         return _without_pool(answer)
-    naming, gpus = Naming(answer.endpoint, config.is_multi), []
-    for gpu in summary.gpus_summary:
-        state, reason = _judge(gpu, config)
-        shown = PoolGpu(
-            gpu_id=gpu.gpu_id,
-            uuid=gpu.uuid or "",
-            name=gpu.name,
-            state=state,
-            reason=reason,
-            utilization_percent=gpu.utilization_percent,
-        )
-        gpus.append(GpuReport(naming, shown, gpu.memory_usage_percent))
-    thresholds = ThresholdsView(memory_percent=config.memory_threshold)
-    view = PoolView(gpus=tuple(gpu.view for gpu in gpus), thresholds=thresholds, source=summary.source)
-    return PoolReport(answer.endpoint, answer.url, has_leases=False, view=view, body=answer.data, gpus=tuple(gpus))
+    gpus = tuple(_judged(gpu, config) for gpu in summary.gpus_summary)
+    view = PoolView(gpus=gpus, source=summary.source)
+    return PoolReport(answer, Naming(answer.endpoint, config.is_multi), view, has_leases=False)
 
 
-def _judge(gpu: GpuInShort, config: ClientConfig) -> tuple[GpuState, str | None]:
-    """The state of a GPU, as a client that must decide by itself sees it."""
+def _judged(gpu: GpuInShort, config: ClientConfig) -> PoolGpu:
+    """A GPU as a client that must decide by itself sees it. Its memory is told in percent, so that is what it has."""
+    state, reason = _state_of(gpu, config)
+    return PoolGpu(
+        gpu_id=gpu.gpu_id,
+        uuid=gpu.uuid or "",
+        name=gpu.name,
+        state=state,
+        reason=reason,
+        memory_total_mb=100.0,
+        memory_used_mb=gpu.memory_usage_percent,
+        utilization_percent=gpu.utilization_percent,
+    )
+
+
+def _state_of(gpu: GpuInShort, config: ClientConfig) -> tuple[GpuState, str | None]:
     if not gpu.healthy:
         return "unhealthy", "the server calls it unhealthy"
     for what, percent, threshold in (
@@ -129,3 +147,56 @@ def _judge(gpu: GpuInShort, config: ClientConfig) -> tuple[GpuState, str | None]
         if percent >= threshold:
             return "busy", f"{what} at {percent:.0f} %, threshold {threshold:g} %"
     return "free", None
+
+
+# --- a lease by its id, or by the beginning of it, as git finds a commit ---------------------------------------------
+
+
+def complete_lease_id(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell: the ids of live leases that begin so, with their holders."""
+    leases = distinct_leases(Servers(timeout_s=_COMPLETE_WITHIN_S).run(ask_pools))
+    return [(lease.id, f"{lease.view.state}, {lease.holder}") for lease in leases if lease.id.startswith(incomplete)]
+
+
+async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str) -> list[LeaseReport]:
+    """The lease with this id or beginning, at each endpoint at which it waits. A lease that has ended is found by its
+    whole id, for as long as its server remembers it. Failure where there is none, or where several ids begin so.
+    """
+    if not text:
+        raise Failure("the id is empty; `gpu-pool jobs --all` lists those there are", USAGE)
+    live = distinct_leases(reports)
+    found = [lease for lease in live if lease.id == text]
+    if not found:
+        # Before it is taken for a beginning: run-1 does not mean run-10 only because run-1 has ended.
+        able = [report for report in reports if report.is_up and report.has_leases and report.same_as is None]
+        asked = (ask_lease(servers, report.endpoint, text) for report in able)
+        found = [lease for lease in await asyncio.gather(*asked) if lease is not None]
+    if not found:
+        ids = sorted({lease.id for lease in live if lease.id.startswith(text)})
+        if len(ids) > 1:
+            more = f" and {len(ids) - _MOST_SHOWN} more" if len(ids) > _MOST_SHOWN else ""
+            shown = ", ".join(ids[:_MOST_SHOWN])
+            raise Failure(f"{len(ids)} leases begin with {text}: {shown}{more}; write more of the id", REFUSED)
+        found = [lease for lease in live if lease.id in ids]
+    if not found:
+        raise Failure(_unknown(reports, text), REFUSED)
+    return found
+
+
+async def ask_lease(servers: Servers, endpoint: str, lease_id: str) -> LeaseReport | None:
+    """A lease as its server shows it now, with its obstacles; None where the server does not know it."""
+    answer = await servers.ask(endpoint, lease_path(lease_id))
+    lease = read_lease(servers, answer) if answer.status == HTTPStatus.OK else None
+    return lease if lease is not None and lease.id == lease_id else None
+
+
+def lease_path(lease_id: str) -> str:
+    return f"/leases/{quote(lease_id, safe='')}"
+
+
+def _unknown(reports: Sequence[PoolReport], text: str) -> str:
+    message = f"there is no lease {plain(text)}; `gpu-pool jobs --all` lists those there are"
+    down = [f"{report.endpoint} is down ({report.error})" for report in reports if not report.is_up]
+    without = [f"{report.endpoint} has statistics only, no leases" for report in reports if not report.has_leases]
+    beside = "; ".join([*down, *without])
+    return f"{message}. {beside}" + (", so it may be there" if down else "") if beside else message

@@ -1,50 +1,58 @@
-"""Pools as the commands show them: unknown is None, and every text is plain. docs/CLI.md describes each `as_json`."""
+"""Pools as the commands show them, and the words for what they show: unknown is None, and every text is plain."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Any, Final
 
 from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
+from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.request import Holder, Wishes, task_of
-from gpu_worker_pool.wire.leases import DrainingLeaseView, GpuRef, LeaseView, ObstacleView, WaitingLeaseView
+from gpu_worker_pool.wire.leases import (
+    ChosenWishesView,
+    DrainingLeaseView,
+    GpuRef,
+    LeaseView,
+    ObstacleView,
+    WaitingLeaseView,
+)
+from gpu_worker_pool.wire.plans import BookingView, ReservationView
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import read_time
 
-from .naming import Naming
-from .naming import show_gpus as show_gpus  # noqa: PLC0414 - for all commands
-from .plans import BookingReport, ReservationReport
 from .servers import ServerAnswer, nobody_answered
-from .terms import show_terms
 
 NOTHING = PoolView(gpus=())
+# What a booking or a planned drain keeps from others before it begins.
+HELD_BACK: Final = "until then, these GPUs go only to requests that will end in time, judging by their --time or their owner's last leases"
 _HEAVY_MB: Final = 1024.0
 _USED_FROM_OUTSIDE: Final = frozenset({"busy", "outside"})
 
 
 @dataclass(frozen=True, slots=True)
-class GpuReport:
-    """One GPU. `told_percent` is the memory in use as a server with statistics only tells it: without amounts."""
+class Naming:
+    """How people call the GPUs of an endpoint: `2`, or `server1:2` where there are several endpoints. Those of a whole
+    fleet are called by their node: `gpu-01:2`.
+    """
 
-    naming: Naming
-    view: PoolGpu
-    told_percent: float | None = None
+    endpoint: str
+    is_multi: bool = False
+    is_fleet: bool = False
 
-    @property
-    def id(self) -> str:
-        return self.naming.id_of(self.view)
+    def id_of(self, gpu: GpuRef | PoolGpu | ObstacleView) -> str:
+        """The name of one GPU: its index, or its UUID where there is no index yet."""
+        local = gpu.uuid or "?" if gpu.gpu_id is None else str(gpu.gpu_id)
+        if self.is_fleet and gpu.node is not None:
+            return f"{gpu.node}:{local}"
+        return f"{self.endpoint}:{local}" if self.is_multi else local
 
-    @property
-    def memory_percent(self) -> float | None:
-        total_mb, used_mb = self.view.memory_total_mb, self.view.memory_used_mb
-        return 100 * used_mb / total_mb if total_mb and used_mb is not None else self.told_percent
-
-    @property
-    def key(self) -> str | int | None:
-        """Tells it from the other GPUs of its server, in every answer."""
-        return self.view.uuid or self.view.gpu_id
+    def show(self, gpus: Iterable[GpuRef | PoolGpu]) -> str:
+        """`GPU 2`, `GPUs 2, 3`."""
+        return show_gpus([self.id_of(gpu) for gpu in gpus])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,10 @@ class LeaseReport:
     def wants(self) -> str:
         wishes = self.view.wishes
         try:
-            return str(Wishes(wishes.gpus, wishes.memory_mb, wishes.model or None, among=wishes.among or None))
+            asked = Wishes(wishes.gpus, wishes.memory_mb, wishes.model or None, among=wishes.among or None)
+            if isinstance(wishes, ChosenWishesView):
+                asked = replace(asked, min_memory_mb=wishes.min_memory_mb, exclude=wishes.exclude or None)
+            return str(asked)
         except ValueError:  # from a server with other bounds
             return "GPUs"
 
@@ -122,77 +133,52 @@ class LeaseReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One endpoint: its pool, or in `error` why there is none to show; `status` is that of an answer with an error.
-
-    `has_leases` is False for a server with statistics only. `same_as` names an earlier endpoint that is the same server.
+    """The pool of one endpoint; where its answer has an error, none. `has_leases` is False for a server with statistics only.
+    `same_as` names an earlier endpoint that is the same server.
     """
 
-    endpoint: str
-    url: str
-    error: str | None = None
-    status: int | None = None
-    has_leases: bool = True
-    same_as: str | None = None
+    answer: ServerAnswer
+    naming: Naming
     view: PoolView = NOTHING
-    # As the server answered it.
-    body: Mapping[str, Any] = field(default_factory=dict)
-    gpus: tuple[GpuReport, ...] = ()
     leases: tuple[LeaseReport, ...] = ()
     queue: tuple[LeaseReport, ...] = ()
-    reservation: ReservationReport | None = None
-    bookings: tuple[BookingReport, ...] = ()
+    has_leases: bool = True
+    same_as: str | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return self.answer.endpoint
+
+    @property
+    def url(self) -> str:
+        return self.answer.url
+
+    @property
+    def error(self) -> str | None:
+        return self.answer.error
+
+    @property
+    def status(self) -> int | None:
+        return self.answer.status
 
     @property
     def is_up(self) -> bool:
-        return self.error is None
-
-    @property
-    def is_simulated(self) -> bool:
-        return self.view.source == "simulated"
+        return self.answer.is_ok
 
     @property
     def queue_length(self) -> int:
         """How many requests wait, also where only the first were asked for."""
         return max(self.view.queue_length or 0, len(self.queue))
 
-    @property
-    def free(self) -> int:
-        """How many GPUs an ordinary request could have at once."""
-        return sum(gpu.view.state == "free" for gpu in self.gpus) if self.view.can_grant is not False else 0
-
-    @property
-    def can_grant(self) -> bool | None:
-        """None where the server does not know it."""
-        return self.view.can_grant if self.is_up and self.has_leases else False
-
-
-def fleet_line(report: PoolReport) -> str | None:
-    """Which fleet a pool belongs to, who leads it, and how to see all of it; None where it belongs to none."""
-    fleet = report.view.fleet
-    if fleet is None:
-        return None
-    led = f"led by {fleet.leader}" if fleet.leader else "nobody is known to lead it"
-    name = "a fleet that it does not know yet" if fleet.id is None else f"fleet {fleet.id[:8]}"
-    if report.view.node is None:
-        return f"All boxes of {name}, {led}; `gpu-pool fleet` lists them"
-    return f"A box of {name}, {led}; --fleet shows all of it"
-
-
-def by_node(report: PoolReport) -> list[tuple[str | None, list[GpuReport]]]:
-    """The GPUs of each node; without a name where there is only one."""
-    found: dict[str | None, list[GpuReport]] = {}
-    for gpu in report.gpus:
-        found.setdefault(gpu.view.node, []).append(gpu)
-    if len(found) < 2:
-        return [(None, gpus) for gpus in found.values()]
-    return sorted(found.items(), key=lambda item: item[0] or "")
+    def holders(self, gpu: PoolGpu, others: Iterable[str] = ()) -> list[LeaseReport]:
+        """The leases on a GPU, and these others."""
+        wanted = {*gpu.leases, *others}
+        return [lease for lease in self.leases if lease.id in wanted]
 
 
 def check_any_is_up(reports: Sequence[PoolReport]) -> None:
     if not any(report.is_up for report in reports):
-        raise nobody_answered(
-            [ServerAnswer(item.endpoint, item.url, item.status, error=item.error) for item in reports]
-        )
+        raise nobody_answered([report.answer for report in reports])
 
 
 def distinct_leases(reports: Iterable[PoolReport]) -> list[LeaseReport]:
@@ -210,14 +196,33 @@ def only_of(report: PoolReport, owner: str | None) -> PoolReport:
     leases = tuple(lease for lease in report.leases if owner is not None and lease.view.owner == owner)
     queue = tuple(lease for lease in report.queue if owner is not None and lease.view.owner == owner)
     held = {lease.id for lease in leases}
-    view = replace(report.view, queue_length=len(queue))
-    body = {**report.body, "queue_length": len(queue)}
-    for part, kept in (("leases", leases), ("queue", queue)):
-        body[part] = [lease.body for lease in kept]
-    gpus = tuple(gpu for gpu in report.gpus if held.intersection(gpu.view.leases))
-    uuids = {gpu.view.uuid for gpu in gpus}
-    body["gpus"] = [gpu for gpu in report.body.get("gpus", ()) if isinstance(gpu, dict) and gpu.get("uuid") in uuids]
-    return replace(report, view=view, body=body, gpus=gpus, leases=leases, queue=queue, reservation=None, bookings=())
+    gpus = tuple(gpu for gpu in report.view.gpus if held.intersection(gpu.leases))
+    view = replace(report.view, gpus=gpus, queue_length=len(queue), reservation=None, bookings=())
+    body = {**(report.answer.data or {}), "queue_length": len(queue)}
+    body |= {"leases": [lease.body for lease in leases], "queue": [lease.body for lease in queue]}
+    uuids = {gpu.uuid for gpu in gpus}
+    body["gpus"] = [gpu for gpu in body.get("gpus", ()) if isinstance(gpu, dict) and gpu.get("uuid") in uuids]
+    return replace(report, answer=replace(report.answer, data=body), view=view, leases=leases, queue=queue)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def show_gpus(ids: Sequence[str]) -> str:
+    return f"GPU{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
+
+
+def short_ids(ids: Sequence[str], at_least: int = 8) -> dict[str, str]:
+    """Each id of a lease by its shortest unique beginning, of at least this many characters."""
+    ordered = sorted(set(ids))
+    if not ordered:
+        return {}
+    # Ids are compared character by character, as is wanted here.
+    shared = [0, *(len(commonprefix(pair)) for pair in itertools.pairwise(ordered)), 0]  # noqa: RUF071
+    return {
+        id_: id_[: max(at_least, before + 1, after + 1)]
+        for id_, (before, after) in zip(ordered, itertools.pairwise(shared), strict=True)
+    }
 
 
 def show_clock(at: float | None, now: float) -> str:
@@ -225,10 +230,52 @@ def show_clock(at: float | None, now: float) -> str:
     return f"since {show_moment(at, now)}"
 
 
+def show_since(at: float | None, now: float) -> str:
+    """How long ago that was. The server's clock may be ahead of ours: then it is 0 s."""
+    return "unknown" if at is None else show_duration(now - at)
+
+
 def show_holding(lease: LeaseReport, now: float, command: str | None) -> str:
     """Who holds it, for what, since when and on what terms: `carol, train.py, since 14:02, ends 16:02`."""
     parts = (lease.holder, command, show_clock(lease.since_at, now), *show_terms(lease.view, now))
     return ", ".join(part for part in parts if part)
+
+
+def show_terms(view: LeaseView, now: float) -> list[str]:
+    """`ends 16:20`, or `ends in 40s: time limit` after a warning; `preemptible`; `idle 45m`."""
+    if view.state not in {"active", "queued"}:
+        return []
+    ends = []
+    if view.warning is not None:
+        ends = [f"ends in {show_duration(view.warning.ends_in_s)}: {view.warning.reason.replace('_', ' ')}"]
+    elif view.ends_at is not None:
+        ends = [f"ends {show_moment(read_time(view.ends_at), now)}"]
+    elif view.time_limit_s is not None:
+        ends = [f"for {show_span(view.time_limit_s)}"]
+    idle = [] if view.idle_s is None else [f"idle {show_duration(view.idle_s)}"]
+    return [*ends, *(["preemptible"] if view.preemptible else []), *idle]
+
+
+def show_start(view: LeaseView, now: float) -> str:
+    """When a waiter will probably start, and what that rests on; empty if it is not known."""
+    at = read_time(view.expected_start_at)
+    if at is None:
+        return ""
+    if at <= now:
+        return "any moment now"
+    if view.expected_start_basis != "declared":
+        return f"probably about {show_moment(at, now)}, judging by earlier jobs"
+    holder, bracket, task = (view.expected_after or "").partition(" (")
+    condition = f", if {holder}'s job{bracket}{task} ends when it said" if holder else ""
+    return f"probably at {show_moment(at, now)}{condition}"
+
+
+def short_start(view: LeaseView, now: float) -> str:
+    """The same in a word: `14:20`, or `~14:20` if it rests on predictions."""
+    at = read_time(view.expected_start_at)
+    if at is None:
+        return ""
+    return ("" if view.expected_start_basis == "declared" else "~") + show_moment(max(at, now), now)
 
 
 def show_outsiders(gpu: PoolGpu) -> list[str]:
@@ -247,6 +294,28 @@ def show_outsiders(gpu: PoolGpu) -> list[str]:
     return found
 
 
-def show_since(at: float | None, now: float) -> str:
-    """How long ago that was. The server's clock may be ahead of ours: then it is 0 s."""
-    return "unknown" if at is None else show_duration(now - at)
+def is_drain(booking: BookingView) -> bool:
+    """Whether it is a drain that is planned: without an owner and an end."""
+    return booking.owner is None and booking.ends_at is None
+
+
+def show_booked_span(booking: BookingView, now: float) -> str:
+    """`from Tue 09:00 until Tue 13:00`."""
+    starts_at, ends_at = read_time(booking.starts_at), read_time(booking.ends_at)
+    begin = "" if starts_at is not None and starts_at < now + 1 else f"from {show_moment(starts_at, now)} "
+    return begin + ("on" if ends_at is None else f"until {show_moment(ends_at, now)}")
+
+
+def show_booking(booking: BookingView, now: float) -> str:
+    """Without its GPUs: `booked for ada from Tue 09:00 until Tue 13:00: a course`."""
+    is_said = not booking.reason or booking.reason == f"booked by {booking.booked_by}"
+    why = "" if is_said else f": {booking.reason}"
+    if is_drain(booking):
+        return f"out of service from {show_moment(read_time(booking.starts_at), now)} on{why}"
+    return f"booked for {booking.owner or 'nobody'} {show_booked_span(booking, now)}{why}"
+
+
+def show_reservation(reservation: ReservationView, now: float) -> str:
+    """Without its GPUs: `reserved for carol (train.py), probably at 14:20`."""
+    about = "about" if reservation.basis == "predicted" else "probably at"
+    return f"reserved for {reservation.holder}, {about} {show_moment(read_time(reservation.starts_at), now)}"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.output import plain, print_body
+from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.http.grace import gather_with_grace
 from gpu_worker_pool.client.http.transport import CallFailed, Transport
@@ -19,13 +19,22 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.urls import split_endpoints
-
-from .naming import Naming
+from gpu_worker_pool.wire.reader import has_all, read
 
 T = TypeVar("T")
 FLEET: Final = "/fleet"
 # Calls that exist for a box and for its whole fleet.
-_OF_POOLS: Final = ("/pool", "/leases", "/usage", "/timeline", "/quotas", "/bookings", "/admin/")
+_OF_POOLS: Final = (
+    "/pool",
+    "/leases",
+    "/usage",
+    "/timeline",
+    "/quotas",
+    "/groups",
+    "/bookings",
+    "/forecast",
+    "/admin/",
+)
 # How long the others are waited for, at least, when one server has answered.
 GRACE_S: Final = 1.0
 
@@ -39,8 +48,6 @@ class ServerAnswer:
     status: int | None = None
     data: Any = None
     error: str | None = None
-    took_s: float = 0.0
-    date: str | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -51,16 +58,6 @@ class ServerAnswer:
         """The error, with the status of the answer if there was one."""
         error = str(self.error).rstrip(".? ")
         return error if self.status is None or str(self.status) in error else f"{error} (status {self.status})"
-
-
-def client_options(endpoints: Sequence[str] | None) -> dict[str, Any]:
-    """The client's parameters for the values of --endpoint; several URLs make it a client of many endpoints."""
-    urls = split_endpoints(list(endpoints or ()))
-    if endpoints and not urls:
-        raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
-    if not urls:
-        return {}
-    return {"service_endpoint": urls[0]} if len(urls) == 1 else {"service_endpoints": urls}
 
 
 class Servers:
@@ -77,8 +74,12 @@ class Servers:
         is_fleet: bool = False,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        urls = split_endpoints(list(endpoints or ()))
+        if endpoints and not urls:
+            raise Failure("--endpoint is empty; give it a URL, such as http://localhost:8000", USAGE)
+        named: dict[str, Any] = {"service_endpoint": urls[0]} if len(urls) == 1 else {"service_endpoints": urls}
         try:
-            self.config = ClientConfig.build(**client_options(endpoints), environ=environ)
+            self.config = ClientConfig.build(**(named if urls else {}), environ=environ)
         except ValueError as error:
             raise Failure(re.sub("^service_endpoints?", "--endpoint", str(error)), USAGE) from None
         self.is_fleet = is_fleet
@@ -124,9 +125,9 @@ class Servers:
         """A GET to a server that is not among the endpoints. No token is sent: it is for the endpoints."""
         return await self._call("", url.rstrip("/"), path, "GET", None)
 
-    def naming(self, endpoint: str) -> Naming:
-        """How the GPUs of an endpoint that has been asked are called."""
-        return Naming(endpoint, self.config.is_multi, bool(self._scopes.get(endpoint)))
+    def is_scope_fleet(self, endpoint: str) -> bool:
+        """Whether calls to this endpoint, which has been asked, meant its whole fleet."""
+        return bool(self._scopes.get(endpoint))
 
     async def _scope(self, endpoint: str) -> str:
         """The calls of the whole fleet, if this server belongs to one."""
@@ -148,20 +149,14 @@ class Servers:
         except CallFailed as failed:
             return ServerAnswer(endpoint, url, error=str(failed))
         error = reply.detail if reply.status >= 400 else None
-        return ServerAnswer(endpoint, url, reply.status, reply.data, error, reply.took_s, reply.date)
+        return ServerAnswer(endpoint, url, reply.status, reply.data, error)
 
-    async def ask_all(
-        self, path: str, grace_s: float = GRACE_S, can_miss: Callable[[str], bool] = lambda _: False
-    ) -> list[ServerAnswer]:
-        """A GET to every endpoint, in the order they were given. For those that the caller `can_miss`, see `gather_with_grace`."""
-        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late, grace_s, can_miss)
+    async def ask_all(self, path: str) -> list[ServerAnswer]:
+        """A GET to every endpoint, in the order they were given."""
+        return await self.each(lambda endpoint: self.ask(endpoint, path), lambda late: late)
 
     async def each(
-        self,
-        ask: Callable[[str], Coroutine[Any, Any, T]],
-        when_late: Callable[[ServerAnswer], T],
-        grace_s: float = GRACE_S,
-        can_miss: Callable[[str], bool] = lambda _: False,
+        self, ask: Callable[[str], Coroutine[Any, Any, T]], when_late: Callable[[ServerAnswer], T]
     ) -> list[T]:
         """What `ask` returns for each endpoint, in the order they were given.
 
@@ -169,12 +164,12 @@ class Servers:
         makes the result from an answer that says so.
         """
         began = monotonic()
-        asked = {endpoint: asyncio.create_task(ask(endpoint), name=endpoint) for endpoint in self.ids}
+        asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
         try:
-            late = await gather_with_grace(asked.values(), _is_answer, grace_s, lambda task: can_miss(task.get_name()))
+            late = await gather_with_grace(asked.values(), _is_answer, GRACE_S, lambda _: False)
         finally:
             await cancel_and_wait(*asked.values())
-        error = f"it has not answered within {monotonic() - began:.1f} s, and others have"
+        error = f"it has not answered within {monotonic() - began:.1f} s, while others have"
         return [
             when_late(ServerAnswer(endpoint, self.config.endpoints[endpoint].url, error=error))
             if task in late
@@ -205,14 +200,29 @@ def nobody_answered(answers: Sequence[ServerAnswer]) -> NobodyAnswered:
     )
 
 
-def one_server(endpoints: Sequence[str] | None, *, is_fleet: bool = False) -> Servers:
+def one_server(endpoints: Sequence[str] | None, *, is_fleet: bool = False, timeout_s: float | None = None) -> Servers:
     """The server that an operator's command talks to; Failure where several are configured."""
-    servers = Servers(endpoints, is_fleet=is_fleet)
+    servers = Servers(endpoints, timeout_s=timeout_s, is_fleet=is_fleet)
     if len(servers.ids) > 1:
         raise Failure(
             f"there are {len(servers.ids)} servers ({', '.join(servers.ids)}); name one with --endpoint", USAGE
         )
     return servers
+
+
+def ask_one(
+    endpoints: Sequence[str] | None,
+    path: str,
+    method: str = "GET",
+    body: Mapping[str, Any] | None = None,
+    *,
+    what: str,
+    is_fleet: bool = False,
+    timeout_s: float | None = None,
+) -> ServerAnswer:
+    """One call to the one server, for a command that needs no other; Failure as `call` has it."""
+    servers = one_server(endpoints, is_fleet=is_fleet, timeout_s=timeout_s)
+    return servers.run(lambda opened: call(opened, path, method, body, what=what))
 
 
 async def call(
@@ -223,6 +233,14 @@ async def call(
     if not answer.is_ok:
         raise failure_of(answer, f"{what}: {plain(answer.error)}")
     return answer
+
+
+def read_answer(kind: type[T], answer: ServerAnswer, *lists: str) -> T:
+    """What the server answered, in plain text. Failure where it makes no sense, or where not all of these lists can be read."""
+    view = read(kind, answer.data, clean=plain)
+    if view is None or not has_all(view, answer.data, *lists):
+        raise Failure(f"the answer of {answer.url} cannot be read; is it a GPU server of another version?")
+    return view
 
 
 def failure_of(answer: ServerAnswer, message: str) -> Failure:
@@ -243,32 +261,5 @@ def _is_ours(answer: ServerAnswer) -> bool:
 
 def _how_to_log_in(url: str) -> str:
     if is_this_machine(urlsplit(url).hostname or ""):
-        return "On this machine root and the server's own user may do it: use sudo, or set GPU_POOL_TOKEN."
-    return "Log in with a token that may (`gpu-pool login`), or set GPU_POOL_TOKEN to it."
-
-
-class Answered(Protocol):
-    """What one server answered; `same_as` names an earlier endpoint of the same server."""
-
-    @property
-    def endpoint(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def same_as(self) -> str | None: ...
-    @property
-    def body(self) -> Any: ...
-
-
-def print_answers(answers: Sequence[Answered]) -> None:
-    """For --json: what the server answered; of several, each with its `endpoint`, `url`, `error` and `same_as`."""
-    if len(answers) == 1:
-        print_body(answers[0].body)
-        return
-    about = (
-        {"endpoint": each.endpoint, "url": each.url, "error": each.error, "same_as": each.same_as} for each in answers
-    )
-    bodies = [each.body if isinstance(each.body, dict) else {} for each in answers]
-    print_body({"endpoints": [{**facts, **body} for facts, body in zip(about, bodies, strict=True)]})
+        return "On this machine, root and the server's own user may: use sudo, or set GPU_POOL_TOKEN."
+    return "Log in with a token that may do this (`gpu-pool login`), or set GPU_POOL_TOKEN."

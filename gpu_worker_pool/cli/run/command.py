@@ -10,42 +10,15 @@ from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.failure import USAGE, Failure
 
-GpusOrAll = Annotated[
-    int | None,
-    Option(
-        "--gpus",
-        "-g",
-        metavar="NUMBER",
-        min=1,
-        max=1024,
-        help="How many GPUs, all in one machine, all or nothing. By default 1; inside a lease all that it has.",
-    ),
-]
-
 
 def run(
     command: options.Command,
-    gpus: GpusOrAll = None,
-    memory: options.MemoryPerGpu = None,
-    model: options.Model = None,
-    priority: options.Priority = 0,
-    timeout: options.Timeout = None,
-    time: options.TimeLimit = None,
-    preemptible: options.Preemptible = False,
-    grace: options.Grace = 10.0,
-    name: options.Name = None,
-    remote: options.Remote = False,
+    asked: options.CommandOptions,
     new: options.New = False,
-    nodes: options.Nodes = 1,
-    ssh: options.Ssh = False,
-    env: options.EnvNames = None,
-    on_granted: options.OnGranted = None,
-    notify: options.Notify = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     json: Annotated[
-        bool, Option("--json", help="Print events on standard error as JSON lines (see docs/CLI.md).")
+        bool, Option("--json", help="Print events on standard error as JSON lines (see docs/how-to/scripts.md).")
     ] = False,
-    endpoint: options.Endpoints = None,
 ) -> int:
     """Wait for GPUs, run a command on them, release them.
 
@@ -53,6 +26,7 @@ def run(
     those are requested. Inside another gpu-pool run or batch, the command uses the GPUs of that lease, as soon as no other
     command inside it does; --new requests other GPUs. Processes that the command leaves running when it ends are ended too.
 
+    With --anywhere it waits once, in the queue of the whole fleet, and runs on the box whose GPUs are granted.
     With --nodes the command is started here for the part of this box, with GPU_POOL_NODES, GPU_POOL_NODE_RANK, MASTER_ADDR
     and MASTER_PORT; on the others `gpu-pool join` starts it, or --ssh does.
 
@@ -61,43 +35,62 @@ def run(
     no such command. And 123 if the command was stopped at its time limit; 122 if another request needed its GPU, or the
     GPU was idle.
     """
-    from gpu_worker_pool.client.command_label import command_label, label_text  # noqa: PLC0415 - as all: not for the help
-    from gpu_worker_pool.jobs.leases import GpuRequest  # noqa: PLC0415
-    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415
+    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415 - as all: not for the help
 
+    from .asking import make_spec  # noqa: PLC0415
     from .gang import check_gang  # noqa: PLC0415
     from .reporter import RunReporter  # noqa: PLC0415
     from .runner import Runner  # noqa: PLC0415
 
-    if not command[0]:
-        raise Failure("the command is empty; write it after --, as in: gpu-pool run -- python train.py", USAGE)
-    label = label_text(name) if name else command_label(command)
-    check_gang(nodes, env or (), os.environ, uses_ssh=ssh)
-    request = GpuRequest(gpus or 1, memory, model, priority, timeout, {"command": label}, new, time, preemptible, nodes)
-    rules = rules_of_options(on_granted, notify, os.environ)
+    spec = make_spec(asked, command, cwd=".")
+    check_gang(spec, os.environ)
+    rules = rules_of_options(spec, os.environ)
 
     async def run_and_tell() -> int:
-        async with told(rules, label, os.environ.get(JOB_ID_VARIABLE)) as notices:
+        async with told(rules, spec.label, os.environ.get(JOB_ID_VARIABLE)) as notices:
             reporter = RunReporter(is_json=json, is_quiet=quiet, notices=notices)
-            runner = Runner(command, request, grace, remote, endpoint, reporter, gpus is None, ssh, tuple(env or ()))
-            return await runner.run()
+            takes_all = asked.gpus is None and asked.gpu is None
+            return await Runner(spec, reporter, is_new=new, takes_all=takes_all).run()
 
     return asyncio.run(run_and_tell())
 
 
-def join(
-    id_: Annotated[str, Argument(metavar="LEASE_ID", help="The lease, as `gpu-pool run --nodes` prints it.")],
+def exec(  # noqa: A001 - the command
+    id_: Annotated[str, Argument(metavar="ID", help="A running job (12, 12_3), or the beginning of a lease's id.")],
     command: options.Command,
     grace: options.Grace = 10.0,
     endpoint: options.Endpoints = None,
+    signals: Annotated[bool, Option("--signals")] = False,
 ) -> int:
-    """Run a command on this box's part of a lease that `gpu-pool run --nodes` holds.
+    """Run a second command inside a running job or lease of yours: a debugger, or `nvidia-smi` of its GPU.
 
-    You must be its owner. The command ends when the lease does; its own end does not end the lease.
-    Exit codes are those of `gpu-pool run`.
+    It gets the environment of the lease. It ends when the lease does; its own end does not end the lease. Of a lease of
+    `gpu-pool run --nodes` it has this box's part. Exit codes are those of `gpu-pool run`.
     """
     if not command[0]:
-        raise Failure("the command is empty; write it after --, as in: gpu-pool join ID -- python train.py", USAGE)
+        raise Failure("the command is empty; write it after --, as in: gpu-pool exec 12 -- nvidia-smi", USAGE)
     from .gang import join_lease  # noqa: PLC0415 - loads the client
 
-    return asyncio.run(join_lease(id_, command, grace, endpoint))
+    return asyncio.run(join_lease(id_, command, grace, endpoint, reads_signals=signals))
+
+
+def on(
+    box: Annotated[
+        str, Argument(metavar="BOX", help="A box of the fleet, as `gpu-pool fleet` names it, or its address.")
+    ],
+    command: Annotated[
+        list[str], Argument(metavar="-- CMD [ARG]...", help="A command of gpu-pool with its arguments: `logs -f 12`.")
+    ],
+    endpoint: options.Endpoints = None,
+) -> int:
+    """Run a command of gpu-pool on another box of the fleet, by your own ssh, in the same directory.
+
+    Submitted jobs and their output are kept on the box where they were submitted: `gpu-pool on gpu-2 logs -f 12`, and the
+    same for `jobs`, `history`, `cancel` and `retry`. Exit codes are those of the command; 255 if ssh failed.
+    """
+    from .gang import exec_on_box  # noqa: PLC0415 - loads the client
+
+    return exec_on_box(box, ["gpu-pool", *command], endpoint)
+
+
+join = exec

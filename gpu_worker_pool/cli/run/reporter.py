@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from time import time
 from typing import Any, Final
 
-from gpu_worker_pool.cli.output import complain
-from gpu_worker_pool.cli.pools.naming import show_gpus
+from gpu_worker_pool.cli.output import complain, tell
+from gpu_worker_pool.cli.pools.report import show_gpus
 from gpu_worker_pool.cli.units import show_duration, show_moment
 from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
@@ -121,4 +120,4 @@ class RunReporter:
 
     def _print(self, event: str, **facts: Any) -> None:
         line = {"schema": "gpu-pool/run/1", "event": event, **facts}
-        print(json.dumps(line), file=sys.stderr, flush=True)  # noqa: T201 - what the option is for
+        tell(json.dumps(line))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import shlex
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, TypeVar
@@ -16,17 +17,22 @@ from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
-from gpu_worker_pool.client.pool_client import Assignment, GPUWorkerPoolClient
-from gpu_worker_pool.errors import PoolError, WorkerTimeoutError
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
+from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.errors import NoEndpointAnsweredError, PoolError, WorkerTimeoutError
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.host.guarded import Guarded, check_can_run
-from gpu_worker_pool.jobs.leases import UNLIMITED_S, GpuRequest, acquire, release
+from gpu_worker_pool.jobs.gpu_wait import wishes_of
+from gpu_worker_pool.jobs.job_spec import JobSpec
 from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import Outcome, SupervisedCommand, supervise
+from gpu_worker_pool.models import Assignment
 
-from .gang import Gang, OtherBoxes, join_line
+from .asking import check_inside, endpoints_outside, find_lease_around, request_of, told_as_failures
+from .gang import Gang, join_command
 from .reporter import RunReporter
-from .sources import ELSEWHERE, Sources, check_inside, choose_sources, find_lease_around, leave_out_if_elsewhere
+from .ssh import SSH_FAILED, SshCommands, run_on_box
 from .waiting_line import WaitingLine
 
 _WaitedT = TypeVar("_WaitedT")
@@ -42,19 +48,14 @@ class _Interrupted(Exception):  # noqa: N818 - what happened
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs one command on its own lease. `grace_s` is the time between SIGTERM and SIGKILL when the lease is lost."""
+    """Runs one command on its own lease. Inside a lease it has all GPUs of that lease if it `takes_all`, else as many as it asks
+    for; where it `is_new`, others.
+    """
 
-    command: Sequence[str]
-    request: GpuRequest
-    grace_s: float
-    is_remote: bool
-    endpoints: Sequence[str] | None
+    spec: JobSpec
     reporter: RunReporter
-    # Inside a lease: whether the command has all its GPUs, and not as many as the request says.
-    takes_all: bool = False
-    # On several boxes of a fleet: whether ssh starts the command on the others, and with which variables.
-    uses_ssh: bool = False
-    env_names: Sequence[str] = ()
+    is_new: bool = field(default=False, kw_only=True)
+    takes_all: bool = field(default=False, kw_only=True)
     _began: float = field(default_factory=monotonic, init=False)
 
     async def run(self) -> int:
@@ -75,45 +76,51 @@ class Runner:
         return code
 
     async def _find_and_run(self, signals: Signals) -> int:
-        check_can_run(self.command[0], os.environ)
-        lease = None if self.request.is_new else find_lease_around(self.endpoints, os.environ)
+        spec, environ = self.spec, os.environ if not self.is_new else environ_outside(os.environ)
+        check_can_run(spec.command[0], os.environ)
+        lease = None if self.is_new else find_lease_around(spec.endpoints, os.environ)
         if lease is not None:
             return await self._run_inside(lease, signals)
-        async with self._in_time():
-            sources = await choose_sources(
-                self.endpoints,
-                os.environ,
-                is_remote=self.is_remote,
-                is_new=self.request.is_new,
-                counts_gpus=False,
-                warn=self.reporter.warn,
-                note=self.reporter.note,
+        async with Servers(endpoints_outside(spec.endpoints, os.environ) if self.is_new else spec.endpoints) as servers:
+            line = WaitingLine(
+                servers,
+                err(),
+                is_quiet=self.reporter.is_quiet,
+                tell=self.reporter.waiting if self.reporter.is_json else None,
+                looks_elsewhere=not spec.runs_itself,
             )
-        if self.request.nodes > 1:
-            sources = replace(sources, scope="fleet", among=None)
-        async with Guarded.start() as guarded:
-            while True:
-                done = await self._acquire_and_run(guarded, sources, signals)
-                if isinstance(done, int):
-                    return done
-                sources = done
+            config = servers.config
+            if spec.runs_itself:
+                config = replace(config, scope="fleet", is_multi=True)
+            client = LocalClient(
+                config,
+                environ,
+                is_remote=spec.is_remote or spec.is_anywhere,
+                on_event=line.note,
+                on_note=self.reporter.note,
+                on_warning=self.reporter.warn,
+            )
+            try:
+                async with self._in_time():
+                    await client.start()
+                async with Guarded.start() as guarded:
+                    return await self._acquire_and_run(client, servers, guarded, signals, line)
+            finally:
+                await client.stop()
 
     async def _run_inside(self, lease: InheritedLease, signals: Signals) -> int:
         """Run the command on the GPUs of the lease around this process. `run` outside ends it when that lease is lost."""
-        request = self.request.as_request()
+        request = request_of(self.spec, ClientConfig.build(service_endpoint=lease.url.url))
         check_inside(lease, request.wishes, os.environ)
         taking = take_inside(
             lease,
             request,
-            UNLIMITED_S if self.request.timeout_s is None else self.request.timeout_s,
+            UNLIMITED_S if self.spec.timeout_s is None else self.spec.timeout_s,
             is_multi=":" in os.environ.get(LEASE_GPUS_VARIABLE, ""),
             takes_all=self.takes_all,
             on_waiting=lambda: self.reporter.note(f"waiting: {lease.busy_text}"),
         )
-        try:
-            assignment = await _unless_interrupted(taking, signals)
-        except WorkerTimeoutError as error:
-            raise Failure(f"no GPU within --timeout: {error.reason}", TIMED_OUT) from None
+        assignment = await self._granted(taking, signals)
         try:
             self.reporter.inside(assignment)
             # While the guard lives, others inside the lease wait, also if this process is killed.
@@ -125,8 +132,7 @@ class Runner:
     @property
     def _left_s(self) -> float | None:
         """What is left of --timeout; None: no limit."""
-        limit_s = self.request.timeout_s
-        return None if limit_s is None else max(limit_s - (monotonic() - self._began), 0.0)
+        return None if self.spec.timeout_s is None else max(self.spec.timeout_s - (monotonic() - self._began), 0.0)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -135,51 +141,78 @@ class Runner:
         # A request that must not wait still asks once.
         limit = asyncio.timeout(None if left_s is None else max(left_s, ONE_TRY_S))
         try:
-            async with limit:
-                yield
+            with told_as_failures():
+                async with limit:
+                    yield
         except TimeoutError:
             if not limit.expired():
                 raise
             raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
 
-    async def _acquire_and_run(self, guarded: Guarded, sources: Sources, signals: Signals) -> int | Sources:
-        """Return the exit code; or the sources that are left, if the GPUs turn out to be in another machine."""
-        async with sources.servers() as servers:
-            line = WaitingLine(
-                servers,
-                err(),
-                is_quiet=self.reporter.is_quiet,
-                tell=self.reporter.waiting if self.reporter.is_json else None,
+    async def _granted(self, waiting: Coroutine[Any, Any, Assignment], signals: Signals) -> Assignment:
+        try:
+            with told_as_failures():
+                return await _unless_interrupted(waiting, signals)
+        except NoEndpointAnsweredError:
+            raise
+        except WorkerTimeoutError as error:
+            raise Failure(f"no GPU within --timeout: {error.reason or error}", TIMED_OUT) from None
+
+    async def _acquire_and_run(
+        self, client: LocalClient, servers: Servers, guarded: Guarded, signals: Signals, line: WaitingLine
+    ) -> int:
+        left_s = UNLIMITED_S if self._left_s is None else self._left_s
+        try:
+            assignment = await self._granted(
+                client.request(left_s, {**wishes_of(self.spec), "pid": guarded.pid}), signals
             )
-            async with AsyncExitStack() as started:
-                async with self._in_time():
-                    client = await started.enter_async_context(sources.client(line.note))
-                try:
-                    request = replace(self.request, timeout_s=self._left_s, among=sources.among)
-                    acquired = await _unless_interrupted(acquire(client, request, guarded.pid), signals)
-                finally:
-                    await line.close()
-                left = await leave_out_if_elsewhere(servers, sources, acquired.endpoint_id)
-                if left is not None:
-                    self.reporter.note(f"{acquired.endpoint_id} is left out: {ELSEWHERE}")
-                    await release(client, acquired)
-                    return left
-                if self.request.nodes > 1:
-                    return await self._run_gang(client, servers, acquired, guarded, signals, line)
-                self.reporter.granted(acquired, line.waited_s, has_waited=line.has_waited)
-                outcome = await self._run_on(acquired, guarded, signals)
-                await release(client, acquired)
-                return outcome.code_of_run
+        finally:
+            await line.close()
+        if self.spec.nodes > 1:
+            return await self._run_gang(client, servers, assignment, guarded, signals, line)
+        part = assignment
+        if self.spec.is_anywhere:
+            gang = await Gang.of(servers, tuple(dict.fromkeys(assignment.nodes)))
+            if not gang.has_part_here:
+                return await self._run_there(client, assignment, guarded, signals, line, gang)
+            part = gang.part(assignment, os.environ)
+        self.reporter.granted(part, line.waited_s, has_waited=line.has_waited)
+        outcome = await self._run_on(part, guarded, signals)
+        await client.release(assignment, outcome.note)
+        return outcome.code_of_run
+
+    async def _run_there(
+        self,
+        client: LocalClient,
+        assignment: Assignment,
+        guarded: Guarded,
+        signals: Signals,
+        line: WaitingLine,
+        gang: Gang,
+    ) -> int:
+        """Run the command on the box whose GPUs were granted. It ends there when this process does, or the lease."""
+        (node,) = gang.nodes
+        assignment.gpu_ids = gang.gpu_names(assignment)
+        self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
+        given = {name: os.environ[name] for name in self.spec.env_names}
+        command = join_command(assignment.lease_id or "", self.spec.command)
+        try:
+            code = await run_on_box(guarded, gang.hosts[node], command, given, signals, self.spec.grace_s)
+        finally:
+            await client.release(assignment)
+        if code == SSH_FAILED:
+            self.reporter.warn(f"ssh to {node} could not connect, or the command there ended with 255")
+        return code
 
     async def _run_on(self, assignment: Assignment, guarded: Guarded, signals: Signals) -> Outcome:
         outcome = await supervise(
             guarded,
             assignment,
             SupervisedCommand(
-                argv=self.command,
+                argv=self.spec.command,
                 env=os.environ,
                 group=os.getpgrp() if has_controlling_terminal() else 0,
-                grace_s=self.grace_s,
+                grace_s=self.spec.grace_s,
             ),
             on_warning=self.reporter.ending,
             on_lost=self.reporter.lost,
@@ -187,11 +220,13 @@ class Runner:
         )
         if outcome.end_reason is not None and outcome.why is not None:
             self.reporter.stopped(outcome.end_reason, outcome.why)
+        if outcome.out_of_memory is not None:
+            self.reporter.warn(f"the command was killed: {outcome.out_of_memory}")
         return outcome
 
     async def _run_gang(
         self,
-        client: GPUWorkerPoolClient,
+        client: LocalClient,
         servers: Servers,
         assignment: Assignment,
         guarded: Guarded,
@@ -200,24 +235,27 @@ class Runner:
     ) -> int:
         """Run this box's part, have the others run theirs, and wait for all of them."""
         lease_id = assignment.lease_id or ""
-        async with OtherBoxes() as others:
+        async with SshCommands() as others:
             try:
                 gang = await Gang.of(servers, tuple(assignment.node_envs))
                 assignment.gpu_ids = gang.gpu_names(assignment)
                 self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
-                if not (gang.has_part_here or self.uses_ssh):
+                if not (gang.has_part_here or self.spec.uses_ssh):
                     where = ", ".join(gang.nodes)
                     raise Failure(
                         f"this machine has no part in the lease, which was on {where}, so it was released; run the command on "
                         "one of these, or add --ssh"
                     )
-                if self.uses_ssh:
-                    await others.start(gang, lease_id, self.command, self.env_names)
+                command = join_command(lease_id, self.spec.command)
+                if self.spec.uses_ssh:
+                    given = {name: os.environ[name] for name in self.spec.env_names} | gang.master(os.environ)
+                    for node in gang.others:
+                        await others.start(node, gang.hosts[node], command, given)
                 else:
                     # Also of a quiet run: nobody else knows the lease's name.
                     self.reporter.warn(
                         f"on {', '.join(gang.others)}, as the same user and in the same directory: "
-                        f"{join_line(lease_id, self.command)}"
+                        f"{shlex.join(command)}"
                     )
                 failing = asyncio.create_task(self._end_on_failure(others, guarded))
                 try:
@@ -233,16 +271,16 @@ class Runner:
                 finally:
                     await cancel_and_wait(failing)
             finally:
-                await release(client, assignment)
+                await client.release(assignment)
 
-    async def _end_on_failure(self, others: OtherBoxes, guarded: Guarded) -> int:
+    async def _end_on_failure(self, others: SshCommands, guarded: Guarded) -> int:
         """End the command here when that of another box has failed; its exit code, or 0 when all have ended well."""
         failed = await others.wait()
         if failed is None:
             return 0
         code, text = failed
-        self.reporter.warn(text)
-        guarded.end(self.grace_s)
+        self.reporter.warn(f"{text}; the other boxes' commands are ended")
+        guarded.end(self.spec.grace_s)
         return code
 
 
@@ -262,5 +300,5 @@ async def _unless_interrupted(waiting: Coroutine[Any, Any, _WaitedT], signals: S
     finally:
         await cancel_and_wait(task)
     if ended_by:
-        raise _Interrupted(ended_by[0])
+        raise _Interrupted(ended_by[-1])
     return task.result()

@@ -61,9 +61,9 @@ class Writing:
         )
         said = [here]
         if self.tokens:
-            said.append(f"from everywhere with a token: {', '.join(self.tokens)}")
+            said.append(f"from anywhere with a token: {', '.join(self.tokens)}")
         if self.tokens_are == "broken":
-            said.append("no token of GPU_POOL_TOKENS is accepted, because they cannot be used: see the log")
+            said.append("GPU_POOL_TOKENS cannot be used, so none of its tokens is accepted: see the log")
         if self.only_on is not None:
             said.append(f"no other machine can reach {self.only_on}; --host 0.0.0.0 changes that")
         elif not self.tokens:
@@ -76,7 +76,8 @@ class Writing:
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """What is announced. `docs` and `page` are URLs. `trouble` is the reason why nothing can be granted, if any.
-    `is_default`: a client without settings finds the server. `fleet` is as in /health.
+    `is_default`: a client without settings finds the server. `fleet` is as in /health. `join` is the command that other boxes
+    start with.
     """
 
     version: str
@@ -91,15 +92,13 @@ class Announcement:
     is_default: bool
     socket: str | None = None
     fleet: FleetView | None = None
+    join: str | None = None
 
     def lines(self) -> list[tuple[str, str]]:
         """Each line as a heading and its text. A line with an empty heading continues the one before."""
-        fleet, url = self.fleet, self.urls[0]
-        is_led = fleet is not None and fleet.role == "follower" and fleet.leader_url is not None
-        if fleet is not None and is_led:
-            url = str(fleet.leader_url)
-        is_found = self.is_default and not is_led and DEFAULT_URL in self.urls
-        endpoint = "" if is_found else f"--endpoint {url} "
+        fleet = self.fleet
+        is_found = self.is_default and DEFAULT_URL in self.urls
+        endpoint = "" if is_found else f"--endpoint {self.urls[0]} "
         lines = [("address", "  ".join(self.urls)), ("live page", self.page)]
         if self.socket:
             lines.append(("Unix socket", self.socket))
@@ -111,9 +110,11 @@ class Announcement:
         lines.append(("state", self.state))
         if fleet is not None and fleet.role == "leader":
             lines.append(("fleet", "this server leads"))
-        elif fleet is not None and is_led:
-            lines.append(("fleet", f"this server follows; {fleet.leader} leads and grants: {fleet.leader_url}"))
-        is_trouble = self.trouble is not None and not is_led
+            if self.join is not None:
+                lines.append(("", f"on each other box: {self.join}"))
+        elif fleet is not None and fleet.leader_url is not None:
+            lines.append(("fleet", f"{fleet.leader} leads and grants: {fleet.leader_url}"))
+        is_trouble = self.trouble is not None
         if is_trouble:
             lines.append(("TROUBLE", f"nothing can be granted: {self.trouble}"))
         lines.append(("may ask", self.writing.text(is_default=self.is_default)))
@@ -122,7 +123,7 @@ class Announcement:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        shown = {name: value for name, value in asdict(self).items() if name not in {"is_default", "writing"}}
+        shown = {name: value for name, value in asdict(self).items() if name not in {"is_default", "writing", "join"}}
         may = self.writing
         writing = {"without_token_here": may.is_open_here, "tokens": may.tokens_are, "names": may.tokens}
         return {**shown, "can_grant": self.trouble is None, "writing": writing}

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +14,9 @@ from gpu_worker_pool.cli.declare import Option, parameters
 from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import OutputClosed, Text, out, print_json, stop_printing
 from gpu_worker_pool.cli.table import show_beside
-from gpu_worker_pool.cli.units import count, parse_duration_s
+from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
-from gpu_worker_pool.failure import FAILED, Failure
+from gpu_worker_pool.failure import FAILED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 
 from .announcement import Announcement, GpusShown, Writing
@@ -32,13 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _option(
-    flag: str, metavar: str, text: str, parser: Callable[[str], Any] | None = None, panel: str | None = None
-) -> Any:
-    return Option(flag, metavar=metavar, help=text, parser=parser, group=panel)
+def _option(flag: str, metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
+    return Option(flag, metavar=metavar, help=text, parser=parser)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     from gpu_worker_pool.server.fleet import has_password  # noqa: PLC0415 - slow
 
     if not url.strip():
@@ -53,10 +50,6 @@ def _without_password(url: str) -> str:
     return url
 
 
-_gpu_option = partial(_option, panel="Which GPUs")
-_lease_option = partial(_option, panel="Leases")
-
-
 # A parameter has the name of its setting.
 def serve(
     host: Annotated[
@@ -66,99 +59,66 @@ def serve(
         int | None, Option("--port", "-p", metavar="NUMBER", help="By default 8000; 0 takes a free port. [PORT]")
     ] = None,
     simulated_gpus: Annotated[
-        str | None, _gpu_option("--simulated-gpus", "SPEC", "Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]")
-    ] = None,
-    cuda_visible_devices: Annotated[
-        str | None, _gpu_option("--visible-devices", "LIST", "Only these GPUs: 0,2 or UUIDs. [CUDA_VISIBLE_DEVICES]")
-    ] = None,
-    refresh_interval: Annotated[
-        float | None,
-        _gpu_option("--refresh-interval", "TIME", "How often the GPUs are read. [REFRESH_INTERVAL]", parse_duration_s),
-    ] = None,
-    gpu_pool_node: Annotated[
-        str | None,
-        _gpu_option("--node", "NAME", "The name of this machine; by default its host name. [GPU_POOL_NODE]"),
+        str | None, _option("--simulated-gpus", "SPEC", "Simulate GPUs: 4, or 4xA100-80GB,4xT4. [SIMULATED_GPUS]")
     ] = None,
     gpu_pool_state_dir: Annotated[
-        str | None, _lease_option("--state-dir", "DIR", "The folder for the journal of leases. [GPU_POOL_STATE_DIR]")
+        str | None, _option("--state-dir", "DIR", "The folder for the journal of leases. [GPU_POOL_STATE_DIR]")
     ] = None,
     gpu_pool_fleet: Annotated[
         str | None,
-        _lease_option(
+        _option(
             "--fleet",
             "URL",
-            "Share one queue with other boxes: postgresql://host/name for a box that can lead, http://gpu-01:8000,... (boxes "
-            "of the fleet) for one that cannot. The key of the fleet is in GPU_POOL_FLEET_KEY. [GPU_POOL_FLEET]",
-            _without_password,
+            "The same with a database, so that another box takes over: postgresql://host/name for a box that can lead, "
+            "http://gpu-01:8000,... (boxes of the fleet) for one that cannot. [GPU_POOL_FLEET]",
+            without_password,
         ),
     ] = None,
-    gpu_pool_tokens_file: Annotated[
+    lead: Annotated[
+        bool,
+        Option(
+            "--lead",
+            help="Lead a fleet: one queue over several boxes, with the journal of this one. It prints the line that the other "
+            "boxes start with. [GPU_POOL_FLEET=lead]",
+        ),
+    ] = False,
+    join: Annotated[
         str | None,
-        _lease_option(
-            "--tokens-file",
-            "FILE",
-            "Who may request GPUs from other machines: lines of name:token. "
-            "[GPU_POOL_TOKENS_FILE, also GPU_POOL_TOKENS]",
-        ),
-    ] = None,
-    gpu_memory_threshold_percent: Annotated[
-        float | None,
-        _lease_option(
-            "--memory-threshold",
-            "PERCENT",
-            "A GPU with this much memory in use is not granted. [GPU_MEMORY_THRESHOLD_PERCENT]",
-        ),
-    ] = None,
-    gpu_utilization_threshold_percent: Annotated[
-        float | None,
-        _lease_option(
-            "--utilization-threshold",
-            "PERCENT",
-            "A GPU with this utilization is not granted. [GPU_UTILIZATION_THRESHOLD_PERCENT]",
-        ),
-    ] = None,
-    gpu_pool_drain_limit: Annotated[
-        float | None,
-        _lease_option(
-            "--drain-limit",
-            "TIME",
-            "How long a GPU is kept back while processes of an ended lease hold memory. [GPU_POOL_DRAIN_LIMIT]",
-            parse_duration_s,
-        ),
-    ] = None,
-    gpu_pool_durability: Annotated[
-        str | None,
-        _lease_option(
-            "--durability",
-            "MODE",
-            "full: a grant survives a power failure; normal: a crash of the server. [GPU_POOL_DURABILITY]",
-        ),
+        _option("--join", "URL", "Share the queue of the box that leads, as http://gpu-01:8000. [GPU_POOL_FLEET]"),
     ] = None,
     log_level: Annotated[
         str | None, _option("--log-level", "LEVEL", "debug, info, warning, error or critical. [LOG_LEVEL]")
     ] = None,
-    access_log: Annotated[
-        bool | None, Option("--access-log/--no-access-log", help="Log a line for every call. [ACCESS_LOG]")
-    ] = None,
     env_file: Annotated[
-        Path | None, _option("--env-file", "FILE", "Read settings from this file, and not from .env in this folder.")
+        Path | None, _option("--env-file", "FILE", "Read settings from this file instead of .env in this folder.")
     ] = None,
     json: Json = False,
 ) -> int:
     """Start the server on this machine, and grant leases on its GPUs.
 
-    Without a flag, the environment variable in brackets decides, then the file .env.
-    When the server is ready, it prints its addresses on standard output. The log goes to standard error; in a terminal
-    only warnings are shown, unless --log-level is given.
+    Each flag stands for the environment variable in brackets. .env.example describes all settings; set them in the environment
+    or in a file .env. The log goes to standard error. In a terminal it shows only warnings, unless --log-level is given.
     """
     typed = {name: value for name, value in locals().items() if name in FLAGS and value is not None}
+    chosen = _chosen_fleet(lead=lead, join=join, fleet=gpu_pool_fleet)
+    if chosen is not None:
+        typed["gpu_pool_fleet"] = chosen
     return _serve(typed, env_file, as_json=json)
 
 
 # The settings that have a flag, with the flag.
 FLAGS: dict[str, str] = {
-    each.name: each.flags[0] for each in parameters(serve) if each.name not in {"env_file", "json"}
+    each.name: each.flags[0] for each in parameters(serve) if each.name not in {"env_file", "json", "lead", "join"}
 }
+
+
+def _chosen_fleet(*, lead: bool, join: str | None, fleet: str | None) -> str | None:
+    """What these flags say of the fleet, as the setting has it."""
+    if lead + (join is not None) + (fleet is not None) > 1:
+        raise Failure("--lead, --join and --fleet are three ways into a fleet; give one of them", USAGE)
+    if join is not None and not join.startswith(("http://", "https://")):
+        raise Failure(f"--join is {join!r}; it must be the URL of the box that leads, as http://gpu-01:8000", USAGE)
+    return "lead" if lead else join or fleet
 
 
 def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> int:
@@ -173,7 +133,7 @@ def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> in
         if error.name is None or error.name.startswith("gpu_worker_pool"):
             raise
         raise Failure(
-            f"{error.name} is not installed, and the server needs it; run pip install 'gpu-worker-pool[server]'"
+            f"the server needs {error.name}, which is not installed; run pip install 'gpu-worker-pool[server]'"
         ) from None
     if sys.stderr.isatty() and not settings.model_fields_set & {"log_level", "access_log"}:
         # A person sees the banner, and what is wrong. The banner says what may be asked from where.
@@ -198,7 +158,7 @@ def _warn_of_ignored_settings(settings: ServerSettings) -> None:
     if settings.workers > 1:
         logger.warning("WORKERS=%d: one process is the authority over the GPUs; starting one", settings.workers)
     if settings.reload:
-        logger.warning("RELOAD is left out here; to work on the server, use python -m gpu_worker_pool.gpu_server")
+        logger.warning("RELOAD has no effect here; to work on the server, use python -m gpu_worker_pool.gpu_server")
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
@@ -217,9 +177,10 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 def _where_kept(settings: ServerSettings) -> str:
     """Where the leases are kept, without a password; Failure where they cannot be."""
-    from gpu_worker_pool.server.fleet import FleetUnusable, fleet_database  # noqa: PLC0415 - slow
+    from gpu_worker_pool.server.fleet import FleetUnusable, fleet_database, keep_key  # noqa: PLC0415 - slow
 
     try:
+        keep_key(settings)
         database = fleet_database(settings)
     except FleetUnusable as error:
         raise Failure(str(error)) from None
@@ -232,7 +193,7 @@ def usable_journal(settings: ServerSettings) -> Path:
     A server that runs as a service starts all the same and serves statistics. Here a person is present who can fix it.
     """
     from gpu_worker_pool.host.state_dir import StateDirError, make_state_dir  # noqa: PLC0415 - slow
-    from gpu_worker_pool.server.app import journal_path  # noqa: PLC0415
+    from gpu_worker_pool.server.state_files import journal_path  # noqa: PLC0415
 
     try:
         path = journal_path(settings).absolute()
@@ -265,6 +226,19 @@ def _announce(app: PoolApp, listener: socket.socket, kept_in: str, *, as_json: b
         stop_printing()
 
 
+def _join_line(settings: ServerSettings, port: int) -> str | None:
+    """What to paste on the other boxes, if this one leads with its own journal. The key is for people, not for logs."""
+    from gpu_worker_pool.server.fleet import leads_alone, own_address  # noqa: PLC0415 - slow
+    from gpu_worker_pool.server.fleet_key import join_line, kept_key  # noqa: PLC0415
+
+    if not leads_alone(settings):
+        return None
+    address, key = own_address(settings, port), kept_key(settings)
+    if not key or not sys.stdout.isatty():
+        return f"gpu-pool serve --join {address} (with the key that `gpu-pool fleet key` shows here)"
+    return join_line(key, address)
+
+
 def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Announcement:
     settings, tokens = app.settings, app.tokens
     sampler, snapshot = app.statistics.sampler, app.statistics.sampler.snapshot
@@ -288,7 +262,7 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
             unread or snapshot.error or remark,
         ),
         state=kept_in,
-        trouble=app.pool.trouble or trouble,
+        trouble=app.pool.why_no_grants or trouble,
         writing=Writing(
             "broken" if tokens.is_broken else "none" if tokens.is_unset else "set",
             tuple(sorted(tokens.names)),
@@ -298,5 +272,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
         ),
         socket=app.access.socket,
         fleet=app.pool.fleet(),
+        join=_join_line(settings, port),
         is_default=not any(os.environ.get(name, "").strip() for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
     )

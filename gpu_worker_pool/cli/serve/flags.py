@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.failure import USAGE, Failure
-from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
 
 
@@ -23,8 +22,6 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str], env_file: Pa
             ServerSettings.read(name, value)
         except ValueError as why:
             raise Failure(f"{flags.get(name, name)} is {value!r}: {why}", USAGE) from None
-    if tokens_file := typed.get("gpu_pool_tokens_file"):
-        _check_tokens(flags["gpu_pool_tokens_file"], Path(tokens_file))
     try:
         return ServerSettings(**typed, **({} if env_file is None else _named_file(env_file)))
     except (UnicodeDecodeError, OSError) as error:
@@ -36,15 +33,3 @@ def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str], env_file: Pa
 def _named_file(path: Path) -> dict[str, Any]:
     path.open("rb").close()  # a file that is not there is not skipped, as .env is
     return {"_env_file": path.absolute()}
-
-
-def _check_tokens(flag: str, path: Path) -> None:
-    """Failure where the tokens cannot be used: such a server would refuse every write from another machine."""
-    try:
-        tokens = Tokens.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        # The text of a decoding error would show secrets, and that of a system error repeats the path.
-        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
-        raise Failure(f"{flag} {path} cannot be used: {reason}", USAGE) from None
-    if tokens.is_unset:
-        raise Failure(f"{flag} {path} has no token in it; write lines of name:token", USAGE)

@@ -9,8 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from gpu_worker_pool.client.backends.held_lease import HeldLease
-from gpu_worker_pool.client.backends.lease_backend import LeaseAnswer, LeaseBackend, NeverGranted, Over, Queued
+from gpu_worker_pool.client.backends.lease_backend import (
+    HeldLease,
+    LeaseAnswer,
+    LeaseBackend,
+    NeverGranted,
+    Over,
+    Queued,
+)
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.errors import (
@@ -22,8 +28,7 @@ from gpu_worker_pool.errors import (
 )
 from gpu_worker_pool.host.clock import boot_time
 
-from .place import Place
-from .places import Places
+from .places import Place, Places
 from .release import Releases
 
 logger = logging.getLogger("gpu_worker_pool.client")
@@ -36,7 +41,7 @@ WAIT_S = 25.0
 ONE_TRY_S = 1.0
 # How soon a place that could not answer is asked again.
 ASK_AGAIN_S = 1.0
-# After so many failures in a row the user is told, although the request goes on.
+# After this number of failures in a row the user is told, although the request goes on.
 FAILURES_TO_TELL = 2
 # How long a request that gives up waits for its releases; what takes longer goes on in the background.
 LEAVE_S = 0.5
@@ -289,8 +294,11 @@ class Acquisition:
         """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
         if boot_time() - lease.safe_since > self._request.ttl_s / NEW_PER_TTL:
             renewal = await bid.backend.renew([lease.id])
+            if lease.id in renewal.lost:
+                return renewal.lost[lease.id]
             if lease.id not in renewal.renewed:
-                return renewal.lost.get(lease.id, Over("unknown"))
+                # After a take-over its box may not have joined the new leader yet. The lease stands, so the id stays.
+                raise bid.endpoint.error("the box that keeps the lease has not answered yet", is_temporary=True)
             lease.safe_since = renewal.renewed_at
         place = bid.place
         lease.names = tuple(place.name_of(gpu.key.node) for gpu in lease.gpus)

@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable
 from math import inf
 
-from gpu_worker_pool.client.backends.held_lease import HeldLease
-from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
+from gpu_worker_pool.client.backends.lease_backend import HeldLease, LeaseBackend
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 
@@ -18,7 +17,7 @@ logger = logging.getLogger("gpu_worker_pool.client")
 # How soon to try again after a heartbeat that did not get through.
 TRY_AGAIN_S = 0.5
 MOST_IDS = 500
-# The server holds an answer for this part of the TTL; where no TTL runs, for so many seconds.
+# The server holds an answer for this part of the TTL; where no TTL runs, for this number of seconds.
 HOLDS_PER_TTL = 6
 LOCAL_HOLD_S = 25.0
 # How long to wait before the first call.

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
-from gpu_worker_pool.client.backends.held_lease import HeldLease
+from gpu_worker_pool.client.backends.lease_backend import HeldLease, LeaseBackend
+from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
@@ -22,13 +24,14 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 
-from .place import Place
+if TYPE_CHECKING:
+    from gpu_worker_pool.client.backends.own_leases import OwnLeases
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
 # How long a start waits for the first endpoint to answer; the others are polled beside it.
 FIRST_ANSWER_S = 0.75
-# How long it waits for the others when one has answered; less if it can do without them, and none of them answers.
+# How long it waits for the others when one has answered.
 GRACE_S = 0.1
 # For how long endpoints are polled after a status was asked for: a program that shows it again soon has a recent one.
 STATUS_S = 60.0
@@ -39,13 +42,99 @@ POOL_PATH = "/pool?queue=100&leases=1000"
 FLEET_PER_POLL = 0.75
 
 
-class Places:
-    """`held` are the leases of the client at present, `ended` those that it has no more."""
+class Place:
+    """Where a request waits in one queue: an endpoint, or a fleet with several endpoints as its entry points.
 
-    def __init__(self, config: ClientConfig, held: Mapping[str, HeldLease], ended: Container[str]) -> None:
+    `held` are the leases of the client at present, `ended` those that it has no more.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        endpoints: Callable[[], Sequence[Endpoint]],
+        held: Mapping[str, HeldLease],
+        ended: Container[str],
+        *,
+        fleet_id: str | None = None,
+        on_failure: Callable[[EndpointError], None] = lambda _: None,
+    ) -> None:
+        self.key = key
+        self.fleet_id = fleet_id
+        # What one of the entry points showed of all boxes of a fleet.
+        self.seen = SeenPool()
+        # What hands out the GPUs of an endpoint that has statistics only.
+        self.own_leases: OwnLeases | None = None
+        self._endpoints = endpoints
+        self._held, self._ended = held, ended
+        self._on_failure = on_failure
+        self._backends: dict[str, ServerLeases] = {}
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        return self._endpoints()
+
+    @property
+    def is_healthy(self) -> bool:
+        return any(endpoint.is_healthy for endpoint in self.endpoints)
+
+    def backend(self, home: Endpoint) -> LeaseBackend:
+        """What hands out its GPUs, asked at this endpoint first."""
+        if home.kind == "statistics" and self.own_leases is not None:
+            return self.own_leases
+        if home.id not in self._backends:
+            self._backends[home.id] = ServerLeases(home, self.fleet_id, self._endpoints, self._on_failure)
+        return self._backends[home.id]
+
+    def endpoint_of(self, node: str | None) -> Endpoint | None:
+        """The endpoint whose own node this is; None where no endpoint of the client is."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.seen.node == node is not None), None)
+
+    def name_of(self, node: str | None) -> str:
+        """What the GPUs of a node are called by: its endpoint, or the node itself where no endpoint is."""
+        endpoint = self.endpoint_of(node)
+        if endpoint is None and self.fleet_id is not None and node:
+            return node
+        return (endpoint or self.endpoints[0]).id
+
+    def gpus(self) -> SeenPool:
+        """Its GPUs with this client's own changes; of a fleet those of all boxes, once they have been shown."""
+        if self.fleet_id is not None and self.seen.seen_at > -inf:
+            return self._with_own(self.seen)
+        own = [self.gpus_of(endpoint) for endpoint in self.endpoints if endpoint.is_healthy or self.fleet_id is None]
+        queued = tuple(dict.fromkeys(id_ for seen in own for id_ in seen.queued))
+        longest = max((seen.queue_length for seen in own), default=0)
+        return SeenPool(tuple(gpu for seen in own for gpu in seen.gpus), queued, max(longest, len(queued)))
+
+    def gpus_of(self, endpoint: Endpoint) -> SeenPool:
+        """Those of one endpoint's own box."""
+        if endpoint.kind == "statistics" and self.own_leases is not None:
+            return self.own_leases.seen()
+        return self._with_own(endpoint.seen)
+
+    def _with_own(self, seen: SeenPool) -> SeenPool:
+        workers: dict[str, dict[str, str]] = {}
+        for lease in self._held.values():
+            for gpu in lease.gpus if lease.backend in self._backends.values() else ():
+                workers.setdefault(gpu.key.uuid, {})[lease.id] = lease.worker_id
+        return seen.with_own(workers, self._ended)
+
+
+class Places:
+    """`held` are the leases of the client at present, `ended` those that it has no more. `why_not` says why the GPUs that an
+    endpoint shows are not to be used; None if they are.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        held: Mapping[str, HeldLease],
+        ended: Container[str],
+        why_not: Callable[[Endpoint], str | None] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._why_not = why_not
         self._held = held
-        self._transport = Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ)
+        self._transport = Transport.of(config)
         self.endpoints = {id_: Endpoint(id_, url, self._transport, config) for id_, url in config.endpoints.items()}
         self._singles = {id_: Place(id_, partial(tuple, [one]), held, ended) for id_, one in self.endpoints.items()}
         # Also those that no endpoint belongs to any more: leases there are still kept alive.
@@ -66,15 +155,19 @@ class Places:
         """Whether one endpoint at least can be used."""
         return any(endpoint.is_healthy for endpoint in self.endpoints.values())
 
-    async def start(self, *, waits_for_late: bool = True) -> None:
-        """Poll all endpoints side by side; returns when one has answered, or all have failed, or time is over."""
+    async def start(
+        self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S, *, waits_for_late: bool = True
+    ) -> None:
+        """Poll all endpoints side by side; returns when one has answered, or all have failed, or `first_s` are over. When one has
+        answered, the others are waited for for `grace_s`; less if it can do without them, and none of them answers.
+        """
         await self._transport.open()
         polls = [self._poll_soon(endpoint) for endpoint in self.endpoints.values()]
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_ANSWER_S):
+            async with asyncio.timeout(first_s):
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
                 # status shows them. Later ones join when they answer.
-                await gather_with_grace(polls, lambda _: self.is_up, GRACE_S, lambda _: not waits_for_late)
+                await gather_with_grace(polls, lambda _: self.is_up, grace_s, lambda _: not waits_for_late)
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
             logger.warning("no endpoint answers yet: %s", down)
@@ -90,9 +183,6 @@ class Places:
         for task in self._polls.values():
             task.cancel()
         await asyncio.gather(*self._polls.values(), return_exceptions=True)
-        for place in self._singles.values():
-            if place.own_leases is not None:
-                place.own_leases.close()
         await self._transport.close()
 
     def order(self) -> list[tuple[Place, Endpoint]]:
@@ -229,7 +319,8 @@ class Places:
             reason = error.reason if isinstance(error, EndpointError) else str(error)
             if was_healthy:
                 logger.warning("endpoint %s is down: %s", endpoint.id, reason, extra={"endpoint": endpoint.id})
-            endpoint.mark_down(reason)
+            # A ValueError is about an answer.
+            endpoint.mark_down(reason, error.status if isinstance(error, EndpointError) else 200)
             if own_leases is not None:
                 own_leases.stop_granting(f"its server does not answer: {reason}")
             retry_in_s = max(endpoint.breaker.retry_in_s(boot_time()), 0.05)
@@ -253,6 +344,7 @@ class Places:
                 endpoint.seen = parse_pool(reply.data, reply.sent_at)
                 endpoint.kind = "leases"
                 await self._follow_fleet(endpoint)
+                self._check_use(endpoint)
                 return
             if reply.status not in {404, 405}:
                 raise endpoint.error(reply.detail, status=reply.status)
@@ -262,7 +354,12 @@ class Places:
 
             place.own_leases = OwnLeases(endpoint, self._config)
         await place.own_leases.poll(attempts=attempts, is_vital=is_vital)
-        endpoint.kind = "statistics"
+        endpoint.kind, endpoint.seen = "statistics", SeenPool()
+        self._check_use(endpoint)
+
+    def _check_use(self, endpoint: Endpoint) -> None:
+        if (why := self._why_not(endpoint)) is not None:
+            raise ValueError(why)
 
     async def _follow_fleet(self, endpoint: Endpoint) -> None:
         """Take in which fleet an endpoint belongs to, and let one of its entry points show all of its GPUs."""

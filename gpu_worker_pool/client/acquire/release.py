@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpu_worker_pool.client.backends.held_lease import HeldLease
-from gpu_worker_pool.client.backends.lease_backend import LeaseBackend
+from gpu_worker_pool.client.backends.lease_backend import HeldLease, LeaseBackend
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import JITTER, RETRY, Endpoint
 from gpu_worker_pool.client.http.transport import Transport
@@ -58,7 +57,7 @@ class Releases:
         with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 try:
-                    await lease.backend.release(lease.id)
+                    await lease.backend.release(lease.id, lease.end_note)
                 except EndpointError:
                     await asyncio.shield(self.start_for(lease))
                 except asyncio.CancelledError:
@@ -85,7 +84,7 @@ def _go_on(config: ClientConfig, left: Sequence[tuple[ServerLeases, str]]) -> No
     """Go on with these in another loop, which needs connections of its own."""
 
     async def release_all() -> None:
-        async with Transport(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ) as transport:
+        async with Transport.of(config) as transport:
             endpoints = {id_: Endpoint(id_, url, transport, config) for id_, url in config.endpoints.items()}
             await asyncio.gather(
                 *(_release(backend.with_endpoints(endpoints), lease_id, None) for backend, lease_id in left)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from math import inf
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Reply
+from gpu_worker_pool.core.model.bounds import show_span
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.lease import EndReason
-from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Request
+from gpu_worker_pool.core.model.request import MAX_TIME_LIMIT_S, Request, is_gpu_name
 from gpu_worker_pool.errors import EndpointError
+from gpu_worker_pool.gpus.grant_env import VISIBLE_DEVICES, GrantedGpu, grant_env
 from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.wire.bounds import is_printable
 from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, RenewAnswer, WantedView
+from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, GpuRef, LeaseView, NodePart, RenewAnswer, WantedView
 from gpu_worker_pool.wire.pool import PoolView
-from gpu_worker_pool.wire.reader import plain, read, read_time
+from gpu_worker_pool.wire.reader import has_all, plain, read, read_time
 
-from .grant_check import NotReadYet, UnbelievableGrant, check_grant
-from .held_lease import HeldLease, local_time
-from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal
-from .lease_request import body_of
+from .lease_backend import HeldLease, LeaseAnswer, NeverGranted, Over, Queued, Renewal, local_time
 
 logger = logging.getLogger("gpu_worker_pool.client")
 T = TypeVar("T")
@@ -43,33 +46,21 @@ PATIENCE_S: Final = 2.0
 LEAST_PATIENCE_S: Final = 0.5
 # For this time an entry point that failed is asked after the others.
 AVOIDED_S: Final = 10.0
-_ROOT: Final = 0
-
-
-class Granter(NamedTuple):
-    """The server that granted a lease: its pool, and on this machine its Unix user; None where either is not known.
-
-    Any user can start a server on a free port and copy the identity of a pool. By the Unix socket the kernel says whose
-    server it is; the user is for calls that go by the port.
-    """
-
-    pool_id: str | None
-    uid: int | None = None
-
-    @classmethod
-    def of(cls, reply: Reply, pool_id: str | None) -> Granter:
-        try:
-            return cls(pool_id, reply.server_uid())
-        except UserNotKnown:
-            return cls(pool_id)
-
-    def is_same(self, answering: Granter, *, by_user: bool) -> bool:
-        is_same_pool = self.pool_id is None or answering.pool_id == self.pool_id
-        return is_same_pool and (not by_user or self.uid is None or answering.uid in {self.uid, _ROOT})
-
-    def __str__(self) -> str:
-        pool = "a pool without an identity" if self.pool_id is None else f"pool {self.pool_id[:8]}"
-        return pool if self.uid is None else f"{pool} of user {user_name(self.uid)}"
+# No GPU has such an index, MIG devices included.
+MAX_INDEX: Final = 1_000_000
+# What is sent of a request, by where it is.
+_WISHES: Final = (
+    "gpus",
+    "memory_mb",
+    "model",
+    "memory_threshold_percent",
+    "utilization_threshold_percent",
+    "min_memory_mb",
+    "among",
+    "exclude",
+)
+_HOLDER: Final = ("worker_id", "owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
+_TERMS: Final = ("priority", "ttl_s", "time_limit_s", "preemptible")
 
 
 class ServerLeases:
@@ -92,10 +83,9 @@ class ServerLeases:
         self._on_failure = on_failure
         self._path = "/leases" if fleet_id is None else "/fleet/leases"
         self._failed_at: dict[str, float] = {}
-        # Which server granted each lease: another one may answer at the same address later. In a fleet any box may.
-        self._granters: dict[str, Granter] = {}
-        self._any_granter = None if fleet_id is None else Granter(fleet_id)
-        self._strangers: set[Granter] = set()
+        # Which pool granted each lease: another server may answer at the same address later. In a fleet any box may.
+        self._granters: dict[str, str | None] = {}
+        self._strangers: set[str | None] = set()
 
     @property
     def url(self) -> str | None:
@@ -145,15 +135,19 @@ class ServerLeases:
         # As long again as the answer is held: then another entry point can renew it before it is given up.
         return await self._at_first(renew, wait_s + min(max(wait_s, LEAST_PATIENCE_S), PATIENCE_S))
 
-    async def release(self, lease_id: str) -> None:
+    async def release(self, lease_id: str, note: str | None = None) -> None:
+        why = "" if note is None else f"&reason={quote(note)}"
+
         async def release(entry: Endpoint) -> None:
-            reply = await entry.call("DELETE", f"{self._path}/{lease_id}?as=holder", is_vital=True)
+            reply = await entry.call("DELETE", f"{self._path}/{lease_id}?as=holder{why}", is_vital=True)
             if reply.status not in {200, 404}:
                 raise entry.error(reply.detail, status=reply.status)
-            is_known = lease_id in self._granters or self.fleet_id is not None
-            if reply.status == 404 and is_known and not self._is_granter(entry, lease_id, await _answering(entry)):
-                # The server that granted it may come back, and has the lease still.
-                raise entry.error("another server answers")
+            if reply.status == 404 and self._granter(lease_id) is not None:
+                pool = await entry.call("GET", "/pool?queue=0&leases=0", is_vital=True)
+                found = read(PoolView, pool.data, clean=plain)
+                if not self._is_granter(entry, lease_id, None if found is None else found.pool_id):
+                    # The server that granted it may come back, and has the lease still.
+                    raise entry.error("another server answers")
             self._granters.pop(lease_id, None)
 
         await self._at_first(release, PATIENCE_S)
@@ -220,10 +214,7 @@ class ServerLeases:
         answer = read(RenewAnswer, reply.data, clean=plain) if reply.status == 200 else None
         if answer is None:
             raise entry.error(reply.detail, status=reply.status)
-        # The user of the server is looked up only if a loss is told.
-        by_user = bool(answer.lost)
-        answering = Granter.of(reply, answer.pool_id) if by_user else Granter(answer.pool_id)
-        own = {id_ for id_ in lease_ids if self._is_granter(entry, id_, answering, by_user=by_user)}
+        own = {id_ for id_ in lease_ids if self._is_granter(entry, id_, answer.pool_id)}
         if not own:
             raise entry.error("another server answers")
         lost = [item for item in answer.lost if item.id in own]
@@ -239,20 +230,24 @@ class ServerLeases:
             {item.id: _ending(item.warning) for item in renewed if item.warning is not None},
         )
 
-    def _is_granter(self, entry: Endpoint, lease_id: str, answering: Granter, *, by_user: bool = True) -> bool:
-        """Whether the server that answers granted this lease; if not, that is said once."""
-        granter = self._granters.get(lease_id, self._any_granter)
-        if granter is None or granter.is_same(answering, by_user=by_user):
+    def _granter(self, lease_id: str) -> str | None:
+        """The pool that granted a lease; None where that is not known."""
+        return self._granters.get(lease_id, self.fleet_id)
+
+    def _is_granter(self, entry: Endpoint, lease_id: str, pool_id: str | None) -> bool:
+        """Whether the pool that answers granted this lease; if not, that is said once."""
+        granter = self._granter(lease_id)
+        if granter is None or granter == pool_id:
             return True
-        if answering not in self._strangers:
-            self._strangers.add(answering)
+        if pool_id not in self._strangers:
+            self._strangers.add(pool_id)
             logger.warning(
-                "another server answers at %s (%s); only the server that granted lease %s (%s) can end it, so the lease "
+                "another server answers at %s (%s); only the server that granted lease %s (pool %s) can end it, so the lease "
                 "goes on as if no server answered",
                 entry.url.url,
-                answering,
+                "a pool without an identity" if pool_id is None else f"pool {pool_id[:8]}",
                 lease_id,
-                granter,
+                granter[:8],
                 extra={"lease_id": lease_id, "endpoint": entry.id},
             )
         return False
@@ -266,26 +261,27 @@ class ServerLeases:
         if lease is None:
             raise entry.error("its answer is not a lease")
         if lease.id != lease_id:
-            why = f"it answers with the lease {lease.id[:128]!r}, and {lease_id!r} was asked for"
-            return NeverGranted(why, is_grant=True)
+            other = f"it answers with the lease {lease.id[:128]!r}, and {lease_id!r} was asked for"
+            return NeverGranted(other, is_grant=True)
         if lease.state == "queued":
             return Queued(lease.reason or "", is_set_aside=lease.position == 0)
         if lease.state != "active":
             return _over(lease.end_reason or lease.reason or "ended", lease.ended_by, lease.end_note)
-        try:
-            gpus, env, node_envs = check_grant(lease, reply.data, request)
-        except NotReadYet as error:
-            raise entry.error(str(error)) from None
-        except UnbelievableGrant as error:
-            return NeverGranted(str(error), is_grant=True)
+        if has_all(lease, reply.data, "gpus") and (not lease.gpus or any(ref.gpu_id is None for ref in lease.gpus)):
+            # One that has just started has not read the GPU yet.
+            raise entry.error("its answer grants no GPU that it can name")
+        if (why := why_unusable(lease, reply.data, request)) is not None:
+            return NeverGranted(why, is_grant=True)
         if self.fleet_id is None:
-            self._granters.setdefault(lease.id, Granter.of(reply, lease.pool_id))
+            self._granters.setdefault(lease.id, lease.pool_id)
+        gpus = tuple(Gpu(GpuKey(ref.node or "", ref.uuid), ref.gpu_id or 0, ref.name or "") for ref in lease.gpus)
+        node_envs = {part.node: environment(part) for part in lease.nodes}
         return HeldLease(
             lease.id,
             request,
             self,
             gpus,
-            env,
+            node_envs[gpus[0].key.node] if node_envs else environment(lease),
             _safe_since(reply, lease),
             fence=lease.fence,
             is_local=lease.is_local and lease.expires_in_s is None,
@@ -294,11 +290,53 @@ class ServerLeases:
         )
 
 
-async def _answering(entry: Endpoint) -> Granter:
-    """Which server answers there now."""
-    reply = await entry.call("GET", "/pool?queue=0&leases=0", is_vital=True)
-    pool = read(PoolView, reply.data, clean=plain) if reply.status == 200 else None
-    return Granter.of(reply, pool.pool_id if pool else None)
+_own_name = lru_cache(maxsize=1)(user_name)
+
+
+def body_of(request: Request, *, is_local: bool) -> dict[str, Any]:
+    """What is sent. What is not set is left out, so that the server's own default is used."""
+    parts = ((request.wishes, _WISHES), (request.holder, _HOLDER), (request, _TERMS))
+    values = {name: getattr(part, name) for part, names in parts for name in names}
+    values["labels"] = dict(request.labels)
+    if is_local and sys.platform == "linux" and request.holder.owner == _own_name():
+        # A server on this machine knows the user: in a container the same user may have another name.
+        del values["owner"]
+    if request.wishes.nodes > 1:
+        values["nodes"] = request.wishes.nodes
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != {}}
+
+
+def why_unusable(lease: GangLeaseView, data: Mapping[str, Any], request: Request) -> str | None:
+    """Why a grant is not what was asked for; None if it is. `data` is the body that `lease` was read from."""
+    gpus, wishes = lease.gpus, request.wishes
+    nodes = {ref.node for ref in gpus}
+    if not has_all(lease, data, "gpus") or any(map(_is_odd, gpus)):
+        return "it grants a GPU that cannot be read"
+    if len(gpus) != wishes.total_gpus or len(nodes) != wishes.nodes:
+        where = "" if wishes.nodes == 1 == len(nodes) else f" on {len(nodes)} nodes"
+        return f"it grants {len(gpus)} GPUs{where}, and {wishes.total_gpus} were asked for"
+    if len({(ref.node, ref.uuid) for ref in gpus}) < len(gpus) or len({(ref.node, ref.gpu_id) for ref in gpus}) < len(
+        gpus
+    ):
+        return "it grants the same GPU twice"
+    if wishes.nodes > 1 and nodes != {part.node for part in lease.nodes}:
+        return "it does not say which GPUs are on which node"
+    if request.time_limit_s is not None and (lease.ends_at is None or lease.granted_at is None):
+        return f"its lease does not end, and a limit of {show_span(request.time_limit_s)} was asked for"
+    return None
+
+
+def _is_odd(ref: GpuRef) -> bool:
+    return not (0 <= (ref.gpu_id or 0) < MAX_INDEX and is_gpu_name(ref.uuid) and is_printable(ref.name or ""))
+
+
+def environment(part: LeaseView | NodePart) -> dict[str, str]:
+    """The variables that show a process these GPUs and no others. They are made here: nothing else that a server sends
+    reaches the environment of a process. The server says only whether CUDA is given UUIDs.
+    """
+    names = part.env.get(VISIBLE_DEVICES, "").split(",")
+    gpus = [GrantedGpu(ref.gpu_id, ref.uuid) for ref in part.gpus]
+    return grant_env(gpus, by_uuid=not all(name.isdigit() for name in names))
 
 
 def _over(reason: str, by: str | None, note: str | None) -> Over:

@@ -2,10 +2,9 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NewType
-
-from gpu_worker_pool.host.backoff import Backoff
 
 # The phase of the breaker in which a call was allowed. If it has moved on, the outcome only counts in the statistics.
 Permit = NewType("Permit", int)
@@ -24,13 +23,15 @@ class CircuitBreaker:
     """Decides for one endpoint whether a call may be made now.
 
     Ask with `try_acquire`. A caller with a permit makes the call and reports exactly one of `succeeded`, `failed` or
-    `cancelled`. The breaker opens after `failure_threshold` failures in a row; `open_for` gives the time it stays open,
-    which grows with each failed probe. Then it lets one probe at a time through: success closes it, failure opens it
+    `cancelled`. The breaker opens after `failure_threshold` failures in a row; `open_for` gives the time it stays open
+    from the number of failed probes and a random number, as `Backoff.delay_s` does. Then it lets one probe at a time through: success closes it, failure opens it
     again, and after `probe_timeout_s` without a report another probe may go. Times are seconds of one clock that does not
     go back. Not thread-safe.
     """
 
-    def __init__(self, *, failure_threshold: int, open_for: Backoff, probe_timeout_s: float) -> None:
+    def __init__(
+        self, *, failure_threshold: int, open_for: Callable[[int, float], float], probe_timeout_s: float
+    ) -> None:
         self._failure_threshold = failure_threshold
         self._open_for = open_for
         self._probe_timeout_s = probe_timeout_s
@@ -73,7 +74,7 @@ class CircuitBreaker:
         failed_probes = self._consecutive_failures - self._failure_threshold
         if failed_probes >= 0:
             self._times_opened += 1
-            self._enter(now + self._open_for.delay_s(failed_probes, jitter))
+            self._enter(now + self._open_for(failed_probes, jitter))
 
     def cancelled(self, permit: Permit) -> None:
         """Report that the caller gave up, which says nothing about the endpoint."""

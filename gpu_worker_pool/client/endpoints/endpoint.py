@@ -12,8 +12,8 @@ from typing import Any, Literal
 from gpu_worker_pool.client.http.transport import CallFailed, Reply, Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
-from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.pauses import Backoff
 from gpu_worker_pool.urls import EndpointUrl
 
 from .breaker import CircuitBreaker, Permit
@@ -35,6 +35,8 @@ class Endpoint:
         self.kind: EndpointKind = "unknown"
         self.is_healthy = False
         self.last_error: str | None = "it has not answered yet"
+        # The status of its last answer that was a refusal or could not be used; None where there was no answer.
+        self.error_status: int | None = None
         self.last_seen: datetime | None = None
         self.calls = 0
         # What a poll last showed of its own box, and when the next poll is due.
@@ -52,7 +54,7 @@ class Endpoint:
         longest_s = max(config.endpoint_health_check_interval, 0.5)
         self.breaker = CircuitBreaker(
             failure_threshold=FAILURES_TO_OPEN,
-            open_for=Backoff(first_s=min(1.0, longest_s), max_s=longest_s),
+            open_for=Backoff(first_s=min(1.0, longest_s), max_s=longest_s).delay_s,
             probe_timeout_s=max(self._timeout_s, 1.0),
         )
 
@@ -68,13 +70,13 @@ class Endpoint:
     def mark_healthy(self) -> None:
         """Note that a poll of its GPUs succeeded."""
         self.is_healthy = True
-        self.last_error = None
+        self.last_error = self.error_status = None
         self.last_seen = datetime.now()  # noqa: DTZ005 - local time, as all times of the documents
 
-    def mark_down(self, reason: str) -> None:
+    def mark_down(self, reason: str, status: int | None) -> None:
         """Note that it cannot be used at present. It may come back as another server, so its kind is asked again then."""
         self.is_healthy = False
-        self.last_error = reason
+        self.last_error, self.error_status = reason, status
         self.kind = "unknown"
 
     async def call(

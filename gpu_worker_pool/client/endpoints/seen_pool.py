@@ -7,10 +7,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import has_all, read
-from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
 MOST_GPUS = 4096
 MOST_GPUS_OF_A_FLEET = 100_000
@@ -34,17 +32,27 @@ class SeenGpu:
 @dataclass(frozen=True, slots=True)
 class SeenPool:
     """All GPUs of an endpoint, or of a fleet, and the requests that wait there: the first by the ids of their leases, and
-    how many in all. `seen_at` is when it was asked. A server `is_in_fleet` whose `fleet_id` is None does not know its
-    fleet yet.
+    how many in all. `seen_at` is when it was asked, and `view` the answer. A server `is_in_fleet` whose `fleet_id` is None does
+    not know its fleet yet.
     """
 
     gpus: tuple[SeenGpu, ...] = ()
     queued: tuple[str, ...] = ()
     queue_length: int = 0
     seen_at: float = -math.inf
-    node: str | None = None
-    is_in_fleet: bool = False
-    fleet_id: str | None = None
+    view: PoolView | None = None
+
+    @property
+    def node(self) -> str | None:
+        return None if self.view is None else self.view.node
+
+    @property
+    def is_in_fleet(self) -> bool:
+        return self.view is not None and self.view.fleet is not None
+
+    @property
+    def fleet_id(self) -> str | None:
+        return None if self.view is None or self.view.fleet is None else self.view.fleet.id
 
     @property
     def available(self) -> int:
@@ -67,7 +75,7 @@ class SeenPool:
 
 def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> SeenPool:
     """From /pool of a server with leases; ValueError where it is something else."""
-    pool = _read(PoolView, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
+    pool = read_all(PoolView, data, "gpus", also=("leases", "queue"), most_gpus=most_gpus)
     workers: dict[str, dict[str, str]] = {}
     for lease in pool.leases:
         if lease.state == "active" and not lease.gpus:
@@ -76,7 +84,7 @@ def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> Seen
             workers.setdefault(gpu.uuid, {})[lease.id] = lease.worker_id or lease.owner or lease.id
     gpus = tuple(
         SeenGpu(
-            _index(gpu.gpu_id),
+            gpu_index(gpu.gpu_id),
             gpu.uuid,
             gpu.name or "",
             gpu.state == "free" and pool.can_grant is not False,
@@ -89,57 +97,25 @@ def parse_pool(data: object, seen_at: float, most_gpus: int = MOST_GPUS) -> Seen
         )
         for gpu in pool.gpus
     )
-    queued, fleet = tuple(lease.id for lease in pool.queue), pool.fleet
-    return SeenPool(
-        gpus,
-        queued,
-        max(pool.queue_length or 0, len(queued)),
-        seen_at,
-        pool.node,
-        is_in_fleet=fleet is not None,
-        fleet_id=None if fleet is None else fleet.id,
-    )
+    queued = tuple(lease.id for lease in pool.queue)
+    return SeenPool(gpus, queued, max(pool.queue_length or 0, len(queued)), seen_at, pool)
 
 
-def parse_summary(data: object, node: str, at: float, totals_mb: Mapping[int, float]) -> list[Reading]:
-    """Readings from /gpu/summary; ValueError where it is something else."""
-    readings = []
-    for gpu in _read(GpuSummary, data, "gpus_summary").gpus_summary:
-        index, percent = _index(gpu.gpu_id), gpu.memory_usage_percent
-        total_mb = totals_mb.get(index)
-        readings.append(
-            Reading(
-                Gpu(GpuKey(node, f"index-{index}" if gpu.uuid is None else gpu.uuid), index, gpu.name or ""),
-                at,
-                memory_total_mb=total_mb,
-                memory_used_mb=None if total_mb is None or percent is None else total_mb * percent / 100,
-                utilization_percent=gpu.utilization_percent,
-                fault=None if gpu.healthy else "the server calls it unhealthy",
-                reported_memory_percent=percent,
-            )
-        )
-    return readings
-
-
-def parse_sizes(data: object) -> dict[int, float]:
-    """How much memory each GPU has, from /gpu/stats; what is not there is left out."""
-    sizes = {gpu.gpu_id: gpu.memory.total_mb for gpu in _read(GpuStatistics, data, "gpus").gpus}
-    return {index: float(total_mb) for index, total_mb in sizes.items() if total_mb is not None and total_mb > 0}
-
-
-def _read(kind: type[BodyT], data: object, gpus: str, also: tuple[str, ...] = (), most_gpus: int = MOST_GPUS) -> BodyT:
+def read_all(
+    kind: type[BodyT], data: object, gpus: str, also: tuple[str, ...] = (), most_gpus: int = MOST_GPUS
+) -> BodyT:
     """The body with all of its GPUs; of the other lists, what can be read: a newer server may say more than we know."""
     body = read(kind, data)
     has_lists = isinstance(data, dict) and all(isinstance(data.get(name), list) for name in also)
     if body is None or not has_lists or not has_all(body, data, gpus):
-        raise ValueError(f"its answer shows no {gpus}; is this a GPU statistics server?")
+        raise ValueError("its answer shows no GPUs; is this a GPU statistics server?")
     number = len(getattr(body, gpus))
     if number > most_gpus:
         raise ValueError(f"it shows {number} GPUs, more than one machine has")
     return body
 
 
-def _index(index: int | None) -> int:
+def gpu_index(index: int | None) -> int:
     if index is None or not 0 <= index < 2**31:
         raise ValueError(f"gpu_id is {index!r}, which is not an index of a GPU")
     return index

@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-# The first answer shows how slow servers are now, and so how long the others may take: so many times as long.
+# The first answer shows how slow servers are now. The others may take this number of times as long.
 _RATIO: Final = 2.0
-# No answer for so long means that those that answer about as quickly as the first have done so.
+# No answer for this time means that those that answer about as quickly as the first have done so.
 PAUSE_S: Final = 0.025
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
+from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.unix_socket import find_socket, is_configured, is_dead
 from gpu_worker_pool.urls import DEFAULT_PORTS
@@ -55,7 +56,6 @@ class Reply:
     sent_at: float
     took_s: float
     date: str | None = None
-    body: bytes = b""
     # See `uid_of_server`, for this connection.
     server_uid: Callable[[], int | None] = lambda: None
 
@@ -99,7 +99,11 @@ class Transport:
         self._is_open = False
         # The one that was used last is at the end.
         self._idle: list[ServerConnection] = []
-        self._next_closing: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, config: ClientConfig) -> Self:
+        """The one of a client with these settings."""
+        return cls(ca_file=config.ca_file, is_named=config.is_named, environ=config.environ)
 
     async def open(self) -> None:
         """Get ready to call; a ValueError if the CA file cannot be used."""
@@ -115,8 +119,6 @@ class Transport:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-        if self._next_closing is not None:
-            self._next_closing.cancel()
         await asyncio.sleep(0)  # the loop closes them with its next turn
 
     async def __aenter__(self) -> Self:
@@ -228,9 +230,7 @@ class Transport:
             raise CallFailed(why, is_temporary=False, status=answer.status)
         took_s = boot_time() - sent_at
         data = _parse(answer.body, answer.status) if is_parsed else None
-        return Reply(
-            answer.status, data, sent_at, took_s, answer.fields.get("date"), answer.body, connection.server_uid
-        )
+        return Reply(answer.status, data, sent_at, took_s, answer.fields.get("date"), connection.server_uid)
 
     async def _exchange(
         self, where: Where, request: bytes, *, can_repeat: bool
@@ -275,17 +275,6 @@ class Transport:
         self._idle.append(connection)
         if len(self._idle) > MOST_IDLE:
             self._idle.pop(0).close()
-        if self._next_closing is None:
-            self._next_closing = asyncio.get_running_loop().call_later(CLIENT_IDLE_S, self._close_old)
-
-    def _close_old(self) -> None:
-        """Close what was idle for too long: what is between may have forgotten it."""
-        now, self._next_closing = boot_time(), None
-        while self._idle and now - self._idle[0].idle_since >= CLIENT_IDLE_S:
-            self._idle.pop(0).close()
-        if self._idle:
-            left_s = self._idle[0].idle_since + CLIENT_IDLE_S - now
-            self._next_closing = asyncio.get_running_loop().call_later(left_s, self._close_old)
 
 
 @lru_cache(maxsize=256)

@@ -19,73 +19,37 @@ NO_SEQ: Final = 0
 FENCES_AHEAD: Final = 1_000_000_000
 
 
-class Condensed:
-    """What of a state the short history is made of, as it is now. It is copied in little time, and never changes: the
-    history may be made later, and in another thread.
-    """
-
-    def __init__(self, state: PoolState) -> None:
-        self._at = state.clock
-        self._taken_over = None
-        if state.boot_id is not None:
-            self._taken_over = ev.TakenOver(
-                state.taken_over, state.epoch, state.boot_id, state.clock_base, state.wall_offset_s
-            )
-        self._nodes = sorted(state.nodes.items(), key=itemgetter(0))
-        self._leases = tuple(state.leases.values())
-        self._members = [(slot.key, *item) for slot in state.slots.values() for item in slot.members.items()]
-        fences = tuple(ev.NodeFence(*item) for item in sorted(state.fences.items()))
-        self._counters = ev.HistoryCondensed(state.clock, fences, state.next_seq, state.last_durations_s)
-        self._lease_uses = tuple(state.lease_uses.values())
-        self._waiting = tuple(state.queue)
-        self._usage = [(owner, use.used, use.as_of, use.recent) for owner, use in state.usage.items()]
-        self._tables = [(table, tuple(getattr(state, table).items())) for table in TABLES]
-
-    def events(self) -> Iterator[ev.DurableEvent]:
-        """The events that turn an empty pool into this one, without what a restart makes void, and without ended leases."""
-        at = self._at
-        if self._taken_over is not None:
-            yield self._taken_over
-        for name, node in self._nodes:
-            yield ev.NodeJoined(at, name, node.boot_id, node.gpus, node.machine_id)
-        granted = [lease for lease in self._leases if isinstance(lease, ActiveLease | EndedLease)]
-        # Leases that share a GPU came to it in the order of their fences. Those with the same fence share no node.
-        for lease in sorted(granted, key=lambda lease: (lease.fence, lease.gpus[0].node)):
-            yield from _granted(lease, at)
-        for key, lease_id, processes in self._members:
-            yield ev.ProcessesAttributed(at, lease_id, key, processes)
-        if self._lease_uses:
-            yield ev.LeasesMeasured(at, self._lease_uses)
-        for lease in granted:
-            if isinstance(lease, EndedLease):
-                since = at if lease.drains_since is None else lease.drains_since
-                yield ev.LeaseEnded(
-                    since,
-                    lease.id,
-                    lease.reason,
-                    lease.draining,
-                    lease.ended_at,
-                    lease.by,
-                    lease.why,
-                    lease.peak_memory_mb,
-                    lease.mean_utilization_percent,
-                )
-        # After the ends of leases that drain: how long these lasted is counted already.
-        yield self._counters
-        waiting = {lease.id: lease for lease in self._leases if isinstance(lease, QueuedLease)}
-        for lease_id in self._waiting:
-            waiter = waiting[lease_id]
-            yield ev.LeaseQueued(at, waiter.id, waiter.request, waiter.seq, waiter.requested_at)
-        for owner, used, as_of, recent in self._usage:
-            yield ev.UseCounted(at, owner, used, as_of, recent)
-        for table, rows in self._tables:
-            for row_key, value in rows:
-                yield ev.Configured(at, table, (row_key,) if isinstance(row_key, str) else row_key, value)
-
-
 def condense(state: PoolState) -> list[ev.DurableEvent]:
-    """The short history of a state, at once."""
-    return list(Condensed(state).events())
+    """The events that turn an empty pool into this one, without what a restart makes void, and without ended leases."""
+    return list(_condensed(state))
+
+
+def _condensed(state: PoolState) -> Iterator[ev.DurableEvent]:
+    at = state.clock
+    if state.boot_id is not None:
+        yield ev.TakenOver(state.taken_over, state.epoch, state.boot_id, state.clock_base, state.wall_offset_s)
+    for name, node in sorted(state.nodes.items(), key=itemgetter(0)):
+        yield ev.NodeJoined(at, name, node.boot_id, node.gpus, node.machine_id)
+    granted = [lease for lease in state.leases.values() if not isinstance(lease, QueuedLease)]
+    # Leases that share a GPU came to it in the order of their fences. Those with the same fence share no node.
+    for lease in sorted(granted, key=lambda lease: (lease.fence, lease.gpus[0].node)):
+        yield from _granted(lease, at)
+    for slot in state.slots.values():
+        for lease_id, processes in slot.members.items():
+            yield ev.ProcessesAttributed(at, lease_id, slot.key, processes)
+    if state.lease_uses:
+        yield ev.LeasesMeasured(at, tuple(state.lease_uses.values()))
+    yield from (_ended(lease, at) for lease in granted if isinstance(lease, EndedLease))
+    # After the ends of leases that drain: how long these lasted is counted already.
+    fences = tuple(ev.NodeFence(*item) for item in sorted(state.fences.items()))
+    yield ev.HistoryCondensed(at, fences, state.next_seq, state.last_durations_s)
+    for waiter in map(state.queued, state.queue):
+        yield ev.LeaseQueued(at, waiter.id, waiter.request, waiter.seq, waiter.requested_at)
+    for owner, use in state.usage.items():
+        yield ev.UseCounted(at, owner, use.used, use.as_of, use.recent)
+    for table in TABLES:
+        for row_key, value in getattr(state, table).items():
+            yield ev.Configured(at, table, (row_key,) if isinstance(row_key, str) else row_key, value)
 
 
 def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
@@ -127,3 +91,9 @@ def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent
     ending = lease.ending
     warnings = [] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)]
     return [replace(granted, limit=lease.limit, weight=weight), *warnings]
+
+
+def _ended(lease: EndedLease, at: float) -> ev.LeaseEnded:
+    since = at if lease.drains_since is None else lease.drains_since
+    used = (lease.peak_memory_mb, lease.mean_utilization_percent)
+    return ev.LeaseEnded(since, lease.id, lease.reason, lease.draining, lease.ended_at, lease.by, lease.why, *used)

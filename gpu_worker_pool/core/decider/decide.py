@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.configured import ALL, AccessToken, row_key
+from gpu_worker_pool.core.model.configured import ALL, AccessToken, Group, row_key
 from gpu_worker_pool.core.model.events import RefusalCode, Refused
 from gpu_worker_pool.core.model.gpu import GpuKey, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, EndReason, QueuedLease, custodian
@@ -20,13 +20,13 @@ from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.bookings import book, due_bookings, is_repeated
 from gpu_worker_pool.core.queue.idleness import idle_warnings, withdrawn
-from gpu_worker_pool.core.queue.owners import quota_of, time_limit_of, weight_of, why_beyond_limits
+from gpu_worker_pool.core.queue.owners import quota_of, time_limit_of, weight_of, why_beyond_limits, why_no_group
 from gpu_worker_pool.core.queue.placement import Grant
 from gpu_worker_pool.core.queue.refusal import why_unservable
 from gpu_worker_pool.core.queue.serve import QueuePass, serve_queue
 
 from .decide_nodes import announce_node, ended_lease, forget_node, joined_by, silence_node, take_over
-from .recovering import recover_lease
+from .recovering import end_kept, recover_lease
 
 # Names a caller without a name, so that its release is told from the holder's own.
 UNNAMED = "an unnamed caller"
@@ -50,10 +50,7 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
             return [Refused(now, RefusalCode.CONFLICT, lease_id)]
         is_heard = isinstance(known, QueuedLease) or lease_id in state.untaken
         return [ev.LeasesRenewed(now, (lease_id,))] if is_heard else []
-    why = why_unservable(state, request.wishes) or why_beyond_limits(state, request)
-    if why:
-        return [Refused(now, RefusalCode.UNSERVABLE, lease_id, why)]
-    refused = _too_many(state, request)
+    refused = why_refused(state, request)
     if refused is not None:
         return [Refused(now, refused[0], lease_id, refused[1])]
     newcomer = QueuedLease(lease_id, request, state.next_seq, now + state.wall_offset_s)
@@ -62,8 +59,10 @@ def _request_lease(state: PoolState, command: cmd.RequestLease, now: float) -> l
     return served(state, found, now, newcomer)
 
 
-def _too_many(state: PoolState, request: Request) -> tuple[RefusalCode, str] | None:
-    """Why the pool takes no more requests, of this owner or of all."""
+def why_refused(state: PoolState, request: Request) -> tuple[RefusalCode, str] | None:
+    """Why the pool does not take this request: it can never be served, or there are too many, of its owner or of all."""
+    if why := why_unservable(state, request.wishes) or why_beyond_limits(state, request):
+        return RefusalCode.UNSERVABLE, why
     owner, settings = request.holder.owner, state.settings
     most = settings.max_leases_per_owner
     if state.live_count.get(owner, 0) >= most:
@@ -120,6 +119,11 @@ def _end(state: PoolState, command: cmd.EndLease, now: float) -> list[ev.Event]:
     if isinstance(lease, EndedLease):
         return []
     return [ended_lease(state, lease, command.reason, now, command.by, command.why)]
+
+
+def _withdraw(state: PoolState, command: cmd.WithdrawGrant, now: float) -> list[ev.Event]:
+    is_granted = isinstance(state.leases.get(command.lease_id), ActiveLease)
+    return [ev.GrantWithdrawn(now, command.lease_id, by_box=True)] if is_granted else []
 
 
 def _observe(state: PoolState, command: cmd.Observe, now: float) -> list[ev.Event]:
@@ -236,7 +240,7 @@ def served(state: PoolState, found: QueuePass, now: float, newcomer: QueuedLease
             fences[key.node] = fence
         events.append(_granted(state, grant, fence, now, newcomer))
         events += _absorb_draining(state, grant, now)
-    events += [_preempted(state, lease_id, now) for lease_id in found.victims]
+    events += [preempted(state, lease_id, now) for lease_id in found.victims]
     events += [withdrawn(state.active(lease_id), now) for lease_id in found.spared]
     if found.settled_until is not None:
         claims, no_date_until = tuple(found.claims.items()), tuple(found.no_date_until.items())
@@ -270,7 +274,7 @@ def _granted(state: PoolState, grant: Grant, fence: int, now: float, newcomer: Q
     )
 
 
-def _preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
+def preempted(state: PoolState, lease_id: str, now: float) -> ev.LeaseWarned:
     lease = state.active(lease_id)
     ends = now + state.settings.preempt_grace_s
     return ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, min(ends, lease.limit or ends))
@@ -301,6 +305,8 @@ def _configure(state: PoolState, command: cmd.Configure, now: float) -> list[ev.
         return [Refused(now, RefusalCode.UNKNOWN_GPU, key[1], f"no GPU {key[1]} is known on node {key[0]}")]
     if table == "bookings" and row is None and value is None:
         return [Refused(now, RefusalCode.BOOKING, key[0], "no such booking is known; it may be over")]
+    if isinstance(value, Group) and (why := why_no_group(state, key[0], value)) is not None:
+        return [Refused(now, RefusalCode.GROUP, key[0], why)]
     if row == value or (isinstance(value, AccessToken) and isinstance(row, AccessToken) and row.says(value)):
         return []
     events: list[ev.Event] = [ev.Configured(now, table, key, value)]
@@ -339,7 +345,9 @@ _DECIDERS: dict[type[cmd.Command], Callable[[PoolState, Any, float], list[ev.Eve
     cmd.ReportAbsence: _report_absence,
     cmd.Release: _release,
     cmd.EndLease: _end,
+    cmd.WithdrawGrant: _withdraw,
     cmd.RecoverLease: recover_lease,
+    cmd.EndKept: end_kept,
     cmd.Observe: _observe,
     cmd.Tick: _tick,
     cmd.LoseTime: lambda _, command, now: [ev.TimeLost(now, command.lost_s)],

@@ -9,8 +9,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.events import RefusalCode, Refused
 from gpu_worker_pool.core.model.gpu import InventoryGpu, Reading
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
-from gpu_worker_pool.core.model.lease_use import LeaseUse
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, LeaseUse, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 
 

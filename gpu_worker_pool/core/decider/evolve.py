@@ -10,7 +10,6 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import row_key
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, EndReason, QueuedLease
-from gpu_worker_pool.core.model.lease_use import LeaseUse
 from gpu_worker_pool.core.model.slot import Occupant
 from gpu_worker_pool.core.model.state import RECENT_LEASES, OwnerUse, PoolState
 
@@ -30,10 +29,6 @@ _QUIET = (
     ev.NodeAnnounced,
     ev.LeasesMeasured,
 )
-
-
-def evolve(state: PoolState, event: ev.Event) -> None:
-    replay(state, [event])
 
 
 def replay(state: PoolState, events: Iterable[ev.Event]) -> PoolState:
@@ -132,7 +127,8 @@ def _grant_withdrawn(state: PoolState, event: ev.GrantWithdrawn) -> None:
     state.leases[lease.id] = waits
     state.queue.join(waits)
     state.restart_ttl(waits, event.at)
-    state.passed_over.add(lease.id)
+    if not event.by_box:
+        state.passed_over.add(lease.id)
 
 
 def _lease_extended(state: PoolState, event: ev.LeaseExtended) -> None:
@@ -231,40 +227,41 @@ def _lease_ended(state: PoolState, event: ev.LeaseEnded) -> None:
     for clients in (state.untaken, state.away, state.passed_over):
         clients.discard(lease.id)
     _count_live(state, lease.request.holder.owner, -1)
+    held = lease if isinstance(lease, ActiveLease) else None
+    warned = held.ending.reason if held and held.ending and held.ending.reason is not event.reason else None
     ended = EndedLease(
         lease.id,
         lease.request,
-        (),
-        None,
+        held.gpus if held else (),
+        held.fence if held else None,
         lease.requested_at,
-        None,
+        held.granted_at if held else None,
         event.ended_at,
         event.reason,
         event.by,
         event.why,
-        peak_memory_mb=event.peak_memory_mb,
-        mean_utilization_percent=event.mean_utilization_percent,
+        warned,
+        event.draining,
+        event.at if event.draining else None,
+        event.peak_memory_mb,
+        event.mean_utilization_percent,
     )
     if isinstance(lease, QueuedLease):
         _lose_claims(state, lease.id)
         state.queue.leave(lease)
         state.unsettle()  # what was kept for it is free for others
-        _remember(state, ended)
-        return
-    warned = None if lease.ending is None or lease.ending.reason is event.reason else lease.ending.reason
-    ended = replace(ended, gpus=lease.gpus, fence=lease.fence, granted_at=lease.granted_at, warned=warned)
-    _count_use(state, lease, ended, event.at)
-    for key in lease.gpus:
-        if key in event.draining:
-            occupants = state.slots[key].occupants
-            occupants[lease.id] = replace(occupants[lease.id], is_draining=True, was_left=ended.was_left_by_holder)
-        else:
-            _vacate(state, lease.id, key)
-    state.touch(lease.gpus)
+    else:
+        _count_use(state, lease, ended, event.at)
+        for key in lease.gpus:
+            if key in event.draining:
+                occupants = state.slots[key].occupants
+                occupants[lease.id] = replace(occupants[lease.id], is_draining=True, was_left=ended.was_left_by_holder)
+            else:
+                _vacate(state, lease.id, key)
+        state.touch(lease.gpus)
     if event.draining:
-        drains = replace(ended, draining=event.draining, drains_since=event.at)
-        state.leases[lease.id] = drains
-        state.restart_ttl(drains, event.at)
+        state.leases[lease.id] = ended
+        state.restart_ttl(ended, event.at)
     else:
         _remember(state, ended)
 
@@ -280,7 +277,7 @@ def _count_use(state: PoolState, lease: ActiveLease, ended: EndedLease, at: floa
         lasted_s = max(ended.ended_at - lease.granted_at, 0.0)
         use.remember(lasted_s)
         state.last_durations_s = (*state.last_durations_s, lasted_s)[-RECENT_LEASES:]
-    if state.quotas or state.preemptible or state.bookings:
+    if state.quotas or state.groups or state.preemptible or state.bookings:
         # Though no GPU is free yet, the owner may have more again, preemption have become enough for a waiter, or leases like
         # this one be predicted to end before a booking.
         state.unsettle()
@@ -319,56 +316,6 @@ def _gpu_drained(state: PoolState, event: ev.GpuDrained) -> None:
     state.touch((event.gpu,))
 
 
-def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:
-    members = state.slot(event.gpu).members
-    if event.processes:
-        members[event.lease_id] = event.processes
-    else:
-        members.pop(event.lease_id, None)
-    state.touch((event.gpu,))
-
-
-def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
-    for reading in event.readings:
-        slot = state.slot(reading.gpu.key)
-        known = slot.reading
-        was_away = known is None or reading.at - known.at > state.settings.stale_after_s
-        if not slot.is_read_as(reading):
-            state.touched.add(slot.key)
-        if known is None or event.at - known.at > state.settings.stale_after_s:
-            state.unsettle()
-        elif not state.preemptible.isdisjoint(slot.occupants) and known.use != reading.use:
-            state.unsettle()  # a waiter may have it, or no longer, if the leases there end
-        slot.reading = reading
-        # Unknown is not idle. What it did while it was not read is unknown, too.
-        load_percent = reading.load_percent
-        is_busy = load_percent is None or load_percent >= state.settings.computing_percent
-        if slot.busy is None:
-            slot.busy = event.at
-        elif is_busy or was_away:
-            slot.busy = max(reading.at, slot.busy)
-    _measure(state, {reading.gpu.key for reading in event.readings}, event.at)
-
-
-def _measure(state: PoolState, read: set[GpuKey], at: float) -> None:
-    """Add what these GPUs were just read to do to the use of their leases."""
-    for lease_id in {lease_id for key in read for lease_id in state.slots[key].occupants}:
-        lease = state.leases[lease_id]
-        if not isinstance(lease, ActiveLease):
-            continue
-        use = state.lease_uses.get(lease_id, LeaseUse(lease_id))
-        use = use.with_memory(lease, state.slots).with_utilization(lease, state.slots, read)
-        if use.is_known:
-            if not state.lease_uses:
-                state.measured = at
-            state.lease_uses[lease_id] = use
-
-
-def _leases_measured(state: PoolState, event: ev.LeasesMeasured) -> None:
-    state.measured = event.at
-    state.lease_uses.update((use.lease_id, use) for use in event.uses if use.lease_id in state.leases)
-
-
 def _vacate(state: PoolState, lease_id: str, key: GpuKey) -> None:
     slot = state.slots[key]
     del slot.occupants[lease_id]
@@ -398,8 +345,5 @@ _HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.QueueSettled: _queue_settled,
     ev.LeaseEnded: _lease_ended,
     ev.GpuDrained: _gpu_drained,
-    ev.ProcessesAttributed: _processes_attributed,
-    ev.GpusObserved: _gpus_observed,
     ev.UseCounted: _use_counted,
-    ev.LeasesMeasured: _leases_measured,
 }

@@ -1,4 +1,4 @@
-"""What take-overs and nodes change in a pool. It makes no decisions."""
+"""What take-overs, nodes and readings of GPUs change in a pool. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, Node
-from gpu_worker_pool.core.model.lease import ActiveLease
+from gpu_worker_pool.core.model.lease import ActiveLease, LeaseUse
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
 
@@ -90,6 +90,94 @@ def _forget_plans(state: PoolState) -> None:
     state.reservation, state.claims, state.no_date_until = None, {}, {}
 
 
+def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:
+    members = state.slot(event.gpu).members
+    if event.processes:
+        members[event.lease_id] = event.processes
+    else:
+        members.pop(event.lease_id, None)
+    state.touch((event.gpu,))
+
+
+def _gpus_observed(state: PoolState, event: ev.GpusObserved) -> None:
+    for reading in event.readings:
+        slot = state.slot(reading.gpu.key)
+        known = slot.reading
+        was_away = known is None or reading.at - known.at > state.settings.stale_after_s
+        if not slot.is_read_as(reading):
+            state.touched.add(slot.key)
+        if known is None or event.at - known.at > state.settings.stale_after_s:
+            state.unsettle()
+        elif not state.preemptible.isdisjoint(slot.occupants) and known.use != reading.use:
+            state.unsettle()  # a waiter may have it, or no longer, if the leases there end
+        slot.reading = reading
+        # Unknown is not idle. What it did while it was not read is unknown, too.
+        load_percent = reading.load_percent
+        is_busy = load_percent is None or load_percent >= state.settings.computing_percent
+        if slot.busy is None:
+            slot.busy = event.at
+        elif is_busy or was_away:
+            slot.busy = max(reading.at, slot.busy)
+    _measure(state, {reading.gpu.key for reading in event.readings}, event.at)
+
+
+def _measure(state: PoolState, read: set[GpuKey], at: float) -> None:
+    """Add what these GPUs were just read to do to the use of their leases."""
+    for lease_id in {lease_id for key in read for lease_id in state.slots[key].occupants}:
+        lease = state.leases[lease_id]
+        if not isinstance(lease, ActiveLease):
+            continue
+        use = state.lease_uses.get(lease_id, LeaseUse(lease_id))
+        use = _with_utilization(_with_memory(use, lease, state), lease, state, read)
+        if use.is_known:
+            if not state.lease_uses:
+                state.measured = at
+            state.lease_uses[lease_id] = use
+
+
+def _with_memory(use: LeaseUse, lease: ActiveLease, state: PoolState) -> LeaseUse:
+    """With the memory of the last readings, if that is known of all its GPUs."""
+    parts = [_memory_mb(state.slots[key], lease.id) for key in lease.gpus]
+    used_mb = sum(part for part in parts if part is not None)
+    if None in parts or (use.peak_memory_mb is not None and used_mb <= use.peak_memory_mb):
+        return use
+    return use._replace(peak_memory_mb=used_mb)
+
+
+def _with_utilization(use: LeaseUse, lease: ActiveLease, state: PoolState, read: set[GpuKey]) -> LeaseUse:
+    """With the utilization of those of its GPUs that were just `read`. Of a shared GPU it is not known who computes."""
+    if lease.request.wishes.is_shared:
+        return use
+    slots = [state.slots[key] for key in lease.gpus if key in read]
+    readings = [slot.reading for slot in slots if _is_of_it(slot, lease.id)]
+    seen = [each.utilization_percent for each in readings if each and each.utilization_percent is not None]
+    return use._replace(utilization_sum=use.utilization_sum + sum(seen), samples=use.samples + len(seen))
+
+
+def _is_of_it(slot: GpuSlot, lease_id: str) -> bool:
+    """Whether the last reading of the GPU began after the grant."""
+    return slot.reading is not None and slot.reading.at > slot.occupants[lease_id].since
+
+
+def _memory_mb(slot: GpuSlot, lease_id: str) -> float | None:
+    """The memory of a GPU that is the lease's alone; else that of the lease's processes, if all of them are known."""
+    reading, occupant = slot.reading, slot.occupants[lease_id]
+    if reading is None or not _is_of_it(slot, lease_id):
+        return None
+    if occupant.asked_mb is None:
+        return reading.memory_used_mb
+    if reading.processes is None or (occupant.process is None and lease_id not in slot.members):
+        return None
+    members = slot.attribute(reading.processes)[lease_id]
+    own = [process.memory_mb for process in reading.processes if process.id in members]
+    return None if None in own else sum(each for each in own if each is not None)
+
+
+def _leases_measured(state: PoolState, event: ev.LeasesMeasured) -> None:
+    state.measured = event.at
+    state.lease_uses.update((use.lease_id, use) for use in event.uses if use.lease_id in state.leases)
+
+
 NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.TakenOver: _taken_over,
     ev.NodeJoined: _node_joined,
@@ -97,4 +185,7 @@ NODE_HANDLERS: dict[type[ev.Event], Callable[[PoolState, Any], None]] = {
     ev.NodeAnnounced: _node_announced,
     ev.NodeSilenced: _node_silenced,
     ev.NodeForgotten: _node_forgotten,
+    ev.ProcessesAttributed: _processes_attributed,
+    ev.GpusObserved: _gpus_observed,
+    ev.LeasesMeasured: _leases_measured,
 }

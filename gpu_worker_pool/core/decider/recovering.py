@@ -7,12 +7,21 @@ from dataclasses import replace
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, KeptLease, QueuedLease
+from gpu_worker_pool.core.model.lease import (
+    FULL_WEIGHT,
+    ActiveLease,
+    EndedLease,
+    EndReason,
+    KeptLease,
+    Lease,
+    QueuedLease,
+)
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import has_opening
 from gpu_worker_pool.core.queue.owners import time_limit_of, weight_of
 
 from .condense import NO_SEQ
+from .decide_nodes import ended_lease
 
 
 def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> list[ev.Event]:
@@ -29,10 +38,35 @@ def recover_lease(state: PoolState, command: cmd.RecoverLease, now: float) -> li
     granted = ev.LeaseGranted(
         now, kept.id, gpus, kept.fence, kept.granted_at, _limit(state, kept, now), _unusual_weight(state, kept, gpus)
     )
-    if known is None:
+    if known is None or _expired_unknown(known, kept):
         return [replace(granted, request=kept.request, seq=NO_SEQ, requested_at=kept.requested_at)]
+    if known.request != kept.request:
+        return []
     # The grant alone may be lost, and the request be there.
-    return [granted] if isinstance(known, QueuedLease) and known.request == kept.request else []
+    if isinstance(known, QueuedLease):
+        return [granted]
+    # It was granted twice, on two boxes. The database lost the later grant, or the client has not heard of the later one.
+    is_used = isinstance(known, ActiveLease) and (known.granted_at < kept.granted_at or kept.id in state.untaken)
+    return [ev.GrantWithdrawn(now, kept.id), granted] if is_used else []
+
+
+def end_kept(state: PoolState, command: cmd.EndKept, now: float) -> list[ev.Event]:
+    """End the grant that the box means, and no other one of the same request."""
+    lease = state.leases.get(command.lease_id)
+    if not isinstance(lease, ActiveLease) or lease.fence != command.fence:
+        return []
+    if command.node not in {key.node for key in lease.gpus}:
+        return []
+    if command.reason is None:
+        return [ev.GrantWithdrawn(now, lease.id)]
+    return [ended_lease(state, lease, command.reason, now)]
+
+
+def _expired_unknown(known: Lease, kept: KeptLease) -> bool:
+    """Whether the request left the queue because its client, which has this grant, did not poll any more."""
+    if not isinstance(known, EndedLease) or known.reason is not EndReason.EXPIRED:
+        return False
+    return known.request == kept.request and known.granted_at is None
 
 
 def _is_part_of(lease: ActiveLease, kept: KeptLease, gpus: int) -> bool:

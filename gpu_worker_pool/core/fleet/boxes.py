@@ -6,10 +6,8 @@ alone: the pool's state is ahead of the journal. Times named `now` are pool time
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from gpu_worker_pool.core.model import commands as cmd
@@ -20,9 +18,11 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .admission import why_rejected
 from .box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
+from .box_list import BoxInfo, BoxList, BoxSession
 from .messages import (
     AgentMessage,
     Announce,
+    CannotKeep,
     GrantKept,
     HolderIsDead,
     LeaseOver,
@@ -33,56 +33,10 @@ from .messages import (
 )
 from .written_leases import WrittenLeases
 
-# The names of simulated GPUs begin with this.
 # While no request waits, GPUs that leases have left are read after so long: many ends share one look.
 LATE_LOOK_S = 0.1
-SIMULATED = "Simulated"
-# An agent hears from the leader so often.
+# How often an agent hears from the leader.
 SIGN_OF_LIFE_S = 1.0
-# So many agents are told the time at once, and the next so much later: to tell all of a large fleet takes long.
-MOST_TOLD = 100
-BETWEEN_S = 0.005
-# An agent that has said nothing for so long is silent. One that has read no GPU yet has more time.
-SILENT_S = 3.0
-FIRST_REPORT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class BoxInfo:
-    """A box that announced itself in this epoch. `heard_at` is the pool time at which it was last heard."""
-
-    url: str
-    version: str
-    is_candidate: bool
-    is_up: bool
-    heard_at: float
-
-
-@dataclass(slots=True)
-class _Session:
-    """A connection from an agent, which speaks for its own node and no other."""
-
-    node: str
-    key: str
-    heard_at: float
-    instance: str = ""
-    is_welcome: bool = False
-    # The leases of its announcement, with their fences.
-    listed: dict[str, int] = field(default_factory=dict)
-    # Its last readings, what the last report had heard, and the time of those that the pool has.
-    readings: dict[str, Reading] = field(default_factory=dict)
-    reported: float = -inf
-    observed: float = -inf
-    told_at: float = -inf
-    # How many of the moves it has heard of.
-    moves: int = 0
-
-    def is_another(self, instance: str, now: float) -> bool:
-        """Whether another process than this one is the agent, and lives. One that was killed has lost its connection."""
-        return self.instance != instance and now < self.heard_at + SILENT_S
-
-    def is_silent(self, now: float) -> bool:
-        return now >= self.heard_at + (FIRST_REPORT_S if self.reported == -inf else SILENT_S)
 
 
 class Boxes:
@@ -92,22 +46,16 @@ class Boxes:
     of the take-over. After the leadership is lost, close all sessions and throw this away.
     """
 
-    def __init__(self, epoch: int, pool_id: str, new_key: Callable[[], str]) -> None:
+    def __init__(self, epoch: int, pool_id: str) -> None:
         self.epoch, self.pool_id = epoch, pool_id
-        self._new_key = new_key
-        # Those that were told the time longest ago come first.
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._sessions: dict[int, BoxSession] = {}
         self._session_of: dict[str, int] = {}
-        self._keys: dict[str, str] = {}
-        self._boxes: dict[str, BoxInfo] = {}
-        # The nodes in the order in which they got their URLs, or were forgotten.
-        self._moves: list[str] = []
-        self._all_urls: tuple[tuple[str, str], ...] | None = None
+        self._boxes = BoxList()
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
         self._next_round = -inf
-        self._next_look = -inf
+        self._urls_of_round: object = None
         # The nodes whose boxes are to read GPUs that leases have left, and when that is due.
         self._late_looks: dict[str, float] = {}
 
@@ -115,18 +63,18 @@ class Boxes:
     def boxes(self) -> Mapping[str, BoxInfo]:
         """The nodes that announced themselves in this epoch."""
         for session in self._sessions.values():
-            box = self._boxes[session.node]
-            if box.heard_at != session.heard_at:
-                self._boxes[session.node] = replace(box, heard_at=session.heard_at)
-        return self._boxes
+            if self._boxes.infos[session.node].heard_at != session.heard_at:
+                self._boxes.change(session.node, heard_at=session.heard_at)
+        return self._boxes.infos
 
     def is_confirmed(self, lease_id: str) -> bool:
         """Whether all boxes of a lease have it. Leases from before the take-over count as confirmed."""
         return self._written is not None and lease_id not in self._written.unconfirmed
 
-    def node_of_key(self, key: str) -> str | None:
-        """The node whose agent was given this key, if it is connected."""
-        return self._keys.get(key)
+    def session_of(self, node: str) -> int | None:
+        """The session of the agent of this node; None if it is not connected, or not welcome yet."""
+        session = self._session_of.get(node)
+        return session if session is not None and self._sessions[session].is_welcome else None
 
     def next_due_at(self) -> float:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
@@ -148,6 +96,8 @@ class Boxes:
                 return self._reported(known, message, state)
             case GrantKept():
                 return self._kept(known.node, message.lease_id, message.fence)
+            case CannotKeep():
+                return self._cannot_keep(known.node, message.why)
             case LeaseOver():
                 return self._over(session, known.node, message, now)
             case HolderIsDead():
@@ -160,20 +110,16 @@ class Boxes:
             refused: list[BoxAction] = [Tell(session, Rejected(why)), Close(session, why)]
             return [*refused, Outdated(message.epoch_seen)] if message.epoch_seen > self.epoch else refused
         actions: list[BoxAction] = []
-        if former is not None:
+        if former not in (None, session):
             actions.append(Close(former, f"the agent of {node} has connected again"))
             self._drop(former)
-        key = self._new_key()
-        self._sessions[session] = _Session(node, key, now, message.instance)
-        self._session_of[node], self._keys[key] = session, node
+        self._sessions[session] = BoxSession(node, now, message.instance)
+        self._session_of[node] = session
         if self._next_round == -inf:
             self._next_round = now + SIGN_OF_LIFE_S
         never_kept = self._never_kept(message, state)
         info = BoxInfo(message.url, message.version, message.is_candidate, is_up=True, heard_at=now)
-        known = self._boxes.get(node)
-        self._boxes[node] = info
-        if known is None or known.url != info.url:
-            self._note_move(node)
+        self._boxes.put(node, info)
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -184,10 +130,16 @@ class Boxes:
         why, former = why_rejected(message, state, self.epoch, self._leases_of), self._session_of.get(message.node)
         if why is None and former is not None and self._sessions[former].is_another(message.instance, now):
             return (
-                f"the server at {self._boxes[message.node].url} is the agent of {message.node} already, with the same state "
+                f"the server at {self._boxes.infos[message.node].url} is the agent of {message.node} already, with the same state "
                 "directory or a copy of it; stop one of them, and give another box a state directory and a name of its own"
             )
         return why
+
+    def _cannot_keep(self, node: str, why: str) -> list[BoxAction]:
+        """Nothing is granted on this node until it announces itself again; what it has not confirmed goes back to the queue."""
+        self._boxes.change(node, trouble=why)
+        withdrawn = [] if self._written is None else self._written.take_back(node)
+        return [Do(cmd.SilenceNode(node)), *(Do(cmd.WithdrawGrant(lease_id)) for lease_id in withdrawn)]
 
     def _never_kept(self, message: Announce, state: PoolState) -> list[NeverKept]:
         """The leases of earlier leaders that came after all that the box has seen. A box that lost its file, or its last
@@ -195,7 +147,7 @@ class Boxes:
         """
         known = state.nodes.get(message.node)
         is_whole = message.epoch_seen > 0 and known is not None and known.boot_id == message.boot_id
-        if not is_whole or message.node in self._boxes:
+        if not is_whole or message.node in self._boxes.infos:
             return []
         there = {each.id for each in message.leases} | {each.lease_id for each in message.over}
         later = [kept for kept in self._leases_of(message.node).values() if kept.fence > message.fence_seen]
@@ -208,17 +160,21 @@ class Boxes:
         node, there = message.node, {each.id for each in message.leases} | {each.lease_id for each in message.over}
         commands: list[cmd.Command] = [cmd.SilenceNode(node)]
         commands += [command for over in message.over if (command := self._end_of(node, over)) is not None]
-        # What the box has seen and does not have any more has ended; the database lost the end.
+        # What the box has seen and does not have any more has ended, or was granted on another box; the database lost that.
         gone = [kept for kept in self._leases_of(node).values() if kept.fence <= message.fence_seen]
-        commands += [cmd.EndLease(kept.id, EndReason.EXPIRED) for kept in gone if kept.id not in there]
+        commands += [cmd.EndKept(kept.id, node, kept.fence, None) for kept in gone if kept.id not in there]
         commands += [cmd.RecoverLease(kept, node) for kept in sorted(message.leases, key=lambda kept: kept.fence)]
         announced = cmd.AnnounceNode(node, message.boot_id, message.gpus, message.machine_id, message.fence_seen)
         return [*commands, announced]
 
-    def _reported(self, session: _Session, message: Report, state: PoolState) -> list[BoxAction]:
+    def _reported(self, session: BoxSession, message: Report, state: PoolState) -> list[BoxAction]:
         if not session.is_welcome or message.heard < session.reported:
             return []
         session.reported = message.heard
+        if self._boxes.infos[session.node].trouble is not None:
+            return []
+        for uuid in message.gone:
+            session.readings.pop(uuid, None)
         for reading in message.changed:
             if reading.gpu.key.node == session.node:
                 session.readings[reading.gpu.key.uuid] = reading
@@ -248,9 +204,7 @@ class Boxes:
         kept = self._leases_of(node).get(over.lease_id)
         if kept is None or over.fence not in (None, kept.fence):
             return None
-        if over.reason is EndReason.HOLDER_DIED:
-            return cmd.EndLease(over.lease_id, EndReason.HOLDER_DIED)
-        return cmd.EndLease(over.lease_id, EndReason.EXPIRED)
+        return cmd.EndKept(over.lease_id, node, kept.fence, over.reason)
 
     def _leases_of(self, node: str) -> Mapping[str, KeptLease]:
         return {} if self._written is None else self._written.of(node)
@@ -274,11 +228,13 @@ class Boxes:
             session = self._session_of.get(node)
             if session is not None and not self._announcing[node] and not self._sessions[session].is_welcome:
                 news.pop(node, None)  # the Welcome has it all
-                actions += self._welcomed(session, self._sessions[session], now)
+                actions += self._welcomed(session, self._sessions[session], state, now)
+        if any(isinstance(event, ev.Configured) and event.table == "tokens" for event in events):
+            orders = Orders(self.epoch, now, tokens=tuple(state.tokens.values()))
+            actions += [Tell(session, orders) for session, known in self._sessions.items() if known.is_welcome]
         for node in [event.node for event in events if isinstance(event, ev.NodeForgotten)]:
             if node not in self._session_of:
-                self._boxes.pop(node, None)
-                self._note_move(node)
+                self._boxes.forget(node)
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
@@ -298,38 +254,20 @@ class Boxes:
         sessions = [self._session_of[node] for node in due if node in self._session_of]
         return [Tell(each, Orders(self.epoch, now, look=True)) for each in sessions if self._sessions[each].is_welcome]
 
-    def _welcomed(self, session: int, known: _Session, now: float) -> list[BoxAction]:
+    def _welcomed(self, session: int, known: BoxSession, state: PoolState, now: float) -> list[BoxAction]:
         written, node = self._written, known.node
         assert written is not None  # noqa: S101 - it was there for the announcement
-        known.is_welcome, known.heard_at, known.moves = True, now, len(self._moves)
-        self._note_told(session, known, now)
+        known.is_welcome, known.heard_at, known.urls = True, now, self._boxes.urls
         confirmed = [id_ for id_, fence in known.listed.items() if written.confirm(id_, node, fence)]
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
         leases, watches = tuple(written.of(node).values()), tuple(written.watches_of(node))
-        if self._all_urls is None:
-            self._all_urls = self._urls(self._boxes)
-        urls = self._all_urls
-        actions.append(Tell(session, Welcome(self.epoch, now, known.key, self.pool_id, leases, watches, urls)))
+        tokens = tuple(state.tokens.values())
+        welcome = Welcome(self.epoch, now, self.pool_id, leases, watches, known.urls, tokens)
+        actions.append(Tell(session, welcome))
         if warnings := written.warnings_of(node, now):
             actions.append(Tell(session, Orders(self.epoch, now, warnings=warnings)))
         return actions
-
-    def _urls(self, nodes: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        return tuple((node, self._boxes[node].url) for node in nodes if node in self._boxes)
-
-    def _note_move(self, node: str) -> None:
-        self._moves.append(node)
-        self._all_urls = None
-        if len(self._moves) > 2 * len(self._boxes) + MOST_TOLD:
-            # All agents hear of all boxes once more, so that what is noted does not grow forever.
-            self._moves = list(dict.fromkeys(self._moves))
-            for session in self._sessions.values():
-                session.moves = 0
-
-    def _note_told(self, session: int, known: _Session, now: float) -> None:
-        known.told_at = now
-        self._sessions.move_to_end(session)
 
     def closed(self, session: int, now: float) -> list[BoxAction]:  # noqa: ARG002 - as all others
         """The connection is gone."""
@@ -340,50 +278,36 @@ class Boxes:
         actions = self._looks(now, now)
         if now < self._next_round:
             return actions
-        if now >= self._next_look:
-            self._next_look = now + SIGN_OF_LIFE_S
-            for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
-                node = self._sessions[session].node
-                why = f"the agent of {node} has said nothing for too long"
-                actions += [Close(session, why), *self._silenced(session)]
-            if self._written is not None:
-                given_up = self._written.give_up(now, lambda node: node not in self._session_of)
-                actions += [Do(cmd.EndLease(lease_id, EndReason.EXPIRED)) for lease_id in given_up]
-        due = (
-            (session, known)
-            for session, known in self._sessions.items()
-            if known.is_welcome and now >= known.told_at + SIGN_OF_LIFE_S / 2
-        )
-        told = list(islice(due, MOST_TOLD))
-        # One message for all that have heard the same, so that it need be encoded only once.
-        orders: dict[int, Orders] = {}
-        for session, known in sorted(told, key=lambda each: each[1].moves):
-            if known.moves not in orders:
-                orders[known.moves] = self._orders_since(known.moves, now)
-            actions.append(Tell(session, orders[known.moves]))
-        for session, known in told:
-            known.moves = len(self._moves)
-            self._note_told(session, known, now)
-        is_over = len(told) < MOST_TOLD
-        self._next_round = max(self._next_look, now + SIGN_OF_LIFE_S / 2) if is_over else now + BETWEEN_S
+        self._next_round = now + SIGN_OF_LIFE_S
+        for session in [id_ for id_, each in self._sessions.items() if each.is_silent(now)]:
+            node = self._sessions[session].node
+            why = f"the agent of {node} has said nothing for too long"
+            actions += [Close(session, why), *self._silenced(session)]
+        if self._written is not None:
+            given_up = self._written.give_up(now, lambda node: node not in self._session_of)
+            actions += [Do(cmd.WithdrawGrant(lease_id)) for lease_id in given_up]
+        # One message for all that have heard the same, so that it need be encoded only once. While many boxes join, their list
+        # changes again and again: it is told once it has not changed for a round.
+        urls = self._boxes.urls
+        is_settled, self._urls_of_round = urls is self._urls_of_round, urls
+        time, time_and_urls = Orders(self.epoch, now), Orders(self.epoch, now, boxes=urls)
+        for session, known in self._sessions.items():
+            if known.is_welcome:
+                is_news = is_settled and known.urls is not urls
+                actions.append(Tell(session, time_and_urls if is_news else time))
+                known.urls = urls if is_settled else known.urls
         return actions
-
-    def _orders_since(self, moves: int, now: float) -> Orders:
-        """What an agent has to hear that has heard of so many moves."""
-        moved = dict.fromkeys(self._moves[moves:])
-        forgotten = tuple(node for node in moved if node not in self._boxes)
-        return Orders(self.epoch, now, boxes=self._urls(moved) or None, forgotten=forgotten)
 
     def _silenced(self, session: int) -> list[BoxAction]:
         node = self._sessions[session].node
         self._drop(session)
-        self._boxes[node] = replace(self._boxes[node], is_up=False)
+        self._boxes.change(node, is_up=False)
         return [Do(cmd.SilenceNode(node))]
 
     def _drop(self, session: int) -> None:
         gone = self._sessions.pop(session)
-        self._boxes[gone.node] = replace(self._boxes[gone.node], heard_at=gone.heard_at)
-        del self._session_of[gone.node], self._keys[gone.key]
+        self._boxes.change(gone.node, heard_at=gone.heard_at)
+        del self._session_of[gone.node]
 
     def __repr__(self) -> str:
-        return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes)} are up>"
+        return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes.infos)} are up>"

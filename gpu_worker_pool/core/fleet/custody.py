@@ -8,18 +8,18 @@ the box is away. Pool times come from the leader and are only passed back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
 
-from gpu_worker_pool.core.model.deadlines import Deadlines
+from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
+from gpu_worker_pool.core.model.state import Deadlines
 
 from .custody_actions import (
     CloseLink,
     CustodyAction,
     Drop,
     Keep,
+    KeepTokens,
     KeptRenewal,
     LeaseWarning,
     LookNow,
@@ -45,24 +45,7 @@ from .messages import (
     WatchOrder,
     Welcome,
 )
-from .reporting import Reporting
-
-# A leader that has said nothing for so long is gone, or cannot be heard.
-LEADER_SILENT_S = 3.0
-# An agent says so often that it is there, if no look has ended: mostly one ends every second, and that is enough.
-SIGN_OF_LIFE_S = 1.5
-
-
-@dataclass(slots=True)
-class _Link:
-    """One connection to a leader. `epoch` is None until the leader has answered the announcement, and `heard_at` until the
-    time is known at which that is waited for.
-    """
-
-    heard_at: float | None = None
-    epoch: int | None = None
-    sent_at: float = -inf
-    reporting: Reporting = field(default_factory=Reporting)
+from .reporting import LeaderSession
 
 
 class Custody:
@@ -82,11 +65,14 @@ class Custody:
         fence_seen: int = 0,
         leases: Iterable[KeptLease] = (),
         over: Iterable[LeaseOver] = (),
+        tokens: Iterable[AccessToken] = (),
         instance: str = "",
     ) -> None:
         self.node, self.machine_id, self.boot_id, self._instance = node, machine_id, boot_id, instance
         self._leases = {lease.id: lease for lease in leases}
         self._over = {each.lease_id: each for each in over}
+        # The tokens that operators added, as the leader told last.
+        self.tokens = tuple(tokens)
         self.epoch_seen = epoch_seen
         fences = [lease.fence for lease in self._leases.values()] + [each.fence or 0 for each in self._over.values()]
         self.fence_seen = max([fence_seen, *fences])
@@ -95,7 +81,7 @@ class Custody:
         self._warnings: dict[str, LeaseWarning] = {}
         # The GPUs of leases that this box ended itself, until the leader says that they have ended.
         self._left: dict[str, tuple[str, ...]] = {}
-        self._link: _Link | None = None
+        self._link: LeaderSession | None = None
         self._now = now
         self._lost_s = 0.0
         for lease in self._leases.values():
@@ -105,11 +91,6 @@ class Custody:
     def leases(self) -> Mapping[str, KeptLease]:
         """The leases on this box that have not ended, as far as it knows."""
         return self._leases
-
-    @property
-    def over(self) -> Mapping[str, LeaseOver]:
-        """The ends that the leader has not confirmed yet."""
-        return self._over
 
     @property
     def is_welcome(self) -> bool:
@@ -124,9 +105,7 @@ class Custody:
         """When `tick` is to be called at the latest; infinite if nothing is due."""
         times = [self._deadlines.next_due_at() + self._lost_s]
         if self._link is not None:
-            times.append(-inf if self._link.heard_at is None else self._link.heard_at + LEADER_SILENT_S)
-            if self._link.reporting.last is not None:
-                times.append(self._link.sent_at + SIGN_OF_LIFE_S)
+            times.append(self._link.next_due_at())
         return min(times)
 
     # --- the connection ----------------------------------------------------------------------------------------------
@@ -143,7 +122,7 @@ class Custody:
         gpus: tuple[InventoryGpu, ...] | None,
     ) -> Announce:
         """Begin a connection: this is the first message on it."""
-        self._link = _Link()
+        self._link = LeaderSession()
         return Announce(
             node=self.node,
             machine_id=self.machine_id,
@@ -184,7 +163,7 @@ class Custody:
         self.epoch_seen = message.epoch
         return [NoteSeen(self.epoch_seen, self.fence_seen), *self._welcomed(message)]
 
-    def _why_refused(self, message: Welcome | Orders, link: _Link) -> str | None:
+    def _why_refused(self, message: Welcome | Orders, link: LeaderSession) -> str | None:
         if message.epoch < self.epoch_seen:
             return f"the leader has epoch {message.epoch}, and this box has seen epoch {self.epoch_seen}"
         if isinstance(message, Orders) and message.epoch != link.epoch:
@@ -201,9 +180,9 @@ class Custody:
         watched = {watch.lease_id for watch in message.watches}
         for lease_id in [id_ for id_ in self._watches if id_ not in watched]:
             actions += self._unwatched(lease_id)
-        return [*actions, *self._watching(message.watches), LookNow()]
+        return [*actions, *self._watching(message.watches), *self._knowing(message.tokens), LookNow()]
 
-    def _ordered(self, message: Orders, link: _Link) -> list[CustodyAction]:
+    def _ordered(self, message: Orders, link: LeaderSession) -> list[CustodyAction]:
         actions: list[CustodyAction] = []
         # A lease may be in both: its grant was withdrawn, and then it was granted again.
         for lease_id in message.ended:
@@ -217,7 +196,14 @@ class Custody:
         actions += self._watching(message.watches)
         for warning in message.warnings:
             actions += self._warned(warning)
+        actions += self._knowing(message.tokens)
         return [*actions, LookNow()] if message.look else actions
+
+    def _knowing(self, tokens: tuple[AccessToken, ...] | None) -> list[CustodyAction]:
+        if tokens is None or tokens == self.tokens:
+            return []
+        self.tokens = tokens
+        return [KeepTokens(tokens)]
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -314,11 +300,10 @@ class Custody:
         link = self._link
         if link is not None and link.heard_at is None:
             link.heard_at = now
-        elif link is not None and link.heard_at is not None and now >= link.heard_at + LEADER_SILENT_S:
-            return [*actions, CloseLink(f"the leader has said nothing for {LEADER_SILENT_S:g} s")]
-        if link is not None and link.reporting.last is not None and now >= link.sent_at + SIGN_OF_LIFE_S:
-            link.sent_at = now
-            actions.append(Send(link.reporting.last))
+        elif link is not None and (why := link.why_silent(now)) is not None:
+            return [*actions, CloseLink(why)]
+        if link is not None and (sign := link.sign_of_life(now)) is not None:
+            actions.append(Send(sign))
         return actions
 
     # --- processes ---------------------------------------------------------------------------------------------------
@@ -350,10 +335,6 @@ class Custody:
         return [Send(HolderIsDead(lease_id))]
 
     # --- readings ----------------------------------------------------------------------------------------------------
-
-    def heard_before(self, boot_s: float) -> float | None:
-        """The last pool time that was heard on this connection before this time; None if none was."""
-        return None if self._link is None else self._link.reporting.heard_before(boot_s)
 
     def report(self, readings: Sequence[Reading], began_s: float) -> Report | None:
         """What to tell of one look that began at `began_s`; None if the leader cannot use it."""

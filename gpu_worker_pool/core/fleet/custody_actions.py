@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import EndReason, KeptLease
 
@@ -38,6 +39,13 @@ class NoteSeen:
 
     epoch: int
     fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTokens:
+    """Write the tokens that operators added to the disk, in place of those that are there."""
+
+    tokens: tuple[AccessToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,17 @@ class CloseLink:
 
 
 CustodyAction = (
-    Keep | Drop | NoteOver | NoteSeen | Send | WatchProcess | StopWatching | LookNow | TellHolder | CloseLink
+    Keep
+    | Drop
+    | NoteOver
+    | NoteSeen
+    | KeepTokens
+    | Send
+    | WatchProcess
+    | StopWatching
+    | LookNow
+    | TellHolder
+    | CloseLink
 )
 
 

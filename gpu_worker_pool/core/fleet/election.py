@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from .leadership import LEADERSHIP_S, LeaderRow
+from .leadership import LeaderRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,7 @@ class ElectionPace:
     `trust_s` is shorter than the leadership lasts in the database, so that the old leader has stopped before another
     one can begin, also if their clocks run at slightly different rates.
 
-    `head_start_s` is for the last leader, after the database has failed over: a standby may have been behind, and of all
-    candidates only the last leader surely knows what clients were told. It is longer than it takes to connect again. A
-    candidate that knows more than the standby waits for half of it.
+    A candidate that could not read the journal lets the others go first for `unable_s`.
     """
 
     spread_s: float = 0.0
@@ -32,7 +30,7 @@ class ElectionPace:
     retry_after_s: float = 0.25
     answer_within_s: float = 1.0
     trust_s: float = 2.5
-    head_start_s: float = 6.0
+    unable_s: float = 6.0
     stand_back_s: float = 60.0
 
 
@@ -68,8 +66,8 @@ class HandOverLeadership:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipWon:
-    """Catch up with `row.head`, repair what the database lost, write `TakenOver`; then call `Election.open`. The row, and
-    with it the database's clock, was heard at `heard_at`.
+    """Catch up with `row.end`, write `TakenOver`; then call `Election.open`. The row, and with it the database's clock, was
+    heard at `heard_at`.
     """
 
     epoch: int
@@ -114,27 +112,18 @@ class Election:
     pace: ElectionPace = field(default_factory=ElectionPace)
     # The highest epoch that this candidate has seen: a database that lost commits may have forgotten it.
     seen_epoch: int = 0
-    # The last epoch in which this candidate answered callers, unless another one led in the same epoch since: a database
-    # that lost a claim gives its epoch to the next one.
-    led_epoch: int = 0
-    # The last event of the journal that this candidate knows; the driver sets it before it tells an answer.
-    known_head: int = 0
     leadership: Leadership | None = None
     is_retiring: bool = False
     is_stopped: bool = False
     # The last word of the database, and when it came.
     row: LeaderRow | None = None
     heard_at: float = -inf
-    _row_since: float = -inf
-    # Since when the database is known to have moved.
-    _moved_at: float = inf
     _claim_after: float = -inf
     _asked: _Asked | None = None
     _ask_at: float = -inf
     _numbers: int = 0
     # The term of a claim whose outcome is not known. Nothing was ever written with it.
     _unconfirmed: str | None = None
-    _led_term: str | None = None
 
     def may_act(self, now: float) -> bool:
         """Whether this candidate leads and may answer. The driver asks before every answer that counts."""
@@ -159,8 +148,7 @@ class Election:
         if self.leadership is not None and not self.is_trusted(now):
             mine = self.leadership
             # If only the answers are lost, this makes place for the next leader at once.
-            hand_over = HandOverLeadership(mine.epoch, mine.term)
-            lost = [*self._lose("no renewal got through to the database in time", now), hand_over]
+            lost = self.step_down(mine.epoch, mine.term, "no renewal got through to the database in time", now)
         if self._asked is not None and now >= self._asked.sent_at + self.pace.answer_within_s:
             self._asked = None  # its answer is ignored from here on
             self._ask_at = now
@@ -188,7 +176,7 @@ class Election:
             self._ask_at = asked.sent_at + self.pace.renew_every_s
             return []
         if row is None:
-            self._ask_at = self._row_since = now  # another candidate was faster: read who
+            self._ask_at = now  # another candidate was faster: read who
             self._unconfirmed = None
             return []
         if isinstance(question, ReadLeader):
@@ -213,24 +201,23 @@ class Election:
         """Note that TakenOver is written: from here on this candidate answers."""
         if self.leadership is not None and self._is_mine(epoch, term):
             self.leadership = replace(self.leadership, is_open=True)
-            self.led_epoch, self._led_term = epoch, term
 
     def step_down(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
-        """Give up a leadership that an append was refused for, or that cannot go on."""
-        return self._lose(reason, now) if self._is_mine(epoch, term) else []
+        """Give up this leadership, if it is still had. If the database has it as well, any candidate may claim at once."""
+        return [*self._lose(reason, now), HandOverLeadership(epoch, term)] if self._is_mine(epoch, term) else []
 
     def fail_to_lead(self, epoch: int, term: str, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership that could not begin, because the journal cannot be read. The others go first from now on."""
         if not self._is_mine(epoch, term):
             return []
-        self._claim_after = now + self.pace.head_start_s
-        return [*self._lose(reason, now), HandOverLeadership(epoch, term)]
+        self._claim_after = now + self.pace.unable_s
+        return self.step_down(epoch, term, reason, now)
 
     def lead_later_epoch(self, epoch_seen: int, reason: str, now: float) -> list[ElectionAction]:
         """Give up a leadership of an epoch that boxes do not obey any more, and claim one above what they have seen."""
         mine = self.leadership
         self.see_epoch(epoch_seen)
-        return [] if mine is None else [*self._lose(reason, now), HandOverLeadership(mine.epoch, mine.term)]
+        return [] if mine is None else self.step_down(mine.epoch, mine.term, reason, now)
 
     def stand_back(self, now: float) -> None:
         """Let the others lead for a while: a living leader has another key than this candidate, so it may be that no box would
@@ -266,12 +253,7 @@ class Election:
 
     def _hear(self, row: LeaderRow, now: float) -> None:
         self.see_epoch(row.epoch)
-        if row.epoch >= self.led_epoch and row.term not in {None, self._led_term}:
-            self.led_epoch = 0
-        if self.row is None or abs(_expires_at(self.row) - _expires_at(row)) > 0.001:
-            self._row_since = now  # it was claimed or renewed
         self.row, self.heard_at = row, now
-        self._moved_at = min(self._moved_at, now) if row.has_moved else inf
 
     def _follow(self, row: LeaderRow, now: float) -> list[ElectionAction]:
         """Say when to ask again: at the next poll, or when the leadership is told to expire."""
@@ -279,22 +261,12 @@ class Election:
             self._ask_at = now  # the claim got through after all; a renewal says from when on it is trusted
             return []
         self._unconfirmed = None
-        self._ask_at = min(now + self.pace.poll_every_s, self._free_at(row, now))
+        self._ask_at = min(now + self.pace.poll_every_s, self._free_at(row))
         return []
 
-    def _free_at(self, row: LeaderRow, now: float) -> float:
+    def _free_at(self, row: LeaderRow) -> float:
         """When this candidate may claim, as far as this row tells."""
-        lasts_s = 0.0 if self._is_left_behind(now) else max(row.expires_in_s, 0.0)
-        free_at = self.heard_at + lasts_s + self.pace.spread_s
-        if row.has_moved and self.led_epoch < self.seen_epoch:
-            wait_s = self.pace.head_start_s / (2 if self.known_head > row.head else 1)
-            free_at = max(free_at, self._moved_at + wait_s)
-        return max(free_at, self._claim_after)
-
-    def _is_left_behind(self, now: float) -> bool:
-        """Whether the database's clock went back, and the leader is gone: its leadership would last for too long."""
-        row = self.row
-        return row is not None and row.expires_in_s > LEADERSHIP_S and now - self._row_since > LEADERSHIP_S
+        return max(self.heard_at + max(row.expires_in_s, 0.0) + self.pace.spread_s, self._claim_after)
 
     def _is_claim_due(self, now: float) -> bool:
         """Whether the database is told to have no leader. A candidate that hears no answers claims nothing: its claims
@@ -303,7 +275,7 @@ class Election:
         row = self.row
         if row is None or now - self.heard_at > 2 * self.pace.poll_every_s + self.pace.spread_s:
             return False
-        return now >= self._free_at(row, now)
+        return now >= self._free_at(row)
 
     def _ask(self, now: float) -> ElectionQuestion:
         self._numbers += 1
@@ -338,7 +310,3 @@ class Election:
         self._asked, self._ask_at, self._unconfirmed = None, now, None
         self.is_stopped = self.is_stopped or self.is_retiring
         return [] if lost is None else [LeadershipLost(lost.epoch, reason)]
-
-
-def _expires_at(row: LeaderRow) -> float:
-    return row.wall_now + row.expires_in_s

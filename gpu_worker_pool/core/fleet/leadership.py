@@ -1,8 +1,9 @@
-"""What the database of a fleet says about the leadership and about the history."""
+"""What the database of a fleet says about the leadership and about the journal, and what follows for an append."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_worker_pool.core.model.events import DurableEvent
 
@@ -10,38 +11,122 @@ from gpu_worker_pool.core.model.events import DurableEvent
 LEADERSHIP_S = 3.0
 
 
+class JournalEnd(NamedTuple):
+    """Where a journal ends, or a reader is in it: the position of the last event, and the checksum of all events up to it.
+
+    Two journals with the same end are the same. A database that lost commits and was written again has another checksum at
+    the same position.
+    """
+
+    position: int
+    crc: int
+
+
+BEGINNING = JournalEnd(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class LeaderRow:
     """The leadership at one moment, by the database's own clock.
 
-    `head` is the position of the last event, and `batch` the id of the last append. `term` is random and made by the
-    candidate for each claim. Nobody leads if `expires_in_s` is 0 or less. `wall_now` is in seconds since 1970. `has_moved`:
-    the database failed over, or was restarted, since its leader last wrote; it may have lost commits.
+    `end` is where the journal ends, and `batch` the id of the last append. `term` is random and made by the candidate for
+    each claim. Nobody leads if `expires_in_s` is 0 or less. `wall_now` is in seconds since 1970.
     """
 
     epoch: int
     term: str | None
     holder: str | None
     url: str | None
-    head: int
+    end: JournalEnd
     batch: str | None
     expires_in_s: float
     wall_now: float
-    has_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event, its position in the journal (the first is 1), and the epoch of the leader that wrote it."""
+    """An event, the epoch of the leader that wrote it, and where the journal ended with it. The first position is 1."""
 
-    position: int
+    end: JournalEnd
     epoch: int
     event: DurableEvent
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
-    """What all events up to and including this position add up to."""
+    """What all events up to this end add up to."""
 
-    position: int
+    end: JournalEnd
     events: tuple[DurableEvent, ...]
+
+
+# --- what became of an append ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """An append as it was sent: `count` events after `end`, under an id of its own."""
+
+    epoch: int
+    term: str
+    end: JournalEnd
+    batch: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendWritten:
+    """All of it is in the journal, once."""
+
+    end: JournalEnd
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMissing:
+    """Nothing of it is in the journal. The same append may be tried again, with the same id after the same end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """This leader may write nothing more. It steps down; `reason` says why."""
+
+    reason: str
+
+
+AppendOutcome = AppendWritten | AppendMissing | Deposed
+
+
+def judge_append(append: Append, row: LeaderRow) -> AppendOutcome:
+    """Tell from the leader's row, read after the append was refused or its answer was lost, what became of it.
+
+    While the outcome is unknown, the append may still be carried out later. That is harmless: it can be written only once,
+    because it moves the end that it is compared with.
+    """
+    if row.epoch < append.epoch:
+        return Deposed(f"the database lost the claim of epoch {append.epoch}; it is at epoch {row.epoch} again")
+    if (row.epoch, row.term) != (append.epoch, append.term):
+        return Deposed(f"{row.holder or 'another candidate'} leads in epoch {row.epoch}")
+    if row.batch == append.batch and row.end.position == append.end.position + append.count:
+        return AppendWritten(row.end)
+    if row.end == append.end:
+        return AppendMissing()
+    if row.end.position > append.end.position:
+        was = f"the journal ends at event {row.end.position} instead of {append.end.position}"
+        return Deposed(f"{was}, and this leader did not write that")
+    return Deposed(why_lost(row.end, append.end))
+
+
+def why_lost(end: JournalEnd, written: JournalEnd) -> str:
+    """What a candidate says that finds another end than the one that it knows."""
+    return (
+        f"the database lost commits: its journal ends at event {end.position}, and event {written.position} was written. The "
+        "boxes bring back the leases that they keep; requests that waited must be made again. A synchronous standby "
+        "loses nothing"
+    )
+
+
+def has_lost_commits(row: LeaderRow, epoch: int, term: str, written: JournalEnd) -> bool:
+    """Whether the database lost commits of this leader. `written` is the end that the leader knew when it *asked* for
+    this row: answers may overtake each other.
+    """
+    return (row.epoch, row.term) == (epoch, term) and row.end.position < written.position

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.core.model.gpu import InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.lease import KeptLease as KeptLease  # noqa: PLC0414 - it is part of messages
@@ -47,12 +48,13 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Readings of the GPUs that changed, or that the leader waits for. All others were read too and are the same. The
-    look began after the agent had heard the pool time `heard`.
+    """Readings of the GPUs that changed, or that the leader waits for. `gone` are those that were read before on this link, and
+    not this time. All others were read too and are the same. The look began after the agent had heard the pool time `heard`.
     """
 
     heard: float
     changed: tuple[Reading, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,20 @@ class GrantKept:
 
 
 @dataclass(frozen=True, slots=True)
+class CannotKeep:
+    """The box cannot write to its disk. Once it can again, it announces itself on the same link."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class HolderIsDead:
     """A process of this node that waits in the queue, or was to get a lease, does not exist any more."""
 
     lease_id: str
 
 
-AgentMessage = Announce | Report | GrantKept | LeaseOver | HolderIsDead
+AgentMessage = Announce | Report | GrantKept | CannotKeep | LeaseOver | HolderIsDead
 
 
 # --- from the leader to an agent -------------------------------------------------------------------------------------
@@ -95,24 +104,24 @@ class ComingEnd:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to Announce: everything that this node has by the journal. The agent forgets what is not in it. `key` is
-    what the agent shows with the calls that it passes on. `boxes` are the URLs of all nodes.
+    """The answer to Announce: everything that this node has by the journal. The agent forgets what is not in it. `boxes` are
+    the URLs of all nodes, and `tokens` those that operators added: the box knows their callers also without a leader.
     """
 
     epoch: int
     time: float
-    key: str
     pool_id: str
     leases: tuple[KeptLease, ...]
     watches: tuple[WatchOrder, ...]
     boxes: tuple[tuple[str, str], ...]
+    tokens: tuple[AccessToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
     """What has happened to leases of this node. Without any it is a heartbeat, which carries the time. `boxes` are the
-    URLs that are new since the last orders with some, and `forgotten` are nodes that are gone. `look`: the leader waits for a
-    reading.
+    URLs of all nodes, if one of them has changed. `look`: the leader waits for a
+    reading. `tokens` are all that there are, if they have changed.
     """
 
     epoch: int
@@ -124,7 +133,7 @@ class Orders:
     warnings: tuple[ComingEnd, ...] = ()
     boxes: tuple[tuple[str, str], ...] | None = None
     look: bool = False
-    forgotten: tuple[str, ...] = ()
+    tokens: tuple[AccessToken, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

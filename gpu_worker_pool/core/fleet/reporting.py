@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from operator import attrgetter
 
@@ -25,6 +25,10 @@ POWER_STEP_W = 10.0
 MEMORY_STEP_MB = 64.0
 UTILIZATION_STEP_PERCENT = 5.0
 SMALL_CHANGES_EVERY_S = 1.0
+# A leader that has said nothing for this long is gone, or cannot be heard.
+LEADER_SILENT_S = 3.0
+# An agent says so often that it is there, if no look has ended: mostly one ends every second, and that is enough.
+SIGN_OF_LIFE_S = 1.5
 _MEASURED = ("at", "temperature_c", "power_draw_w", "memory_used_mb", "utilization_percent")
 _facts = attrgetter(*(field.name for field in fields(Reading) if field.name not in _MEASURED))
 
@@ -65,13 +69,44 @@ class Reporting:
             self._told[uuid] = reading
             if self._awaited.get(uuid, inf) <= heard:
                 del self._awaited[uuid]
+        gone = tuple(self._told.keys() - {reading.gpu.key.uuid for reading in readings})
+        for uuid in gone:
+            del self._told[uuid]
         self.last = Report(heard)
-        return Report(heard, tuple(replace(reading, at=heard) for reading in changed))
+        return Report(heard, tuple(replace(reading, at=heard) for reading in changed), gone)
 
     def _is_news(self, reading: Reading, heard: float) -> bool:
         uuid = reading.gpu.key.uuid
         told = self._told.get(uuid)
         return told is None or self._awaited.get(uuid, inf) <= heard or not _is_same(told, reading)
+
+
+@dataclass(slots=True)
+class LeaderSession:
+    """One connection to a leader. `epoch` is None until the leader has answered the announcement, and `heard_at` until the
+    time is known at which that is waited for.
+    """
+
+    heard_at: float | None = None
+    epoch: int | None = None
+    sent_at: float = -inf
+    reporting: Reporting = field(default_factory=Reporting)
+
+    def next_due_at(self) -> float:
+        silent_at = -inf if self.heard_at is None else self.heard_at + LEADER_SILENT_S
+        return silent_at if self.reporting.last is None else min(silent_at, self.sent_at + SIGN_OF_LIFE_S)
+
+    def why_silent(self, now: float) -> str | None:
+        """Why this leader is to be left; None if it is heard."""
+        is_silent = self.heard_at is not None and now >= self.heard_at + LEADER_SILENT_S
+        return f"the leader has said nothing for {LEADER_SILENT_S:g} s" if is_silent else None
+
+    def sign_of_life(self, now: float) -> Report | None:
+        """What to send so that the leader hears of this box; None if that is not due."""
+        if self.reporting.last is None or now < self.sent_at + SIGN_OF_LIFE_S:
+            return None
+        self.sent_at = now
+        return self.reporting.last
 
 
 def _is_same(told: Reading, reading: Reading) -> bool:

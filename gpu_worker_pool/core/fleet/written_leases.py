@@ -91,15 +91,24 @@ class WrittenLeases:
         self._untold.pop(lease_id, None)
         return True
 
+    def take_back(self, node: str) -> list[str]:
+        """The grants to take back of a box that cannot keep them: no client was told of them, nor will one be."""
+        found = [id_ for id_ in self._untold if node in self.unconfirmed[id_]]
+        self._take_back(found)
+        return found
+
+    def _take_back(self, lease_ids: Iterable[str]) -> None:
+        for lease_id in lease_ids:
+            del self._untold[lease_id]
+        self._given_up.update(lease_ids)
+
     def give_up(self, now: float, is_away: Callable[[str], bool]) -> list[str]:
         """The grants to take back: a box is away, and has not confirmed them in time. No client was told of them, so none uses
         their GPUs; nor will one be told from now on.
         """
         late = [id_ for id_, granted_at in self._untold.items() if now >= granted_at + UNCONFIRMED_S]
         found = [id_ for id_ in late if any(map(is_away, self.unconfirmed[id_]))]
-        for lease_id in found:
-            del self._untold[lease_id]
-        self._given_up.update(found)
+        self._take_back(found)
         return found
 
     def take(self, events: Iterable[ev.Event], state: PoolState, now: float) -> dict[str, BoxNews]:

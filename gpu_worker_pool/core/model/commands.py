@@ -99,6 +99,25 @@ class EndLease(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawGrant(Command):
+    """The box of a grant cannot keep it, and no client was told of it: the lease waits again, in its place."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndKept(Command):
+    """A box keeps a lease no longer, and says why. Without a reason the database lost that: the lease has ended, or was granted
+    again on another box. Then it waits again, is passed over until its client calls, and leaves the queue if none does.
+    """
+
+    lease_id: str
+    node: str
+    fence: int
+    reason: EndReason | None
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverLease(Command):
     """A node has a lease that the database lost."""
 

@@ -1,4 +1,4 @@
-"""The facts that operators set: quotas, bookings, tokens, GPUs out of service, processes that are ignored.
+"""The facts that operators set: quotas, groups, bookings, tokens, GPUs out of service, processes that are ignored.
 
 Each is a row of a table. One command sets or removes a row, and one event says so.
 """
@@ -19,6 +19,7 @@ EVERYBODY_ELSE = "*"
 MAX_WEIGHT = 1e6
 MAX_QUOTA = 1_000_000
 MAX_NOTE = 200
+MAX_MEMBERS = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
@@ -49,6 +50,25 @@ class Quota:
 
 
 NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Owners who have something together. `named` is as an administrator said it, with Unix groups as `@name`; `members` are the
+    owners that this stands for.
+
+    They may hold `quota` GPUs at most together; preemptible leases do not count. On `first_right` their requests go first: others
+    get these GPUs preemptibly, or while no member waits for them.
+    """
+
+    named: tuple[str, ...]
+    members: tuple[str, ...]
+    quota: int | None = None
+    first_right: tuple[GpuKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quota is not None:
+            check_whole("quota", self.quota, 0, MAX_QUOTA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +134,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-Value = str | Quota | AccessToken | Booking
+Value = str | Quota | Group | AccessToken | Booking
 # The key of a row: a node and a UUID for a GPU, else one text.
 Key = tuple[str, ...]
 
@@ -125,6 +145,7 @@ TABLES: Final[dict[str, type[Value]]] = {
     "new_gpus": str,
     "ignored_processes": str,
     "quotas": Quota,
+    "groups": Group,
     "tokens": AccessToken,
     "bookings": Booking,
 }

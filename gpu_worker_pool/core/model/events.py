@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
-from .lease import EndReason, Reservation
-from .lease_use import LeaseUse
+from .lease import EndReason, LeaseUse, Reservation
 from .request import Request, Wishes
 
 
@@ -120,9 +119,12 @@ def new_leases(events: Iterable[Event]) -> dict[str, Request]:
 
 @dataclass(frozen=True, slots=True)
 class GrantWithdrawn(DurableEvent):
-    """The client did not take the grant up. The lease waits again, in its old place, and is passed over until its client calls."""
+    """The client did not take the grant up. The lease waits again, in its old place, and is passed over until its client calls.
+    With `by_box` the box could not keep the grant, and its client need not call.
+    """
 
     lease_id: str
+    by_box: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ class RefusalCode(StrEnum):
     NODE_STAYS = "node_stays"
     UNKNOWN_GPU = "unknown_gpu"
     BOOKING = "booking"
+    GROUP = "group"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The facts propose a GPU; it is judged before it is granted (see queue/eligibilit
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -57,9 +57,10 @@ class SlotFacts(NamedTuple):
         """Whether the GPU would do if it were free and in service."""
         if self.name is None or not matches_model(wishes.model, self.name) or min(thresholds) <= 0:
             return False  # no reading is below 0
-        if wishes.memory_mb is None or self.total_mb is None:
+        if self.total_mb is None:
             return True
-        return wishes.memory_mb <= thresholds.memory_percent * self.total_mb / 100
+        granted_mb = thresholds.memory_percent * self.total_mb / 100
+        return wishes.is_large_enough(self.total_mb) and (wishes.memory_mb or 0.0) <= granted_mb
 
 
 def facts_of(
@@ -105,18 +106,25 @@ def _left_to(slot: GpuSlot) -> frozenset[ProcessId]:
 
 @dataclass(slots=True)
 class NodeFacts:
-    """The GPUs of one node, and a summary by which a node that cannot serve a request is skipped."""
+    """The GPUs of one node, and a summary by which a node that cannot serve a request is skipped. `most_room_mb` is what a share
+    may ask for at most, by the pool's own memory threshold.
+    """
 
     gpus: dict[GpuKey, SlotFacts] = field(default_factory=dict)
     open_to_exclusive: int = 0
     open_to_shared: int = 0
     most_room_mb: float = -inf
 
-    def sum_up(self) -> None:
-        facts = self.gpus.values()
-        self.open_to_exclusive = sum(1 for each in facts if each.is_open_to_exclusive)
-        self.open_to_shared = sum(1 for each in facts if each.is_open_to_shared)
-        self.most_room_mb = max((each.room_mb for each in facts), default=-inf)
+    def sum_up(self, memory_percent: float) -> None:
+        self.open_to_exclusive = self.open_to_shared = 0
+        self.most_room_mb = -inf
+        for facts in self.gpus.values():
+            if facts.is_open_to_shared:
+                self.open_to_shared += 1
+                self.open_to_exclusive += bool(facts.is_open_to_exclusive)
+                if facts.committed_mb is not None and facts.total_mb is not None:
+                    room_mb = memory_percent * facts.total_mb / 100 - facts.committed_mb
+                    self.most_room_mb = max(self.most_room_mb, room_mb)
 
 
 @dataclass(slots=True)
@@ -126,12 +134,7 @@ class PoolFacts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     # The GPUs that a process uses alone, though no lease of it is active there.
     left_to: dict[ProcessId, set[GpuKey]] = field(default_factory=dict)
-    _named: dict[tuple[str, ...], frozenset[GpuKey]] = field(default_factory=dict, compare=False)
-
-    def copied(self, nodes: Iterable[str]) -> PoolFacts:
-        """A copy in which the facts of these nodes may change."""
-        own = {name: replace(self.nodes[name], gpus=self.nodes[name].gpus.copy()) for name in nodes}
-        return PoolFacts({**self.nodes, **own}, {process: keys.copy() for process, keys in self.left_to.items()})
+    _named: dict[tuple[object, ...], frozenset[GpuKey]] = field(default_factory=dict, compare=False)
 
     def refresh(
         self,
@@ -159,7 +162,7 @@ class PoolFacts:
                 self._named.clear()
         for name in changed:
             node = self.nodes[name]
-            node.sum_up()
+            node.sum_up(settings.thresholds.memory_percent)
             if not node.gpus:
                 del self.nodes[name]
         return bool(changed)
@@ -182,16 +185,21 @@ class PoolFacts:
         node = self.nodes.get(wishes.node)
         return () if node is None else ((wishes.node, node),)
 
-    def named(self, names: tuple[str, ...]) -> frozenset[GpuKey]:
-        """The GPUs with these names (see gpu_names.py). The beginning of a UUID must match one GPU of a node, as in CUDA: a
-        client that asked for one GPU must not get another.
+    def named(self, wishes: Wishes) -> frozenset[GpuKey] | None:
+        """The GPUs that the names of a request leave to it (see gpu_names.py); None if it has no names. The beginning of a UUID
+        must match one GPU of a node, as in CUDA: a client that asked for one GPU must not get another. For the same reason all
+        that begin like a GPU that is left out are left out.
         """
-        found = self._named.get(names)
-        if found is None:
-            found = self._named[names] = frozenset(key for name in names for key in self._with_name(name.lower()))
-        return found
+        if wishes.among is None and wishes.exclude is None:
+            return None
+        names = (wishes.among, wishes.exclude)
+        if names not in self._named:
+            among = {key for name in wishes.among or ("",) for key in self._with_name(name.lower(), is_sure=bool(name))}
+            left_out = {key for name in wishes.exclude or () for key in self._with_name(name.lower(), is_sure=False)}
+            self._named[names] = frozenset(among - left_out)
+        return self._named[names]
 
-    def _with_name(self, name: str) -> Iterator[GpuKey]:
+    def _with_name(self, name: str, *, is_sure: bool) -> Iterator[GpuKey]:
         for node in self.nodes.values():
             known = [(key, facts) for key, facts in node.gpus.items() if facts.name is not None]
             if name.isdigit():
@@ -199,18 +207,19 @@ class PoolFacts:
                 continue
             alike = [key for key, _ in known if key.uuid.lower().startswith(name)]
             exact = [key for key in alike if key.uuid.lower() == name]
-            if len(exact or alike) == 1:
-                yield (exact or alike)[0]
+            if len(exact or alike) == 1 or not is_sure:
+                yield from exact or alike
 
     def could_serve(self, node: NodeFacts, wishes: Wishes, thresholds: Thresholds, *, in_service: bool) -> bool:
         """Whether a node has its part of enough suitable GPUs, if all of them were free."""
-        named = None if wishes.among is None else self.named(wishes.among)
-        number = 0
+        named, lacking = self.named(wishes), wishes.gpus
         for key, facts in node.gpus.items():
             is_there = facts.is_in_service if in_service else facts.is_ours
             if is_there and (named is None or key in named) and facts.could_serve(wishes, thresholds):
-                number += 1
-        return number >= wishes.gpus
+                lacking -= 1
+                if not lacking:
+                    return True
+        return False
 
     def could_ever_serve(self, wishes: Wishes, thresholds: Thresholds) -> bool:
         """Whether enough nodes have enough suitable GPUs, if all of them were free and in service."""

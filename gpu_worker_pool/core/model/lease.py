@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from .gpu import GpuKey
 from .request import Request
@@ -169,6 +169,27 @@ class EndedLease:
     def record(self) -> EndedLease:
         """The lease as the accounting keeps it, whatever drains."""
         return replace(self, draining=(), drains_since=None) if self.draining else self
+
+
+class LeaseUse(NamedTuple):
+    """What a lease was seen to use of its GPUs. Unknown is None, never 0.
+
+    `peak_memory_mb` is the most on all its GPUs together. The utilizations that were read of them add up to
+    `utilization_sum`, and there are `samples` of them.
+    """
+
+    lease_id: str
+    peak_memory_mb: float | None = None
+    utilization_sum: float = 0.0
+    samples: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.peak_memory_mb is not None or self.samples > 0
+
+    @property
+    def mean_utilization_percent(self) -> float | None:
+        return round(self.utilization_sum / self.samples, 1) if self.samples else None
 
 
 Lease = QueuedLease | ActiveLease | EndedLease

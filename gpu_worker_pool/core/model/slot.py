@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from .gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading, findings_of
@@ -203,6 +203,18 @@ def is_used_by_leases_only(slot: GpuSlot, ignored_processes: Collection[str]) ->
         return False
     members = by_pid(slot.members.items())
     return all(leases_of(p.id, members) or p.name in ignored_processes for p in processes)
+
+
+def read_without(reading: Reading, own: Collection[ProcessId], utilization_percent: float | None) -> Reading:
+    """What would be read of a GPU if these processes had left it, with this load."""
+    processes, used_mb = reading.processes or (), reading.memory_used_mb
+    own_mb = sum(process.memory_mb or 0.0 for process in processes if process.id in own)
+    return replace(
+        reading,
+        processes=reading.processes and tuple(process for process in processes if process.id not in own),
+        memory_used_mb=None if used_mb is None else max(used_mb - own_mb, 0.0),
+        utilization_percent=utilization_percent,
+    )
 
 
 @dataclass(frozen=True, slots=True)

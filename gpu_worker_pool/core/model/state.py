@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from math import inf, log, nextafter
 
-from .configured import ALL, AccessToken, Booking, Quota
-from .deadlines import Deadlines
+from .configured import ALL, AccessToken, Booking, Group, Quota
 from .facts import PoolFacts
 from .gpu import GpuKey, Node
-from .lease import ActiveLease, EndedLease, Lease, QueuedLease, Reservation
-from .lease_use import LeaseUse
+from .lease import ActiveLease, EndedLease, Lease, LeaseUse, QueuedLease, Reservation
 from .request import Wishes
 from .settings import PoolSettings
 from .slot import GpuSlot
@@ -21,6 +20,40 @@ from .waiting import LeaseQueue
 HALF_LIFE_S = 7 * 24 * 3600.0
 RECENT_LEASES = 2
 _FADES_S = HALF_LIFE_S / log(2)
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """When each lease is due. A lease need not have a deadline."""
+
+    _due_at: dict[str, float] = field(default_factory=dict)
+    # The same in order.
+    _order: list[tuple[float, str]] = field(default_factory=list, compare=False)
+
+    def set(self, id_: str, due_at: float) -> None:
+        self.drop(id_)
+        self._due_at[id_] = due_at
+        insort(self._order, (due_at, id_))
+
+    def drop(self, id_: str) -> None:
+        due_at = self._due_at.pop(id_, None)
+        if due_at is not None:
+            del self._order[bisect_left(self._order, (due_at, id_))]
+
+    def due_at(self, id_: str) -> float | None:
+        """The due time; None if there is none."""
+        return self._due_at.get(id_)
+
+    def due(self, now: float) -> list[str]:
+        """Ids that are due, longest overdue first."""
+        return [id_ for _, id_ in self._order[: bisect_right(self._order, now, key=lambda entry: entry[0])]]
+
+    def next_due_at(self) -> float:
+        """The earliest due time; infinite if there are no ids."""
+        return self._order[0][0] if self._order else inf
+
+    def __repr__(self) -> str:
+        return f"<Deadlines: {len(self._due_at)} noted, next at {self.next_due_at()}>"
 
 
 @dataclass(slots=True)
@@ -105,6 +138,7 @@ class PoolState:
     new_gpus: dict[str, str] = field(default_factory=dict)
     ignored_processes: dict[str, str] = field(default_factory=dict)
     quotas: dict[str, Quota] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
     tokens: dict[str, AccessToken] = field(default_factory=dict)
     bookings: dict[str, Booking] = field(default_factory=dict)
     # The active leases that may be preempted, and those of them that were told to make room for others.
@@ -120,21 +154,6 @@ class PoolState:
     no_date_until: dict[Wishes, float] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     facts: PoolFacts = field(default_factory=PoolFacts, compare=False)
-
-    def copied(self, lease: ActiveLease) -> PoolState:
-        """A copy in which this lease may end. It has no deadlines, and no leases that have ended before."""
-        facts = self.facts.copied({key.node for key in lease.gpus})
-        copied = replace(self, ended=OrderedDict(), ttl_due=Deadlines(), limit_due=Deadlines(), facts=facts)
-        for each in fields(copied):
-            value = getattr(copied, each.name)
-            if hasattr(value, "copy"):
-                setattr(copied, each.name, value.copy())
-        for key in lease.gpus:
-            slot = self.slots[key]
-            copied.slots[key] = replace(slot, occupants=slot.occupants.copy(), members=slot.members.copy())
-        owner = lease.request.holder.owner
-        copied.usage[owner] = replace(self.usage[owner])
-        return copied
 
     def find(self, lease_id: str) -> Lease | None:
         return self.leases.get(lease_id) or self.ended.get(lease_id)
@@ -196,7 +215,12 @@ class PoolState:
 
     @property
     def treats_owners_alike(self) -> bool:
-        return not (self.settings.fair_share or self.quotas or self.bookings)
+        return not (self.settings.fair_share or self.quotas or self.groups or self.bookings)
+
+    def span_of(self, booking: Booking) -> tuple[float, float]:
+        """When a booking begins and ends, on the pool's clock."""
+        ends_at = inf if booking.ends_at is None else booking.ends_at
+        return booking.starts_at - self.wall_offset_s, ends_at - self.wall_offset_s
 
     def live(self, now: float) -> float:
         """The live time at this time of the clock."""

@@ -21,8 +21,6 @@ class RequestClass:
     time_limit_s: float | None = None
     preemptible: bool = False
     owner: str | None = None
-    # The class of the same requests of any owner: it counts where owners are treated alike.
-    of_any_owner: RequestClass | None = None
 
 
 # (is preemptible, -priority, seq, lease id): sorts, and is unique by its third part.
@@ -34,48 +32,39 @@ class LeaseQueue:
     _keys: list[QueueKey] = field(default_factory=list)
     # When each waiter asked, and its id; the first to come first.
     _arrivals: list[tuple[float, str]] = field(default_factory=list, compare=False)
-    _class_of: dict[str, RequestClass] = field(default_factory=dict, compare=False)
-    # With the number of waiters that have it, by terms and owner.
+    # The class of each waiter.
+    class_of: dict[str, RequestClass] = field(default_factory=dict, compare=False)
+    # With the number of waiters that have it, by its terms and owner.
     _classes: dict[object, tuple[RequestClass, int]] = field(default_factory=dict, compare=False)
     _of_owner: Counter[str | None] = field(default_factory=Counter, compare=False)
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
-        own_class = self._class_of[lease.id] = self.class_for(lease.request)
+        own_class = self.class_of[lease.id] = self.class_for(lease.request)
         self._count(own_class, 1)
         insort(self._keys, (*lease.order, lease.id))
         insort(self._arrivals, (lease.requested_at, lease.id))
 
     def leave(self, lease: QueuedLease) -> None:
-        self._count(self._class_of.pop(lease.id), -1)
+        self._count(self.class_of.pop(lease.id), -1)
         del self._keys[bisect_left(self._keys, (*lease.order, lease.id))]
         del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
 
     def _count(self, own: RequestClass, change: int) -> None:
         """Count one waiter of this class more, or less. A class without waiters is forgotten."""
-        for owner, each in ((None, own.of_any_owner or own), ((own.owner,), own)):
-            key = (own.wishes, own.time_limit_s, own.preemptible, owner)
-            _, number = self._classes.pop(key, (each, 0))
-            if number + change:
-                self._classes[key] = (each, number + change)
+        key = (own.wishes, own.time_limit_s, own.preemptible, own.owner)
+        _, number = self._classes.pop(key, (own, 0))
+        if number + change:
+            self._classes[key] = (own, number + change)
         self._of_owner[own.owner] += change
         if not self._of_owner[own.owner]:
             del self._of_owner[own.owner]
 
     def class_for(self, request: Request) -> RequestClass:
         """The class of a request: the same as that of the waiters that are like it."""
-        terms, owner = (request.wishes, request.time_limit_s, request.preemptible), request.holder.owner
-        if (known := self._classes.get((*terms, (owner,)))) is not None:
-            return known[0]
-        of_any_owner, _ = self._classes.get((*terms, None)) or (RequestClass(*terms), 0)
-        return RequestClass(*terms, owner, of_any_owner)
-
-    def copy(self) -> LeaseQueue:
-        classes = self._class_of.copy(), self._classes.copy()
-        return LeaseQueue(self._keys.copy(), self._arrivals.copy(), *classes, self._of_owner.copy())
-
-    def class_of(self, lease_id: str) -> RequestClass:
-        return self._class_of[lease_id]
+        terms = (request.wishes, request.time_limit_s, request.preemptible, request.holder.owner)
+        known = self._classes.get(terms)
+        return RequestClass(*terms) if known is None else known[0]
 
     def place_of(self, lease: QueuedLease) -> int:
         """The place by priority and arrival; 1 comes first."""

@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
-from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import is_suitable
@@ -86,7 +86,7 @@ def _is_late(state: PoolState, lease_id: str, booking: Booking) -> bool:
     if booking.owner is not None and lease.request.holder.owner == booking.owner:
         return False
     ends = lease.ends
-    return ends is None or ends > booking.starts_at - state.wall_offset_s
+    return ends is None or ends > state.span_of(booking)[0]
 
 
 def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wishes) -> bool:
@@ -95,12 +95,14 @@ def is_repeated(state: PoolState, known: Booking, booking: Booking, wishes: Wish
         return booking == known
     if replace(booking, gpus=known.gpus) != known or (len(known.gpus), 1) != (wishes.gpus, wishes.nodes):
         return False
-    if wishes.node is not None and any(key.node != wishes.node for key in known.gpus):
-        return False
-    if wishes.among is not None and not state.facts.named(wishes.among) >= set(known.gpus):
-        return False
-    read = [state.slots[key].reading for key in known.gpus if key in state.slots]
-    return all(matches_model(wishes.model, reading.gpu.name) for reading in read if reading is not None)
+    named, thresholds = state.facts.named(wishes), state.settings.thresholds_for(wishes)
+    return all(
+        wishes.node in {None, key.node}
+        and (named is None or key in named)
+        and state.facts.of(key).could_serve(wishes, thresholds)
+        for key in known.gpus
+        if key in state.slots
+    )
 
 
 def _choose(state: PoolState, booking: Booking, wishes: Wishes) -> tuple[GpuKey, ...]:
@@ -130,24 +132,16 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
     """
     events: list[ev.Event] = []
     for booking in state.bookings.values():
-        starts = booking.starts_at - state.wall_offset_s
+        starts, ends = state.span_of(booking)
         grace_s = state.settings.preempt_grace_s
-        if now < starts - grace_s:
-            continue
-        if booking.ends_at is not None and booking.ends_at - state.wall_offset_s <= now:
+        if ends <= now:
             events.append(ended(booking.id, now))
             continue
-        in_the_way = {
-            lease_id
-            for key in booking.gpus
-            for lease_id in (state.slots[key].occupants if key in state.slots else ())
-            if lease_id in state.preemptible and not _is_ending(state, lease_id)
-            if is_in_the_way(state, lease_id, booking, now)
-        }
-        for lease_id in sorted(in_the_way):
-            limit, ends = getattr(state.leases[lease_id], "limit", None), max(starts, now + grace_s)
-            ends = ends if limit is None else min(ends, limit)
-            events.append(ev.LeaseWarned(now, lease_id, EndReason.PREEMPTED, ends))
+        for lease in map(state.active, sorted(state.preemptible) if now >= starts - grace_s else ()):
+            if lease.ending is None and is_in_the_way(state, lease, booking, now):
+                end = max(starts, now + grace_s)
+                end = end if lease.limit is None else min(end, lease.limit)
+                events.append(ev.LeaseWarned(now, lease.id, EndReason.PREEMPTED, end))
         if booking.is_drain and starts <= now:
             events += [ev.Configured(now, "excluded", key, booking.reason) for key in booking.gpus]
             events.append(ended(booking.id, now))
@@ -158,19 +152,13 @@ def ended(booking_id: str, now: float) -> ev.Configured:
     return ev.Configured(now, "bookings", (booking_id,), None)
 
 
-def is_in_the_way(state: PoolState, lease_id: str, booking: Booking, now: float) -> bool:
+def is_in_the_way(state: PoolState, lease: ActiveLease, booking: Booking, now: float) -> bool:
     """Whether a preemptible lease must make room for a booking that begins or has begun."""
-    lease = state.leases[lease_id]
+    starts, ends = state.span_of(booking)
+    if not starts - state.settings.preempt_grace_s <= now < ends:
+        return False
     if booking.owner is not None and lease.request.holder.owner == booking.owner:
         return False
-    ends_at, starts = booking.ends_at, booking.starts_at - state.wall_offset_s
-    if now < starts - state.settings.preempt_grace_s or (ends_at is not None and ends_at - state.wall_offset_s <= now):
-        return False
-    limit = getattr(lease, "limit", None)
-    if limit is not None and limit <= starts:
+    if lease.limit is not None and lease.limit <= starts:
         return False  # it ends in time by itself
-    return not set(booking.gpus).isdisjoint(getattr(lease, "gpus", ()))
-
-
-def _is_ending(state: PoolState, lease_id: str) -> bool:
-    return getattr(state.leases[lease_id], "ending", None) is not None
+    return not set(booking.gpus).isdisjoint(lease.gpus)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from gpu_worker_pool.core.model.bounds import Thresholds
+from gpu_worker_pool.core.model.bounds import Thresholds, show_mb
 from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.core.model.gpu_names import shown
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
 from gpu_worker_pool.core.model.request import Request, Wishes, matches_model
-from gpu_worker_pool.core.model.slot import GpuSlot, is_used_by_leases_only, memory_use, outside_use, used_percent
+from gpu_worker_pool.core.model.slot import (
+    GpuSlot,
+    is_used_by_leases_only,
+    memory_use,
+    outside_use,
+    read_without,
+    used_percent,
+)
 from gpu_worker_pool.core.model.state import PoolState
 
 from .verdicts import Verdict, verdict
@@ -56,24 +60,18 @@ def as_left_to(state: PoolState, slot: GpuSlot, request: Request) -> GpuSlot | N
     reading = slot.reading
     if reading is None or reading.processes is None or not own:
         return GpuSlot(slot.key, reading)
-    others = tuple(found for found in reading.processes if found.id not in own)
-    own_mb = sum(found.memory_mb or 0.0 for found in reading.processes if found.id in own)
-    left = replace(
-        reading,
-        processes=others,
-        memory_used_mb=None if reading.memory_used_mb is None else max(reading.memory_used_mb - own_mb, 0.0),
-        # With no other process on the GPU, the load is the waiter's own.
-        utilization_percent=reading.utilization_percent if others else 0.0,
-    )
-    return GpuSlot(slot.key, left)
+    # With no other process on the GPU, the load is the waiter's own.
+    is_alone = all(found.id in own for found in reading.processes)
+    return GpuSlot(slot.key, read_without(reading, own, 0.0 if is_alone else reading.utilization_percent))
 
 
 def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thresholds) -> Verdict | None:
     if wishes.node is not None and slot.key.node != wishes.node:
         return verdict("other_node", wanted=wishes.node)
     reading = slot.reading
-    if wishes.among is not None and reading is not None and slot.key not in state.facts.named(wishes.among):
-        return verdict("not_among", wanted=shown(wishes.among))
+    named = None if reading is None else state.facts.named(wishes)
+    if named is not None and slot.key not in named:
+        return verdict("not_among", wanted=wishes.named)
     excluded_because = state.excluded.get(slot.key)
     if excluded_because is not None:
         return verdict("excluded", reason=excluded_because)
@@ -83,8 +81,14 @@ def _unsuitable(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thr
         return verdict("other_server", server=reading.other_server)
     if wishes.model is not None and not matches_model(wishes.model, reading.gpu.name):
         return verdict("wrong_model", name=reading.gpu.name, wanted=wishes.model)
-    if wishes.memory_mb is not None and reading.memory_total_mb is not None:
-        limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
+    total_mb = reading.memory_total_mb
+    if wishes.min_memory_mb is not None and total_mb is None:
+        return verdict("reading_unknown", what="memory size")
+    if wishes.min_memory_mb is not None and total_mb is not None and not wishes.is_large_enough(total_mb):
+        wanted = f"{show_mb(wishes.min_memory_mb)} or more"
+        return verdict("too_small", limit_mb=total_mb, asked_mb=wishes.min_memory_mb, wanted=wanted)
+    if wishes.memory_mb is not None and total_mb is not None:
+        limit_mb = thresholds.memory_percent * total_mb / 100
         if wishes.memory_mb > limit_mb:
             return verdict("too_small", limit_mb=limit_mb, asked_mb=wishes.memory_mb)
     return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
@@ -57,7 +59,7 @@ class Explanation:
         reasons = [] if self.limit is None else [str(self.limit)]
         if self.verdicts and not reasons:
             reasons = _summary(self.verdicts)
-            reasons += [f"{self.unjudged} more GPUs were not looked at"] if self.unjudged else []
+            reasons += [f"and {self.unjudged} more GPUs"] if self.unjudged else []
         reasons += [each for each in (self.gang, self.ahead) if each is not None]
         return "; ".join(reasons) if reasons else "no GPU has been seen yet"
 
@@ -85,7 +87,9 @@ class Explainer:
         self._texts: dict[Wishes, str] = {}
         self._order = Order(state, self._now)
         self._withheld = Withheld(state, self._now)
-        self._is_anything_kept = bool(state.reservation or state.claims or state.bookings or state.quotas)
+        self._is_anything_kept = bool(
+            state.reservation or state.claims or state.bookings or state.quotas or state.groups
+        )
 
     def can_afford(self, lease: QueuedLease) -> bool:
         """Whether to explain this request too. With many GPUs, a verdict on each for every waiter takes seconds."""
@@ -123,7 +127,7 @@ class Explainer:
     def _limit_of(self, lease: QueuedLease) -> Verdict | None:
         if lease.id in self._state.passed_over:
             return verdict("not_taken_up")
-        return over_quota(self._state, self._state.queue.class_of(lease.id))
+        return over_quota(self._state, self._state.queue.class_of[lease.id])
 
     def position(self, lease: QueuedLease) -> int:
         return self._order.position(lease)
@@ -142,6 +146,18 @@ class Explainer:
         """The verdict on a GPU that would do, but is kept from this waiter."""
         kept_for = self._withheld.why_kept(item.key, lease) if item.verdict.is_eligible else None
         return item if kept_for is None else GpuVerdict(item.key, item.gpu, kept_for)
+
+
+def free_elsewhere(state: PoolState, wishes: Wishes, now: float) -> dict[str, int]:
+    """How many GPUs of other boxes of the fleet would do now, for a request that asks for those of one box: of each that has
+    enough.
+    """
+    if wishes.node is None:
+        return {}
+    anywhere = replace(wishes, node=None)
+    others = islice((slot for slot in state.slots.values() if slot.key.node != wishes.node), MOST_GPUS)
+    free = Counter(slot.key.node for slot in others if judge(state, slot, anywhere, now).is_eligible)
+    return {node: number for node, number in sorted(free.items()) if number >= wishes.gpus}
 
 
 def _why_no_gang(verdicts: tuple[GpuVerdict, ...], wishes: Wishes) -> str:
@@ -165,7 +181,15 @@ def _phrase(alike: list[Verdict]) -> str:
     if alike[0].code == "leased":
         holders = dict.fromkeys(name for verdict in alike for name in verdict.facts["holders"])
         return f"leased by {_some(list(holders))}"
-    return _some(list(dict.fromkeys(str(verdict) for verdict in alike)))
+    if alike[0].code == "no_room":
+        sharers = dict.fromkeys(name for verdict in alike for name in verdict.facts["holders"])
+        shared = f", shared by {_some(list(sharers))}" if sharers else ""
+        return f"with less than {show_mb(alike[0].facts['asked_mb'])} left{shared}"
+    if alike[0].code == "not_among":
+        return "not asked for"  # which ones are is said before
+    phrases = _some(list(dict.fromkeys(str(verdict) for verdict in alike)))
+    # Its box, its memory: behind a number of GPUs it is theirs.
+    return re.sub("^its ", "whose ", phrases) if alike[0].code.startswith("reading_") else phrases
 
 
 def _some(names: list[str]) -> str:

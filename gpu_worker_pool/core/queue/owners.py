@@ -1,4 +1,4 @@
-"""Owners: what each may have by its quota and the pool's limits, and the order in which their waiters are served.
+"""Owners: what each may have by its quota, its groups and the pool's limits, and the order in which their waiters are served.
 
 Requests that are not preemptible come before those that are, a higher priority before a lower one. Then, with fair share,
 comes the owner that used least for its weight, and then the request that came first.
@@ -7,9 +7,12 @@ comes the owner that used least for its weight, and then the request that came f
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
 
 from gpu_worker_pool.core.model.bounds import show_span
-from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Quota
+from gpu_worker_pool.core.model.configured import EVERYBODY_ELSE, NO_QUOTA, Group, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Request, Wishes
@@ -36,7 +39,7 @@ class Order:
         queue = self._state.queue
         keys = queue.keys
         if node is not None:
-            keys = [key for key in keys if queue.class_of(key[-1]).wishes.node in {None, node}]
+            keys = [key for key in keys if queue.class_of[key[-1]].wishes.node in {None, node}]
         if self._state.settings.fair_share:
             new = [] if newcomer is None else [self.place_of(newcomer)]
             return [place[-1] for place in sorted([*map(self._place, keys), *new])]
@@ -64,7 +67,7 @@ class Order:
         for queue_key in self._state.queue.keys:
             place = self._place(queue_key)
             if place[:2] == own[:2] and place < own and place[3] > own[3]:
-                other = self._state.queue.class_of(queue_key[-1]).owner
+                other = self._state.queue.class_of[queue_key[-1]].owner
                 return (
                     f"{other or 'another owner'} is ahead, having used less lately: {self._share(other)}, "
                     f"{self._share(owner)}"
@@ -73,7 +76,7 @@ class Order:
 
     def _place(self, queue_key: QueueKey) -> Place:
         is_preemptible, negative_priority, seq, lease_id = queue_key
-        used = self._use_of(self._state.queue.class_of(lease_id).owner)
+        used = self._use_of(self._state.queue.class_of[lease_id].owner)
         return (is_preemptible, negative_priority, used, seq, lease_id)
 
     def _use_of(self, owner: str | None) -> float:
@@ -139,16 +142,37 @@ def too_heavy(state: PoolState, request_class: RequestClass) -> frozenset[GpuKey
     return frozenset(key for key, reading in read if weight_of(reading.memory_total_mb, wishes) > most)
 
 
+class _Limit(NamedTuple):
+    """What an owner, or a group that it is in, has and may have, in thousandths of a GPU. Preemptible leases do not count."""
+
+    left: int
+    held: int
+    group: str = ""
+
+
+def _limits(state: PoolState, owner: str | None) -> Iterator[_Limit]:
+    own = quota_of(state, owner).gpus
+    if own is not None:
+        held = _held(state, owner)
+        yield _Limit(own * FULL_WEIGHT - held, held)
+    for name, group in state.groups.items():
+        if group.quota is not None and owner in group.members:
+            held = sum(_held(state, member) for member in group.members)
+            yield _Limit(group.quota * FULL_WEIGHT - held, held, name)
+
+
 def _left(state: PoolState, request_class: RequestClass) -> int | None:
-    """What an owner may still have, in thousandths of a GPU; None if that is not limited. Preemptible leases do not count."""
-    quota = quota_of(state, request_class.owner)
-    if quota.gpus is None or request_class.preemptible:
+    """What an owner may still have, in thousandths of a GPU; None if that is not limited."""
+    if request_class.preemptible:
         return None
-    return quota.gpus * FULL_WEIGHT - _held(state, request_class.owner)
+    return min((limit.left for limit in _limits(state, request_class.owner)), default=None)
 
 
 def quota_verdict(state: PoolState, owner: str | None) -> Verdict:
-    return verdict("over_quota", held=_held(state, owner) / FULL_WEIGHT, quota=quota_of(state, owner).gpus)
+    """That the quota of an owner, or of its group, is used up: the one of which least is left."""
+    least = min(_limits(state, owner))
+    quota, group = (least.left + least.held) // FULL_WEIGHT, {"group": least.group} if least.group else {}
+    return verdict("over_quota", held=least.held / FULL_WEIGHT, quota=quota, **group)
 
 
 def _held(state: PoolState, owner: str | None) -> int:
@@ -156,26 +180,44 @@ def _held(state: PoolState, owner: str | None) -> int:
     return 0 if use is None else use.firm
 
 
+def why_no_group(state: PoolState, name: str, group: Group) -> str | None:
+    """Why there cannot be such a group; None if there can."""
+    if not group.members:
+        return "it has no members; name owners, or Unix groups as @name"
+    for key in group.first_right:
+        if key not in state.slots:
+            return f"no GPU {key.uuid} is known on node {key.node}"
+        other = next((other for other, its in state.groups.items() if other != name and key in its.first_right), None)
+        if other is not None:
+            return f"group {other} has first right on {state.slots[key].gpu or key.uuid} already; take it from one of the two"
+    return None
+
+
 def why_beyond_limits(state: PoolState, request: Request) -> str | None:
     """Why a request asks for more than its owner may ever have; None if it does not."""
     quota = quota_of(state, request.holder.owner)
     owner = request.holder.owner or "an unnamed owner"
     least = least_weight(state, request.wishes)
-    if quota.gpus is not None and not request.preemptible and least > quota.gpus * FULL_WEIGHT:
+    limits = [(limit.left + limit.held, limit.group) for limit in _limits(state, request.holder.owner)]
+    allowed, group = min(limits, default=(inf, ""))
+    if not request.preemptible and least > allowed:
         asked = f"{request.wishes.total_gpus} GPU{'' if request.wishes.total_gpus == 1 else 's'}"
         asked += f" {'was' if request.wishes.total_gpus == 1 else 'were'} asked for"
         if request.wishes.is_shared:
             weight = least / FULL_WEIGHT
             asked = f"{request.wishes} {was_or_were(request.wishes)} asked for, which count as {weight:g} GPUs"
-        return f"{asked}; the quota of {owner} allows at most {quota.gpus}"
+        whose = f"group {group}" if group else owner
+        return f"{asked}; the quota of {whose} allows at most {allowed // FULL_WEIGHT:g}"
     if quota.max_priority is not None and request.priority > quota.max_priority:
         return f"priority {request.priority} was asked for; the quota of {owner} allows at most {quota.max_priority}"
     declared_s = request.time_limit_s
     if declared_s is None:
         return None
-    limits = [limit for limit in (state.settings.max_time_limit_s, quota.max_time_limit_s) if limit is not None]
-    if limits and declared_s > min(limits):
-        return f"a time limit of {show_span(declared_s)} was asked for; the longest allowed is {show_span(min(limits))}"
+    longest = [limit for limit in (state.settings.max_time_limit_s, quota.max_time_limit_s) if limit is not None]
+    if longest and declared_s > min(longest):
+        return (
+            f"a time limit of {show_span(declared_s)} was asked for; the longest allowed is {show_span(min(longest))}"
+        )
     return None
 
 

@@ -105,7 +105,7 @@ class Placer:
         """Each GPU that will do, the best first."""
         proposed = list(self._shares(wishes) if wishes.is_shared else self._whole_gpus(wishes))
         heapify(proposed)
-        named = None if wishes.among is None else self.state.facts.named(wishes.among)
+        named = self.state.facts.named(wishes)
         while proposed:
             key = heappop(proposed)[-1]
             if key not in avoiding and (named is None or key in named) and self.is_eligible(key, wishes):
@@ -124,9 +124,11 @@ class Placer:
     def _shares(self, wishes: Wishes) -> Iterator[tuple[Any, ...]]:
         """GPUs that have room for a share, as (is whole, the MB that would be left, ..., key)."""
         model, asked_mb = wishes.model, wishes.memory_mb or 0.0
-        part = self.state.settings.thresholds_for(wishes).memory_percent / 100
+        settings = self.state.settings
+        part = settings.thresholds_for(wishes).memory_percent / 100
+        is_within_pools = part <= settings.thresholds.memory_percent / 100
         for name, node in self.state.facts.nodes_for(wishes):
-            if node.most_room_mb < asked_mb - ROUNDING_MB:
+            if is_within_pools and node.most_room_mb < asked_mb - ROUNDING_MB:
                 continue
             for key, facts in node.gpus.items():
                 if facts.is_open_to_shared and facts.committed_mb is not None:
@@ -164,8 +166,7 @@ class Placer:
         enough = [group for group in by_model.values() if len(group) >= wishes.gpus]
         fewest = min(map(len, enough), default=0)
         groups = [group for group in enough if len(group) == fewest] or [[*chain(*by_model.values())]]
-        choices = [choice for group in groups for choice in _choices(group, wishes)]
-        best = min(choices, key=lambda gpus: _cost(gpus, wishes))
+        _, best = min(choice for group in groups for choice in _choices(group, wishes))
         return tuple(entry.key for entry in sorted(best, key=lambda entry: (entry.gpu_index, entry.key)))
 
 
@@ -178,23 +179,22 @@ class Rated(NamedTuple):
     key: GpuKey
 
 
-def _choices(usable: list[Rated], wishes: Wishes) -> list[list[Rated]]:
-    """The GPUs that come into question, by position: for shares those with the least room. An exclusive lease gets the closest
-    GPUs of a shortest row, from one end of it if possible. Idle GPUs come before others.
+def _choices(usable: list[Rated], wishes: Wishes) -> Iterator[tuple[tuple[object, ...], list[Rated]]]:
+    """The GPUs that come into question, and what they are chosen by: for shares those with the least room. An exclusive lease
+    gets the closest GPUs of a shortest row, from one end of it if possible. Idle GPUs come before others.
     """
     number = wishes.gpus
     if wishes.is_shared:
-        return [sorted(sorted(usable)[:number], key=_place)]
+        fullest = sorted(sorted(usable)[:number], key=_place)
+        yield (sum(entry.rank for entry in fullest), _place(fullest[0])), fullest
+        return
     idle = [entry for entry in usable if entry.rank < IDLE_PERCENT]
-    found: list[list[Rated]] = []
     for row in _shortest_rows(sorted(idle if len(idle) >= number else usable, key=_place), number):
-        starts = range(len(row) - number + 1)
-        spans = [row[start + number - 1].position - row[start].position for start in starts]
-        least = min(spans)
-        ends = [start for start in (0, starts[-1]) if spans[start] == least]
-        closest = ends or [start for start in starts if spans[start] == least]
-        found += [row[start : start + number] for start in closest]
-    return found
+        last = len(row) - number
+        for start in range(last + 1):
+            chosen = row[start : start + number]
+            span, is_inside = chosen[-1].position - chosen[0].position, 0 < start < last
+            yield (span, is_inside, sum(entry.rank for entry in chosen), _place(chosen[0])), chosen
 
 
 def _shortest_rows(usable: list[Rated], number: int) -> list[list[Rated]]:
@@ -211,12 +211,6 @@ def _shortest_rows(usable: list[Rated], number: int) -> list[list[Rated]]:
             shortest = min(map(len, enough))
             return [row for row in enough if len(row) == shortest]
     raise ValueError(f"{len(usable)} GPUs are not {number}")
-
-
-def _cost(gpus: list[Rated], wishes: Wishes) -> tuple[object, ...]:
-    """The closest GPUs come first, then the ones with the lowest rank."""
-    span = 0.0 if wishes.is_shared else gpus[-1].position - gpus[0].position
-    return (span, sum(entry.rank for entry in gpus), _place(gpus[0]))
 
 
 def _place(entry: Rated) -> tuple[float, float, GpuKey]:

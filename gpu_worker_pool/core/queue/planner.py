@@ -1,4 +1,4 @@
-"""When GPUs become free, as far as that is known, and what is reserved for the first waiter.
+"""When GPUs become free, as far as that is known.
 
 A lease ends at its declared time limit, and its GPUs are free then: what its processes hold on to is not foreseen, so
 that no request is admitted meanwhile to GPUs that wait for them. A lease without a limit is predicted to last as long as its
@@ -9,7 +9,7 @@ request: nothing ends a lease that overstays it. A booked GPU is free when the b
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
@@ -24,17 +24,11 @@ from gpu_worker_pool.core.model.waiting import RequestClass
 
 from .eligibility import Departures, has_opening, is_suitable, judge
 from .owners import predicted_s, time_limit_of
-from .withheld import Withheld, just_before
+from .withheld import Withheld
 
-# The GPUs whose leases are looked at for one pass over the queue: meanwhile no caller is answered. A pass looks for one date, however many GPUs there are. Wishes that had no date
-# lately are tried again in each pass while there is time for all of them and one more; else they wait for TRY_AGAIN_S.
+# The GPUs whose leases are looked at for one pass over the queue, or for the starts of all waiters: meanwhile no caller is
+# answered.
 MOST_GPUS = 4_000
-# A date that rests on a prediction and is more than this away reserves nothing.
-PREDICTED_AHEAD_S = 3600.0
-# The time between two attempts to find a date for the same wishes while nothing happens, and before the next attempt if a
-# pass had no time for it.
-TRY_AGAIN_S = 60.0
-TRY_NEXT_S = 5.0
 
 
 class FreeAt(NamedTuple):
@@ -117,10 +111,30 @@ class Planner:
                 return FreeAt(end.at, basis, lease_id)
         return NEVER
 
+    def kept_for(
+        self, lease: QueuedLease, reservation: Reservation | None, claims: Mapping[GpuKey, str]
+    ) -> Plan | None:
+        """The GPUs that a waiter counts on: those that are reserved for it, or that others make room on for it."""
+        if reservation is not None and reservation.lease_id == lease.id:
+            at = max(reservation.date, self._now)
+            return Plan(FreeAt(at, reservation.basis, reservation.after), reservation.gpus)
+        claimed = tuple(key for key, claimer in claims.items() if claimer == lease.id)
+        if not claimed:
+            return None
+        free = [self.usable_from(self._state.slots[key], lease.request.wishes) for key in claimed]
+        last = max(free, key=lambda each: each.at)
+        return Plan(last._replace(basis=max(each.basis for each in free)), claimed)
+
+    def expect_end(self, lease_id: str, at: float) -> None:
+        """Take it as told that this lease is ended then."""
+        self._ends[lease_id] = FreeAt(at, Basis.DECLARED, lease_id)
+
     def may_be_free(self, key: GpuKey, request_class: RequestClass) -> bool:
         """Whether a reserved GPU may be free once its leases end, though its readings do not say so now."""
         slot = self._state.slots.get(key)
         if slot is None or slot.reading is None or not is_suitable(self._state, slot, request_class.wishes):
+            return False
+        if key in self._withheld.first_right_from(request_class):
             return False
         ends = max((self.end_of(lease_id).at for lease_id in slot.occupants), default=self._now)
         return self._free_of_bookings(request_class, (key,), key, ends)[0] < inf
@@ -152,11 +166,15 @@ class Planner:
         """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
         `until`.
         """
-        slots, wishes = self._state.slots_on(node), request_class.wishes
+        slots, wishes, kept = (
+            self._state.slots_on(node),
+            request_class.wishes,
+            self._withheld.first_right_from(request_class),
+        )
         to_spare = len(slots) - wishes.gpus
         found: list[FreeGpu] = []
         for slot in slots:
-            free = NEVER if slot.reading is None else self.usable_from(slot, wishes)
+            free = NEVER if slot.reading is None or slot.key in kept else self.usable_from(slot, wishes)
             if slot.reading is not None and free.at < inf and free.at <= until:
                 found.append((free, slot.reading.gpu.place, slot.key))
             elif to_spare <= 0:
@@ -218,10 +236,8 @@ class Planner:
             is_late = at > self._now or key not in reserved
             late_s = self._state.settings.drain_limit_s if is_late else 0.0
             if self._withheld.keeps(booking, request_class, at, late_s):
-                if booking.ends_at is None:
-                    return inf, passed
-                at = booking.ends_at - self._state.wall_offset_s
-            elif booking.starts_at - self._state.wall_offset_s > at and not _is_own(booking, request_class):
+                at = self._state.span_of(booking)[1]
+            elif self._state.span_of(booking)[0] > at and not _is_own(booking, request_class):
                 break  # a lease ends before it and all later ones
             passed += 1
         return at, passed
@@ -229,7 +245,7 @@ class Planner:
     def _may_be_late(self, request_class: RequestClass, key: GpuKey, at: float) -> bool:
         """Whether leases of an owner that has booked the GPU before may last for longer than the booking."""
         return any(
-            booking.owner not in {None, request_class.owner} and booking.starts_at - self._state.wall_offset_s < at
+            booking.owner not in {None, request_class.owner} and self._state.span_of(booking)[0] < at
             for booking in self._withheld.bookings_of(key)
         )
 
@@ -257,93 +273,3 @@ def together(plans: Iterable[Plan], number: int) -> Plan | None:
     basis = max(plan.start.basis for plan in chosen)
     gpus = [key for plan in sorted(chosen, key=lambda plan: plan.gpus[0].node) for key in plan.gpus]
     return Plan(last.start._replace(basis=basis), tuple(gpus))
-
-
-class Reserving:
-    """Finds the one reservation of a pass over the queue: the plan of the first waiter that cannot be served and has waited
-    for `reserve_after_s`.
-
-    It is on the node where the waiter can start soonest, or on the nodes of a gang, and keeps to these nodes: chosen again in
-    every pass, the date would slip for ever. On each node, the GPUs that are free first are reserved, so a lease that ends
-    early brings the date forward. While readings do not tell (one is late, or shows the load of a process that has gone), the
-    GPUs stay reserved for as long as a GPU may drain.
-    """
-
-    def __init__(
-        self, state: PoolState, now: float, planner: Planner, withheld: Withheld, newcomer: QueuedLease | None = None
-    ) -> None:
-        self._state = state
-        self._now = now
-        self._planner = planner
-        self._withheld = withheld
-        self._gpus_left = MOST_GPUS
-        self._tried: set[Wishes | RequestClass] = set()
-        self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
-        self._tried_lately = frozenset(self.no_date_until)
-        self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
-        self._look_again_at = min(self.no_date_until.values(), default=inf)
-        # A newcomer asks after all others.
-        first_asked_at = state.queue.first_asked_at if len(state.queue) else newcomer.requested_at if newcomer else inf
-        first_due = first_asked_at + self._due_after_s
-        self.is_any_due = first_due <= now
-        if not self.is_any_due:
-            self._look_again(first_due)
-
-    def is_due(self, lease: QueuedLease) -> bool:
-        """Whether a waiter that cannot be served has waited so long that GPUs may be reserved for it."""
-        due_at = lease.requested_at + self._due_after_s
-        if due_at > self._now:
-            self._look_again(due_at)
-        return due_at <= self._now
-
-    @property
-    def changes_at(self) -> float:
-        """Until when nothing changes, unless something happens."""
-        return just_before(self._look_again_at)
-
-    def will_look(self, request_class: RequestClass) -> bool:
-        """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
-        state, wishes = self._state, request_class.wishes
-        if self._kind(request_class) in self._tried or all(slot.reading is None for slot in state.slots.values()):
-            return False
-        number = len(state.slots_on(wishes.node))
-        if wishes in self._tried_lately and number * (len(self._tried_lately) + 1) > MOST_GPUS:
-            return False
-        return self._gpus_left == MOST_GPUS or number <= self._gpus_left
-
-    def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
-        """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
-        state, wishes, current = self._state, request_class.wishes, self._state.reservation
-        if current is not None and current.lease_id == lease.id and current.nodes <= state.facts.nodes.keys():
-            plan = self._planner.plan_on_all(current.nodes, request_class, current.gpus)
-            if plan is not None:
-                return self._reservation(lease, plan)
-            given_up = current.seen + state.settings.drain_limit_s
-            may_be_free = (self._planner.may_be_free(key, request_class) for key in current.gpus)
-            if self._now < given_up and all(may_be_free):
-                self._look_again(given_up)
-                return current
-        if not self.will_look(request_class):
-            if self._kind(request_class) not in self._tried:
-                self._look_again(self._now + TRY_NEXT_S)
-            return None
-        self._tried.add(self._kind(request_class))
-        self._gpus_left -= len(state.slots_on(wishes.node))
-        plan = self._planner.plan(request_class)
-        if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
-            self.no_date_until[wishes] = self._now + TRY_AGAIN_S
-            self._look_again(self.no_date_until[wishes])
-            return None
-        return self._reservation(lease, plan)
-
-    def _kind(self, request_class: RequestClass) -> Wishes | RequestClass:
-        """What the soonest plan depends on."""
-        return request_class if self._withheld.has_bookings else request_class.wishes
-
-    def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
-        if plan.start.at > self._now:
-            self._look_again(plan.start.at)  # a prediction is then overrun
-        return Reservation(lease.id, plan.gpus, plan.start.at, plan.start.basis, plan.start.after, self._now)
-
-    def _look_again(self, at: float) -> None:
-        self._look_again_at = min(self._look_again_at, at)

@@ -152,7 +152,7 @@ def spared(state: PoolState, awaited: AbstractSet[GpuKey], now: float) -> list[s
         for lease_id in state.preempt_warned
         if awaited.isdisjoint(gpus := state.active(lease_id).gpus)
         and state.excluded.keys().isdisjoint(gpus)
-        and not any(is_in_the_way(state, lease_id, booking, now) for booking in state.bookings.values())
+        and not any(is_in_the_way(state, state.active(lease_id), each, now) for each in state.bookings.values())
     )
     if not unclaimed or any(slot.occupants and slot.reading is None for slot in state.slots.values()):
         return []

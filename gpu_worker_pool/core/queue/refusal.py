@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from gpu_worker_pool.core.model.bounds import Thresholds, show_mb
 from gpu_worker_pool.core.model.gpu import GpuKey, InventoryGpu, Node
-from gpu_worker_pool.core.model.gpu_names import shown
-from gpu_worker_pool.core.model.request import Wishes, matches_model
+from gpu_worker_pool.core.model.request import Wishes, matches_model, shown
 from gpu_worker_pool.core.model.state import PoolState
 
 
@@ -52,8 +51,9 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
     nodes = _nodes_for(state, wishes)
     found = [(GpuKey(name, gpu.uuid), gpu) for name, node in nodes.items() for gpu in node.gpus or ()]
     here = "this box" if len(nodes) == 1 else "this pool"
-    if wishes.among is not None:
-        named = [(key, gpu) for key, gpu in found if key in state.facts.named(wishes.among)]
+    chosen = state.facts.named(wishes)
+    if chosen is not None:
+        named = [(key, gpu) for key, gpu in found if key in chosen]
         if not named:
             indices = tuple(str(index) for index in sorted({gpu.index for _, gpu in found}))
             return f"{here} has the GPUs {shown(indices)}"
@@ -62,9 +62,11 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
     if not alike:
         return f"{here} has {_models(gpu for _, gpu in found)}"
     enough = [(key, gpu) for key, gpu in alike if _has_memory(gpu, wishes, thresholds)]
-    such = "such " if wishes.among or wishes.model else ""
+    such = "such " if wishes.named or wishes.model else ""
     if not enough:
         largest_mb = max(gpu.memory_total_mb or 0.0 for _, gpu in alike)
+        if not wishes.is_large_enough(largest_mb):
+            return f"the largest {such}GPU here has {show_mb(largest_mb)}"
         granted_mb = thresholds.memory_percent * largest_mb / 100
         return (
             f"the largest {such}GPU here has {show_mb(largest_mb)}, of which {show_mb(granted_mb)} can be granted "
@@ -72,7 +74,7 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
         )
     on_nodes = Counter(key.node for key, _ in enough).values()
     most, large = max(on_nodes), sum(number >= wishes.gpus for number in on_nodes)
-    such = "such " if such or wishes.memory_mb is not None else ""
+    such = "such " if such or wishes.memory_mb is not None or wishes.min_memory_mb is not None else ""
     if large and wishes.nodes > 1:
         return f"only {large} node{' has' if large == 1 else 's have'} as many{f' {such}GPUs' if such else ''}"
     has = "this box has" if here == "this box" else "no node has more than"
@@ -81,9 +83,9 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
 
 def _has_memory(gpu: InventoryGpu, wishes: Wishes, thresholds: Thresholds) -> bool:
     total_mb = gpu.memory_total_mb
-    return (
-        wishes.memory_mb is None or total_mb is None or wishes.memory_mb <= thresholds.memory_percent * total_mb / 100
-    )
+    if total_mb is None:
+        return True
+    return wishes.is_large_enough(total_mb) and (wishes.memory_mb or 0.0) <= thresholds.memory_percent * total_mb / 100
 
 
 def _models(found: Iterable[InventoryGpu]) -> str:

@@ -2,7 +2,7 @@
 
 One pass goes over the waiters in order (see owners.py) and serves those that can be. A later waiter may be served while
 an earlier one waits, if it takes nothing that is kept from it (see withheld.py). Only one waiter has a reservation: the
-first that cannot be served and has waited long (see planner.py). So wide requests do not starve, and few wait for them.
+first that cannot be served and has waited long (see reserving.py). So wide requests do not starve, and few wait for them.
 
 A GPU that is in use only by what the waiter's own process has left there is free to that process (`as_left_to` in
 eligibility.py), unless a waiter ahead needs such a GPU.
@@ -24,13 +24,16 @@ from gpu_worker_pool.core.model.waiting import RequestClass
 from .eligibility import as_left_to, is_suitable
 from .owners import Order, over_quota
 from .placement import NOTHING, Grant, Placer
-from .planner import Planner, Reserving
+from .planner import Planner
 from .preemption import Claim, Preemption, spared
+from .reserving import Reserving
 from .withheld import Withheld
 
 T = TypeVar("T")
 # The grants of one pass at most: between two passes, callers are answered.
 MOST_GRANTS = 32
+# The places of a request that may be served by any GPU (see InVain).
+ANYWHERE = (None, None, None, None, None)
 
 
 @dataclass(slots=True)
@@ -62,10 +65,10 @@ class InVain(Generic[T]):
     def find(self, wishes: Wishes, kept: frozenset[GpuKey], taken: AbstractSet[GpuKey]) -> T | None:
         """What is found without the GPUs that are kept from this waiter, and those that are taken from all."""
         terms = (wishes.is_shared, wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
-        places = (wishes.model, wishes.among, wishes.node)
+        places = (wishes.model, wishes.among, wishes.node, wishes.exclude, wishes.min_memory_mb)
         memory_mb = wishes.memory_mb or 0.0
         for kept_then in {kept, NOTHING}:
-            for places_then in {places, (None, None, None)}:
+            for places_then in {places, ANYWHERE}:
                 for gpus, nodes, least_mb in self._failed.get((kept_then, terms, places_then), ()):
                     if wishes.gpus >= gpus and wishes.nodes >= nodes and memory_mb >= least_mb:
                         return None
@@ -80,19 +83,9 @@ class InVain(Generic[T]):
         return found
 
 
-def serve_queue(
-    state: PoolState,
-    now: float,
-    *,
-    newcomer: QueuedLease | None = None,
-    last: str | None = None,
-) -> QueuePass:
-    """Find the waiters that can be served. A `newcomer` is served as if it waited, in its place. With `last`, only waiters up to
-    this one are.
-    """
+def serve_queue(state: PoolState, now: float, *, newcomer: QueuedLease | None = None) -> QueuePass:
+    """Find the waiters that can be served. A `newcomer` is served as if it waited, in its place."""
     waiters = Order(state, now).lease_ids(newcomer=newcomer)
-    if last is not None:
-        waiters = waiters[: waiters.index(last) + 1]
     return _Pass(state, now, Placer(state, now), newcomer).run(waiters)
 
 
@@ -102,7 +95,7 @@ class _Pass:
         self._now = now
         # The newcomer is in no queue.
         self._new = {} if newcomer is None else {newcomer.id: (newcomer, state.queue.class_for(newcomer.request))}
-        self._placer, self._withheld = placer, Withheld(state, now)
+        self._placer, self._withheld = placer, Withheld(state, now, newcomer)
         self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld, newcomer)
         self._places, self._rooms = InVain(self._placer.place), InVain(Preemption(self._placer).claim)
         self._is_alike = state.treats_owners_alike
@@ -115,14 +108,12 @@ class _Pass:
     def run(self, waiters: Iterable[str]) -> QueuePass:
         state, found, withheld, unserved = self._state, self._found, self._withheld, self._unserved
         for lease_id in waiters:
-            if lease_id in state.passed_over:
-                continue
-            lease, own_class = self._new.get(lease_id) or (None, state.queue.class_of(lease_id))
-            request_class = own_class.of_any_owner or own_class if self._is_alike else own_class
-            may_reserve = withheld.reservation is None and self._reserving.is_any_due
-            if request_class in unserved and not state.facts.left_to and not may_reserve:
-                continue  # as a waiter of its class before
-            if self._is_over_after(lease or state.queued(lease_id), request_class) or len(found.grants) >= MOST_GRANTS:
+            request_class = state.queue.class_of.get(lease_id) or self._new[lease_id][1]
+            is_settled = withheld.reservation is not None or not self._reserving.is_any_due
+            if lease_id in state.passed_over or (request_class in unserved and is_settled and not state.facts.left_to):
+                continue  # it is as with a waiter of its class before
+            lease = state.queued(lease_id) if lease_id in state.leases else self._new[lease_id][0]
+            if self._is_over_after(lease, request_class) or len(found.grants) >= MOST_GRANTS:
                 return found
         awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
         found.spared = spared(state, awaited, self._now)

@@ -61,14 +61,21 @@ def _in_use_outside(  # noqa: PLR0917 - called by name
     return f"in use outside the pool: {who}, {held}{busy}"
 
 
+def _too_small(limit_mb: float, asked_mb: float, wanted: str | None = None) -> str:
+    """It has less memory than it must have, if that is `wanted`, or can give less of it than is asked."""
+    if wanted is not None:
+        return f"too small: {wanted} asked, and it has {show_mb(limit_mb)}"
+    return f"too small: {show_mb(asked_mb)} asked, {show_mb(limit_mb)} below the memory threshold when empty"
+
+
 def _no_room(committed_mb: float, asked_mb: float, limit_mb: float, holders: tuple[str, ...]) -> str:
     free_mb = max(limit_mb - committed_mb, 0.0)
     sharers = f", shared by {', '.join(dict.fromkeys(holders))}" if holders else ""
-    return f"no room: {asked_mb:.0f} MB asked, {free_mb:.0f} MB of {limit_mb:.0f} MB left{sharers}"
+    return f"less than {show_mb(asked_mb)} left: {show_mb(free_mb)} of {show_mb(limit_mb)}{sharers}"
 
 
 def _held(for_lease_id: str, for_holder: str, from_at: float | None) -> str:  # noqa: ARG001 - shown elsewhere
-    return f"kept for {for_holder}, ahead in the queue"
+    return f"reserved for {for_holder}, who is ahead in the queue"
 
 
 def _booked(  # noqa: PLR0917 - called by name
@@ -80,10 +87,16 @@ def _booked(  # noqa: PLR0917 - called by name
     within_s: float,
 ) -> str:
     whom = f"booked for {owner}" if owner else "to be taken out of service"
+    whom += f" ({reason})" if reason else ""
     minutes = int(within_s // 60)
     if not minutes:
-        return f"{whom}: {reason}"
-    return f"{whom}: {reason}; a request with --time {show_span(60.0 * minutes)} or less could start now"
+        return whom
+    return f"{whom}; a request with --time {show_span(60.0 * minutes)} or less could start now"
+
+
+def _over_quota(held: float, quota: int, group: str = "") -> str:
+    whose = f"the quota of group {group}" if group else "its owner's quota"
+    return f"{whose} is {quota} GPU{'' if quota == 1 else 's'}, {held:g} in use; preemptible requests do not count"
 
 
 # What each verdict says. The parameters are its facts; None where a fact is unknown.
@@ -94,9 +107,7 @@ SENTENCES: Mapping[str, Callable[..., str]] = {
     "other_node": lambda wanted: f"not on {wanted}",
     "not_among": lambda wanted: f"not among the GPUs asked for: {wanted}",
     "wrong_model": lambda name, wanted: f"{name}, not {wanted}",
-    "too_small": lambda limit_mb, asked_mb: (
-        f"too small: {show_mb(asked_mb)} asked, {show_mb(limit_mb)} below the memory threshold when empty"
-    ),
+    "too_small": _too_small,
     "leased": _leased,
     # Its lease has ended, but processes of that lease may still be on it.
     "draining": _draining,
@@ -119,6 +130,12 @@ SENTENCES: Mapping[str, Callable[..., str]] = {
     "held": _held,
     # Kept for an owner in a span of time; without an owner, out of service in it.
     "booked": _booked,
-    "not_taken_up": lambda: "its client did not take up the GPUs that it was given, and is passed over until it calls",
-    "over_quota": lambda held, quota: f"its owner has {held:g} of at most {quota} GPU{'' if quota == 1 else 's'}",
+    "not_taken_up": lambda: (
+        "its client did not take up the GPUs that it was given, so it is passed over until it calls again"
+    ),
+    # Members of the group go first there, and one of them waits.
+    "first_right": lambda group: (
+        f"kept for group {group}, whose requests go first here; a preemptible one could start now"
+    ),
+    "over_quota": _over_quota,
 }

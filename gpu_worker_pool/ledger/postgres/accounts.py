@@ -13,7 +13,7 @@ from gpu_worker_pool.ledger.accounts import Accounts, Ask, LiveUse, accounting_q
 from .connection import CLOSE_TIMEOUT_S
 from .faults import ASYNCPG_ERRORS, as_journal_error
 from .hosts import RawConnection, connect
-from .parameters import storable
+from .rows import storable
 from .url import DatabaseUrl
 
 QUERY_TIMEOUT_S = 60.0

@@ -7,22 +7,28 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_worker_pool.core.fleet.leadership import LEADERSHIP_S, JournalSnapshot, LeaderRow, StoredEvent
+from gpu_worker_pool.core.fleet.leadership import (
+    BEGINNING,
+    LEADERSHIP_S,
+    JournalEnd,
+    JournalSnapshot,
+    LeaderRow,
+    StoredEvent,
+)
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.host.failpoints import reach
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.codec import NotUnderstood, checked_crc, decode_ended
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
+from gpu_worker_pool.ledger.fleet_database import HistoryChanged
+from gpu_worker_pool.ledger.journal import JournalDamaged, JournalTooNew
 from gpu_worker_pool.ledger.sql import load_queries
 
 from . import schema
 from .accounts import PostgresAccounts
 from .connection import DatabaseConnection
 from .hosts import RawConnection
-from .parameters import ended_json, event_lines
-from .snapshots import pack, unpack
-from .tail import Tail
+from .rows import NotAfter, ended_json, event_lines, pack, read_stored, unpack
 from .url import parse_url
 
 logger = logging.getLogger(__name__)
@@ -63,9 +69,8 @@ class PostgresDatabase:
         self._reads = DatabaseConnection(self._url)
         self.pool = ""
         self.pool_id = ""
-        # The head and its checksum, which the next event goes on from; None: to be read.
-        self._head_crc: tuple[int, int] | None = None
-        self._tail = Tail(self._url)
+        # Where the snapshot ends that was loaded last: events that do not go on from there are missing.
+        self._loaded = BEGINNING
 
     async def open(self) -> None:
         async def prepare(raw: RawConnection) -> tuple[str, str]:
@@ -73,6 +78,11 @@ class PostgresDatabase:
 
         self.pool, self.pool_id = await self._reads.change(prepare, SNAPSHOT_TIMEOUT_S)
         await self.read_leader()
+
+    async def name_pool(self, pool_id: str, complete_since: float | None) -> None:
+        """Give a pool without events the identity of the one that is copied to it: holders believe only that one."""
+        await self._command("name_pool", pool_id, complete_since)
+        self.pool_id = pool_id
 
     async def close(self) -> None:
         await self._commands.close()
@@ -102,57 +112,53 @@ class PostgresDatabase:
         return _leader(row)
 
     async def claim(self, term: str, holder: str, url: str, seen_epoch: int) -> LeaderRow | None:
-        self._head_crc = None
         row = await self._command("claim", self._leadership_s, term, holder, url, seen_epoch)
-        if row is None:
-            return None
-        self._head_crc = (row["head"], row["crc"])
-        return _leader(row)
+        return None if row is None else _leader(row)
 
     async def renew(self, epoch: int, term: str) -> LeaderRow | None:
         row = await self._command("renew", self._leadership_s, epoch, term, share=LEADER_SHARE)
         return None if row is None else _leader(row)
 
     async def hand_over(self, epoch: int, term: str) -> None:
-        self._head_crc = None
         await self._command("hand_over", epoch, term)
 
     async def append(  # noqa: PLR0917 - the order is that of the statement
         self,
         epoch: int,
         term: str,
-        head: int,
+        end: JournalEnd,
         batch: str,
         events: Sequence[DurableEvent],
         ended: Sequence[EndedLease],
-    ) -> int | None:
-        before = await self._crc_of_head(epoch, term, head)
-        if before is None:
-            return None
-        lines, crc = event_lines(events, epoch, before)
-        leases = ended_json(ended)
+    ) -> JournalEnd | None:
+        lines, new_end = event_lines(events, epoch, end)
+        arguments = (epoch, term, *end, *new_end, batch, lines, ended_json(ended))
         reach("before_append")
-        row = await self._command(
-            "append", self._leadership_s, epoch, term, head, len(events), crc, batch, lines, leases, share=LEADER_SHARE
-        )
+        row = await self._command("append", self._leadership_s, *arguments, share=LEADER_SHARE)
         if row is None:
-            self._head_crc = None
             return None
         reach("after_append")
-        self._head_crc = (row["head"], crc)
-        self._tail.note(row["head"], crc)
-        return int(row["head"])
+        return new_end
 
     # The history
 
-    async def read_events(self, after: int, most: int) -> list[StoredEvent]:
-        # The event before the first is read as well: the checksums go on from it.
+    async def read_events(self, after: JournalEnd, most: int) -> list[StoredEvent]:
+        # The event before the first is read as well, to see that it is the one that is known.
         rows = await self._reads.read(
-            lambda raw: raw.fetch(self._sql["read_events"], self.pool, after, most + 1), READ_TIMEOUT_S
+            lambda raw: raw.fetch(self._sql["read_events"], self.pool, after.position, most + 1), READ_TIMEOUT_S
         )
         if not rows:
             raise self._damaged(f"the pool {self.pool!r} is no longer there")
-        return self._tail.check(rows, after, most)
+        try:
+            return read_stored(rows, after, most)
+        except NotAfter as error:
+            if after == self._loaded:
+                raise self._damaged(str(error)) from None
+            raise self._changed(str(error)) from None
+        except NotUnderstood as error:
+            raise self._too_new(str(error)) from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
 
     async def load_snapshot(self) -> JournalSnapshot | None:
         positions = await self._reads.read(
@@ -166,29 +172,27 @@ class PostgresDatabase:
                 too_new = f"the snapshot at position {position}: {error}"
                 continue  # the events since the one before it may all be known
             if snapshot is not None:
+                self._loaded = snapshot.end
                 return snapshot
         first = await self._reads.read(lambda raw: raw.fetchval(self._sql["first_position"], self.pool), READ_TIMEOUT_S)
         if positions and first != 1 and too_new is not None:
-            raise self._tail.too_new(too_new)
+            raise self._too_new(too_new)
         if positions and first != 1:
             raise self._damaged("no snapshot is whole, and the events before them were pruned")
+        self._loaded = BEGINNING
         return None
 
-    async def write_snapshot(self, position: int, events: Sequence[DurableEvent]) -> None:
+    async def write_snapshot(self, end: JournalEnd, events: Sequence[DurableEvent]) -> None:
         body, body_crc = await asyncio.to_thread(pack, events)
 
         async def write(raw: RawConnection) -> None:
             async with raw.transaction():
                 # One that stops here must not keep another follower from writing one.
                 await raw.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-                crc = await raw.fetchval(self._sql["crc_at"], self.pool, position) if position else 0
-                if crc is None:
-                    raise JournalError(
-                        f"a snapshot at position {position} belongs to no event in the database {self._url}: read the "
-                        "journal again, and make one at its end"
-                    )
-                self._tail.must_match(position, crc)
-                await raw.execute(self._sql["write_snapshot"], self.pool, position, crc, body, body_crc)
+                crc = await raw.fetchval(self._sql["crc_at"], self.pool, end.position) if end.position else 0
+                if crc != end.crc:
+                    raise self._changed(f"event {end.position} is not the one of the snapshot")
+                await raw.execute(self._sql["write_snapshot"], self.pool, *end, body, body_crc)
                 reach("in_compaction")
                 await raw.execute(self._sql["prune_snapshots"], self.pool)
                 await raw.execute(self._sql["prune_events"], self.pool)
@@ -219,7 +223,7 @@ class PostgresDatabase:
         try:
             return tuple(decode_ended(body) for body, _ in rows)
         except ValueError as error:
-            raise self._tail.too_new(f"an ended lease: {error}") from error
+            raise self._too_new(f"an ended lease: {error}") from error
 
     def __str__(self) -> str:
         """Its URL, without the password."""
@@ -233,17 +237,6 @@ class PostgresDatabase:
             lambda raw: raw.fetchrow(self._sql[query], self.pool, *arguments), share * self._timeout_s
         )
 
-    async def _crc_of_head(self, epoch: int, term: str, head: int) -> int | None:
-        """The checksum that the next event goes on from; None if the leadership or the head is another."""
-        if self._head_crc is None or self._head_crc[0] != head:
-            row = await self._commands.read(
-                lambda raw: raw.fetchrow(self._sql["read_leader"], self.pool, self._leadership_s), self._timeout_s
-            )
-            if row is None or (row["epoch"], row["term"], row["head"]) != (epoch, term, head):
-                return None
-            self._head_crc = (head, row["crc"])
-        return self._head_crc[1]
-
     async def _read_snapshot(self, position: int) -> JournalSnapshot | None:
         """None if it was pruned meanwhile, or is damaged. NotUnderstood if a newer version wrote it."""
         row = await self._reads.read(
@@ -252,7 +245,9 @@ class PostgresDatabase:
         if row is None:
             return None
         try:
-            return JournalSnapshot(position, await asyncio.to_thread(unpack, row["body"], row["body_crc"]))
+            return JournalSnapshot(
+                JournalEnd(position, row["crc"]), await asyncio.to_thread(unpack, row["body"], row["body_crc"])
+            )
         except NotUnderstood:
             raise
         except ValueError as error:
@@ -272,7 +267,23 @@ class PostgresDatabase:
         await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
     def _damaged(self, what: str) -> JournalDamaged:
-        return self._tail.damaged(what)
+        return JournalDamaged(
+            f"the journal in the database {self._url} is damaged ({what}): restore the database from a backup, or promote a "
+            "standby. To begin again without its leases, make sure that no process still uses the GPUs, and set "
+            "GPU_POOL_FLEET_POOL to a new name on all candidates"
+        )
+
+    def _too_new(self, what: str) -> JournalTooNew:
+        return JournalTooNew(
+            f"the journal in the database {self._url} was written by a newer version of this program ({what}): install the "
+            "newer one on this machine as well. Until then this server does not lead; it keeps the leases on its own GPUs"
+        )
+
+    def _changed(self, what: str) -> HistoryChanged:
+        return HistoryChanged(
+            f"the journal in the database {self._url} does not go on from what this process has read ({what}): it lost "
+            "commits, or a snapshot has replaced events; it is read again from its snapshot"
+        )
 
 
 def _leader(row: Any) -> LeaderRow:
@@ -281,9 +292,8 @@ def _leader(row: Any) -> LeaderRow:
         term=row["term"],
         holder=row["holder"],
         url=row["url"],
-        head=row["head"],
+        end=JournalEnd(row["head"], row["crc"]),
         batch=row["batch"],
         expires_in_s=row["expires_in_s"],
         wall_now=row["wall_now"],
-        has_moved=row["has_moved"],
     )

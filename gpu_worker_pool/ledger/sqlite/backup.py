@@ -45,6 +45,7 @@ class JournalFacts:
     changed_at: float | None
     complete_since: float | None
     token_names: tuple[str, ...] = ()
+    is_of_fleet: bool = False
 
 
 def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
@@ -64,7 +65,7 @@ def back_up(journal: Path, copy: Path, settings: PoolSettings) -> JournalFacts:
         try:
             # Read before the copy is made: a server may go on writing.
             written = read_mark(journal)
-            _copy_pages(journal, part)
+            _copy(journal, part)
             with closing(connect(part, "ro")) as connection:
                 _, facts = _check(connection, settings, journal, "journal", written)
             reach("in_backup")
@@ -144,20 +145,16 @@ def _check(
     waiting = sum(isinstance(lease, QueuedLease) for lease in state.leases.values())
     changed_at = None if state.boot_id is None else state.clock + state.wall_offset_s
     token_names = tuple(sorted({token.name for token in state.tokens.values()}))
-    return state, JournalFacts(active, waiting, ended, changed_at, complete_since, token_names)
+    return state, JournalFacts(active, waiting, ended, changed_at, complete_since, token_names, state.epoch > 0)
 
 
 def give_name(part: Path, copy: Path) -> None:
     """Give a whole file its name. JournalError, and nothing is changed, if there is a file with that name."""
     try:
-        os.link(part, copy)
-    except OSError:
-        # The name is taken, or the file system has no links, as that of a memory stick.
-        try:
-            create_private(copy)
-        except FileExistsError:
-            raise _is_there(copy) from None
-        part.rename(copy)
+        create_private(copy)
+    except FileExistsError:
+        raise _is_there(copy) from None
+    part.rename(copy)
 
 
 def _is_there(copy: Path) -> JournalError:
@@ -175,22 +172,14 @@ def _must_be_regular(path: Path, missing: str) -> None:
             )
 
 
-def _copy_pages(journal: Path, part: Path) -> None:
+def _copy(journal: Path, part: Path) -> None:
     """Copy all of a database as of one moment into an empty file, which needs no log beside it."""
-    with (
-        closing(connect(part)) as other,
-        journal_errors(journal),
-        closing(connect(journal, "ro", BUSY_TIMEOUT_S)) as own,
-    ):
-        other.execute("PRAGMA journal_mode = OFF")  # nothing is there yet that a crash could damage
+    with journal_errors(journal), closing(connect(journal, "ro", BUSY_TIMEOUT_S)) as connection:
         try:
-            own.backup(other)
+            connection.execute("VACUUM INTO ?", (str(part),))
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                with journal_errors(part, "copy"):
-                    raise
-            raise
-        other.execute("PRAGMA journal_mode = DELETE")
+            with journal_errors(part if error.sqlite_errorcode == sqlite3.SQLITE_FULL else journal):
+                raise
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:

@@ -32,7 +32,7 @@ class SqliteJournal:
     """Opening it raises JournalInUse, JournalDamaged (the damaged file has been set aside then) or JournalError.
 
     A start reads the events and the last ended leases, and checks what it reads. A backup checks all of the file.
-    With a `node`, all events are read as events of this node, which may have had other names.
+    With a `node`, the events of a journal of one box are read as events of this node, which may have had other names.
     """
 
     def __init__(
@@ -71,6 +71,23 @@ class SqliteJournal:
         with self._quarantine():
             last_ended = connection.execute(SQL["read_last_ended"], (most_ended,))
             return History(read_events(connection, self._node), tuple(read_ended(last_ended)))
+
+    def all_ended(self) -> Iterator[EndedLease]:
+        """All ended leases that are recorded, oldest first."""
+        with self._file.errors(is_read=True):
+            yield from read_ended(self._file.connection().execute(SQL["read_all_ended"]))
+
+    @property
+    def complete_since(self) -> float | None:
+        """The ended leases are complete for all that ended after this."""
+        with self._file.errors(is_read=True):
+            found: float | None = self._file.connection().execute(SQL["complete_since"]).fetchone()[0]
+            return found
+
+    @property
+    def position(self) -> int:
+        """That of the last event."""
+        return self._file.position
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
         rows, ended_rows = event_rows(events, self._crc), [ended_row(lease) for lease in ended]
@@ -186,6 +203,8 @@ def insert_events(connection: sqlite3.Connection, rows: Sequence[Row], after: in
 
 def read_events(connection: sqlite3.Connection, node: str | None = None) -> tuple[DurableEvent, ...]:
     """All events; a ValueError if one was altered, lost or moved, and NotUnderstood if one is not known here."""
+    if node is not None and (last := connection.execute(SQL["last_epoch"]).fetchone()) and last[0]:
+        node = None
     events, crc = [], 0
     for body, noted_crc in connection.execute(SQL["read_events"]):
         crc = checked_crc(body, noted_crc, crc)

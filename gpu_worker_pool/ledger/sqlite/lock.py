@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import weakref
 from pathlib import Path
 from zlib import crc32
@@ -75,6 +76,16 @@ class LockFile(FileLock):
 
     def mark(self, position: int) -> None:
         os.pwrite(self._descriptor, _mark(position, self._boot).encode(), _SIGNATURE)
+
+
+def holder_pid(database: Path) -> int | None:
+    """The process that has locked a database, by the kernel's list: to take the lock would hinder a server that starts."""
+    try:
+        inode, locks = Path(f"{database}.lock").stat().st_ino, Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(rf"FLOCK +ADVISORY +WRITE +(\d+) +[0-9a-f]+:[0-9a-f]+:{inode} ", locks)
+    return int(found[1]) if found else None
 
 
 def read_mark(database: Path) -> int:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Self
 
 from gpu_worker_pool.core.fleet.custody import Custody
-from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, NoteOver, NoteSeen
+from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, KeepTokens, NoteOver, NoteSeen
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
+from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.host.state_dir import check_files, create_private, sync_folder
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile, Rows
 from gpu_worker_pool.ledger.sqlite.faults import journal_errors
 
-from .message_codec import decode_kept, encode_kept
+from .frames import decode_kept, encode_kept
 
 logger = logging.getLogger(__name__)
 
-LEASE, OVER, SEEN, POOL = "lease", "over", ("seen", ""), ("pool", "")
+LEASE, OVER, TOKEN, SEEN, POOL = "lease", "over", "token", ("seen", ""), ("pool", "")
 
 
 class CustodyStore:
@@ -33,6 +34,10 @@ class CustodyStore:
         self.machine_id = machine_id
         # Of the fleet, so that holders believe this box also before it has found a leader; None: it has had none.
         self.pool_id = file.rows.get(POOL)
+
+    @property
+    def epoch_seen(self) -> int:
+        return seen_of(self._file.rows)[0]
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -61,6 +66,7 @@ class CustodyStore:
             leases=[decode_kept(KeptLease, body) for (kind, _), body in rows.items() if kind == LEASE],
             instance=secrets.token_hex(8),
             over=[decode_kept(LeaseOver, body) for (kind, _), body in rows.items() if kind == OVER],
+            tokens=[decode_kept(AccessToken, body) for (kind, _), body in rows.items() if kind == TOKEN],
         )
 
     async def write(self, actions: Iterable[CustodyAction], pool_id: str | None = None) -> None:
@@ -78,6 +84,9 @@ class CustodyStore:
                     changes[LEASE, over.lease_id], changes[OVER, over.lease_id] = None, encode_kept(over)
                 case Drop(lease_id=lease_id):
                     changes[LEASE, lease_id] = changes[OVER, lease_id] = None
+                case KeepTokens(tokens=tokens):
+                    changes |= {key: None for key in (*self._file.rows, *changes) if key[0] == TOKEN}
+                    changes |= {(TOKEN, token.digest): encode_kept(token) for token in tokens}
                 case NoteSeen(epoch=epoch, fence=fence):
                     changes[SEEN] = json.dumps([epoch, fence])
                 case _:
@@ -95,7 +104,7 @@ def _forget_unreadable(file: CustodyFile) -> None:
     """If a version far from this one wrote the leases, forget them all, and the fence that was seen: then the leader tells
     them again. Were only some forgotten, the leader would take those for ended.
     """
-    kinds = {LEASE: KeptLease, OVER: LeaseOver}
+    kinds = {LEASE: KeptLease, OVER: LeaseOver, TOKEN: AccessToken}
     try:
         for (kind, _), body in file.rows.items():
             if kind in kinds:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gpu_worker_pool.host.backoff import Backoff
+from gpu_worker_pool.host.pauses import Backoff
 
 PACE = Backoff(first_s=0.1, max_s=1.0)
 # A leader that went silent is not tried again for so long. It may hang, and then another one leads soon: an attempt to

@@ -1,33 +1,33 @@
-"""The connection of a box to its leader: boxes are asked who leads, and one WebSocket to the leader begins with the proof of the
-fleet's key on both sides.
+"""The link between two boxes, once both have proven the key of their fleet. It is the same at both ends.
+
+It carries messages, and calls: each end may ask the other, any number of calls at a time, and an answer comes when there is
+one. A call whose caller has left is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from itertools import count
+from typing import Any, Protocol
 
-import aiohttp
+from gpu_worker_pool.host.pauses import LoopShare
 
-from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Rejected
-from gpu_worker_pool.host.clock import boot_time
+from .frames import MOST_BYTES, Ask, Begun, BodyPart, CallFrame, GivenUp, decode_message, encode_message
+from .handshake import ForgedFrame, Seal
 
-from .handshake import OTHER_KEY, Challenge, FleetKey, Hello, Proof, new_nonce, other_key
-from .leader_search import LeaderSearch
-from .message_codec import MOST_BYTES, NOT_LEADING, PATH, decode_message, encode_message
+# A piece of an answer waits until less than this is on its way: messages must not wait behind a long answer.
+ROOM_BYTES = 256 * 1024
+# The other end has this long to take what was sent before the link is closed.
+CLOSE_S = 1.0
 
-ASK_S = 2.0
-_MOST_HEALTH_BYTES = 64 * 1024
-CONNECT_S = 3.0
-CLOSE_S = 0.5
+Headers = Iterable[tuple[str, str]]
 
 
 class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
-    """There is no connection to the leader any more; the message says why. `leader` is whom to ask instead, if known. With
-    `is_silent` nothing was heard of it; with `has_other_key` it leads, and has another key than this box.
+    """There is no link to the other box any more; the message says why. `leader` is where to ask instead, if a box that has
+    proven the key said so. With `is_silent` nothing was heard of it; with `has_other_key` it has another key than this box.
     """
 
     def __init__(
@@ -39,155 +39,244 @@ class LinkLost(Exception):  # noqa: N818 - a state of affairs, not a mistake
         self.is_silent = is_silent
 
 
-class LeaderLink:
-    """One connection. `send` never waits: what is not taken in time ends the connection."""
+class Socket(Protocol):
+    """A WebSocket, of either library."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._waiting: deque[str] = deque()
+    async def send(self, frame: bytes) -> None:
+        """Send; waits while the other end takes nothing. LinkLost if it is closed."""
+
+    async def receive(self) -> bytes:
+        """The next frame; LinkLost if there is none."""
+
+
+class LinkAnswer:
+    """The answer to a call that was passed on, as it comes. `begun` fails with LinkLost if the link ends first."""
+
+    def __init__(self, link: BoxLink, number: int) -> None:
+        self.begun: asyncio.Future[Begun] = asyncio.get_running_loop().create_future()
+        self.whole = b""
+        self._link = link
+        self._number = number
+        self._parts: deque[bytes] = deque()
         self._bytes = 0
         self._has_more = asyncio.Event()
-        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._is_over = False
 
-    def send(self, message: AgentMessage) -> None:
-        text = encode_message(message)
-        self._waiting.append(text)
-        self._bytes += len(text)
+    def take(self, frame: Begun | BodyPart, body: bytes) -> None:
+        if isinstance(frame, BodyPart):
+            self._parts.append(body)
+            self._bytes += len(body)
+            self._is_over = frame.is_last
+            self._has_more.set()
+            if self._bytes > MOST_BYTES:  # the caller does not read
+                self.end("")
+        elif not self.begun.done():
+            self.whole, self._is_over = body, frame.is_whole
+            self.begun.set_result(frame)
+
+    def fail(self, why: str) -> None:
+        self._is_over = True
+        self._has_more.set()
+        if not self.begun.done():
+            self.begun.set_exception(LinkLost(why))
+            self.begun.exception()  # the caller may be gone
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """The pieces of the body. It ends early if the link does."""
+        while True:
+            while self._parts:
+                part = self._parts.popleft()
+                self._bytes -= len(part)
+                yield part
+            if self._is_over:
+                return
+            await self._has_more.wait()
+            self._has_more.clear()
+
+    def end(self, why: str = "the call was given up") -> None:
+        """Wait for no more; tell the other end, unless all of it has come."""
+        self._link.forget(self._number, is_over=self._is_over)
+        self.fail(why)
+
+
+class LinkReply:
+    """How a call of the other end is answered. `gone` is done when its caller does not wait any more."""
+
+    def __init__(self, link: BoxLink, number: int) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link = link
+        self._number = number
+
+    async def begin(
+        self, status: int, headers: Headers = (), body: bytes = b"", *, is_whole: bool = True, keeper: str | None = None
+    ) -> None:
+        await self._send(Begun(self._number, status, tuple(headers), is_whole, keeper), body)
+
+    async def go_on(self, body: bytes, *, is_last: bool) -> None:
+        await self._send(BodyPart(self._number, is_last), body)
+
+    async def _send(self, frame: CallFrame, body: bytes) -> None:
+        if not self.gone.done():
+            await self._link.send_when_there_is_room(frame, body)
+
+
+# Answers a call, and raises nothing.
+Serve = Callable[[Ask, bytes, LinkReply], Coroutine[Any, Any, None]]
+
+
+class BoxLink:
+    """`send` never waits: what is not taken in time ends the link."""
+
+    def __init__(self, socket: Socket, seal: Seal) -> None:
+        self._socket = socket
+        self._seal = seal
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._has_more = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._numbers = count(1)
+        self._asked: dict[int, LinkAnswer] = {}
+        self._served: dict[int, LinkReply] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._why_closed: str | None = None
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: object) -> None:
+        self.tell(encode_message(message))
+
+    def tell(self, text: str) -> None:
+        """Send a message that is encoded already."""
+        self._queue(text.encode())
+
+    def ask(self, method: str, target: str, headers: Headers = (), said: str = "", body: bytes = b"") -> LinkAnswer:
+        """Make a call at the other end."""
+        ask = Ask(next(self._numbers), method, target, tuple(headers), said)
+        answer = self._asked[ask.id] = LinkAnswer(self, ask.id)
+        if self._end.done():
+            self.forget(ask.id, is_over=True)
+            answer.fail("the link has ended")
+        else:
+            self._queue(_with_body(ask, body))
+        return answer
+
+    def forget(self, number: int, *, is_over: bool) -> None:
+        if self._asked.pop(number, None) is not None and not is_over and not self._end.done():
+            self.send(GivenUp(number))
+
+    async def send_when_there_is_room(self, frame: CallFrame, body: bytes) -> None:
+        await self._has_room.wait()
+        self._queue(_with_body(frame, body))
+
+    def _queue(self, payload: bytes) -> None:
+        self._waiting.append(payload)
+        self._bytes += len(payload)
         if self._bytes > MOST_BYTES:
-            self.close("the leader does not take what this box tells")
+            self._finish("the other box does not take what it is told")
+        elif self._bytes > ROOM_BYTES:
+            self._has_room.clear()
         self._has_more.set()
 
     def close(self, why: str) -> None:
-        if not self._end.done():
-            self._end.set_result(why)
+        """End the link, after what was sent, and after the calls that are served: soon, whatever becomes of them."""
+        if self._why_closed is None:
+            self._why_closed = why
+            self._has_more.set()
+            asyncio.get_running_loop().call_later(CLOSE_S, self._finish, why)
 
-    async def run(self, take: Callable[[LeaderMessage], None]) -> None:
-        """Pass the leader's messages on, and send, until the connection ends: always LinkLost."""
-        tasks = [asyncio.ensure_future(self._read(take)), asyncio.ensure_future(self._write())]
+    def drop(self, why: str) -> None:
+        """End the link at once: nothing is heard of the other end."""
+        self._finish(why, is_silent=True)
+
+    def _finish(self, why: str, *, is_silent: bool = False) -> None:
+        if not self._end.done():
+            self._end.set_exception(LinkLost(why, is_silent=is_silent))
+            self._end.exception()  # it may be that nobody waits for it any more
+
+    async def run(self, expected: Any, take: Callable[[Any], None], serve: Serve) -> None:
+        """Pass messages of the `expected` classes on, answer calls, and send, until the link ends: always LinkLost."""
+        tasks = [asyncio.ensure_future(self._read(expected, take, serve)), asyncio.ensure_future(self._write())]
         futures: list[asyncio.Future[Any]] = [*tasks, self._end]
+        why = "the link has ended"
         try:
             done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-            if self._end in done:
-                raise LinkLost(self._end.result(), is_silent=True)
-            for future in done:
-                future.result()
-        except (aiohttp.ClientError, OSError) as error:
-            raise LinkLost(f"the connection to the leader broke ({error})") from None
+            for future in (self._end, *tasks):
+                if future in done:
+                    future.result()
+        except LinkLost as lost:
+            why = str(lost)
+            raise
         finally:
-            for task in tasks:
+            self._finish(why)
+            for reply in self._served.values():
+                reply.gone.cancel()
+            for task in (*tasks, *self._tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            asked, self._asked = self._asked, {}
+            for answer in asked.values():
+                answer.fail(why)
+            self._has_room.set()
+            await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
 
-    async def _read(self, take: Callable[[LeaderMessage], None]) -> None:
+    async def _read(self, expected: Any, take: Callable[[Any], None], serve: Serve) -> None:
+        share = LoopShare()
         while True:
-            message = await read_message(self._socket, LeaderMessage)
-            if message is not None:
-                take(message)
+            frame = await self._socket.receive()
+            await share.yield_if_due()
+            try:
+                text, _, body = self._seal.open(frame).partition(b"\n")
+                message = decode_message(text.decode(), expected | CallFrame)
+            except ForgedFrame as forged:
+                raise LinkLost(str(forged)) from None
+            except ValueError as error:
+                raise LinkLost(f"the other box said what this one does not understand: {str(error)!a}") from None
+            match message:
+                case Ask():
+                    self._begin_to_serve(message, body, serve)
+                case Begun() | BodyPart():
+                    self._take_answer(message, body)
+                case GivenUp(id=number):
+                    if (reply := self._served.get(number)) is not None and not reply.gone.done():
+                        reply.gone.set_result(None)
+                case None:
+                    pass  # the other side is newer
+                case _:
+                    take(message)
+
+    def _begin_to_serve(self, ask: Ask, body: bytes, serve: Serve) -> None:
+        reply = self._served[ask.id] = LinkReply(self, ask.id)
+        task = asyncio.ensure_future(serve(ask, body, reply))
+        self._tasks.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._served.pop(ask.id, None)
+            reply.gone.cancel()
+            self._has_more.set()
+
+        task.add_done_callback(end)
+
+    def _take_answer(self, frame: Begun | BodyPart, body: bytes) -> None:
+        answer = self._asked.get(frame.id)
+        if answer is not None:
+            answer.take(frame, body)
+            if frame.is_whole if isinstance(frame, Begun) else frame.is_last:
+                self._asked.pop(frame.id, None)
 
     async def _write(self) -> None:
         while True:
             await self._has_more.wait()
             self._has_more.clear()
             while self._waiting:
-                text = self._waiting.popleft()
-                self._bytes -= len(text)
-                await self._socket.send_str(text)
+                payload = self._waiting.popleft()
+                self._bytes -= len(payload)
+                await self._socket.send(self._seal.seal(payload))
+                if self._bytes <= ROOM_BYTES:
+                    self._has_room.set()
+            if self._why_closed is not None and not self._served:
+                raise LinkLost(self._why_closed)
 
 
-async def read_message(socket: aiohttp.ClientWebSocketResponse, expected: Any) -> Any:
-    """The next message; None if its kind is not known. LinkLost if there is none."""
-    frame = await socket.receive()
-    if frame.type is aiohttp.WSMsgType.TEXT:
-        try:
-            return decode_message(frame.data, expected)
-        except ValueError as error:
-            raise LinkLost(f"the leader told what this box does not understand: {error}") from None
-    code = socket.close_code
-    reason = str(frame.extra or "") if frame.type is aiohttp.WSMsgType.CLOSE else ""
-    if code == NOT_LEADING:
-        raise LinkLost(f"that box does not lead{f'; {reason} does' if reason else ''}", reason or None)
-    if frame.type is aiohttp.WSMsgType.ERROR:
-        raise LinkLost(f"the connection to the leader broke ({socket.exception()})")
-    raise LinkLost(f"the leader closed the connection{f': {reason}' if reason else ''}")
-
-
-async def connect(
-    session: aiohttp.ClientSession, url: str, node: str, version: str, key: FleetKey
-) -> aiohttp.ClientWebSocketResponse:
-    """Connect to the leader at this URL, and prove the key on both sides. LinkLost says why that failed."""
-    timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_S)
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            socket = await session.ws_connect(
-                f"{url}{PATH}", timeout=timeout, max_msg_size=MOST_BYTES, autoping=True, compress=0
-            )
-            try:
-                await _shake_hands(socket, Hello(node, new_nonce(), version), key)
-            except BaseException:
-                await socket.close()
-                raise
-    except aiohttp.WSServerHandshakeError as error:
-        raise LinkLost(f"{url} takes no agents (HTTP {error.status}); is it a box of this fleet?") from None
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        why = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
-        is_silent = isinstance(error, TimeoutError)
-        raise LinkLost(f"the leader at {url} cannot be reached ({why})", is_silent=is_silent) from None
-    return socket
-
-
-async def _shake_hands(socket: aiohttp.ClientWebSocketResponse, hello: Hello, key: FleetKey) -> None:
-    await socket.send_str(encode_message(hello))
-    challenge = await _expect(socket, Challenge)
-    await socket.send_str(encode_message(key.prove("agent", hello, challenge)))
-    proof = await _expect(socket, Proof)
-    if not key.is_proven(proof, "leader", hello, challenge):
-        raise LinkLost(other_key(challenge.node, hello.node), has_other_key=True)
-
-
-async def _expect(socket: aiohttp.ClientWebSocketResponse, kind: type) -> Any:
-    message = await read_message(socket, kind | Rejected)
-    if isinstance(message, Rejected):
-        raise LinkLost(message.why, has_other_key=OTHER_KEY in message.why)
-    if message is None:
-        raise LinkLost("the leader speaks another version of the protocol; install the same version on all boxes")
-    return message
-
-
-async def ask_who_leads(session: aiohttp.ClientSession, urls: Sequence[str], search: LeaderSearch) -> None:
-    """Ask all of them at once, until one names a leader that can be tried."""
-    asking = [asyncio.ensure_future(_ask(session, url, search)) for url in urls]
-    try:
-        for answer in asyncio.as_completed(asking):
-            if await answer:
-                return
-    finally:
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-
-
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer; a ValueError if it is too long. It may come without a length, and compressed."""
-    body = bytearray()
-    async for piece in answer.content.iter_any():
-        body += piece
-        if len(body) > _MOST_HEALTH_BYTES:
-            raise ValueError(f"its answer is longer than {_MOST_HEALTH_BYTES} bytes")
-    return bytes(body)
-
-
-async def _ask(session: aiohttp.ClientSession, url: str, search: LeaderSearch) -> bool:
-    try:
-        timeout = aiohttp.ClientTimeout(total=ASK_S)
-        async with session.get(f"{url}/health", timeout=timeout, allow_redirects=False) as answer:
-            health = json.loads(await _body(answer))
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError) as error:
-        why = f"not within {ASK_S:g} s" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        search.silent(url, why)
-        return False
-    fleet = health.get("fleet") if isinstance(health, dict) else None
-    if not isinstance(fleet, dict):
-        search.silent(url, "it is not a box of a fleet")
-        return False
-    leader = str(fleet.get("leader_url"))
-    return search.told(url, leader if leader.startswith(("http://", "https://")) else None, boot_time())
+def _with_body(frame: CallFrame, body: bytes) -> bytes:
+    text = encode_message(frame).encode()
+    return text + b"\n" + body if body else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from gpu_worker_pool.core.fleet.custody import Custody
@@ -12,7 +13,22 @@ from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.loop import Waiters
 from gpu_worker_pool.wire.leases import EndWarning, NotRenewed, Renewed
 
-from .membership import RENEWALS_PER_TTL, BoxRenewal
+# While a client waits on an open connection, the server renews its lease, this often within the TTL.
+RENEWALS_PER_TTL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRenewal:
+    """The outcome of a renewal at this box. `elsewhere` are the ids that this box does not keep: the leader knows them.
+    `denied` are leases that the caller may not renew, with their owners: then nothing was renewed. The leases were renewed
+    `held_s` after the call had come, or later.
+    """
+
+    renewed: tuple[Renewed, ...] = ()
+    lost: tuple[NotRenewed, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    denied: tuple[tuple[str, str | None], ...] = ()
+    held_s: float = 0.0
 
 
 class Renewals:
@@ -37,7 +53,11 @@ class Renewals:
         wait_s: float,
         warned: Collection[str],
     ) -> BoxRenewal:
-        """As in Membership."""
+        """Renew the leases that this box keeps. `caller_may` says whether the caller may renew leases of this owner.
+
+        With `wait_s`, and if there is no news and no lease that is elsewhere, it renews them again and again until one of
+        them has ended or was warned, or the time is over. `warned` are the leases of whose warning the caller knows.
+        """
         leases = self._custody.leases
         owners = [(id_, leases[id_].request.holder.owner) for id_ in lease_ids if id_ in leases]
         if denied := tuple((id_, owner) for id_, owner in owners if not caller_may(owner)):

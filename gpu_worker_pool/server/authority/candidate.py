@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from gpu_worker_pool.core.decider.condense import Condensed
-from gpu_worker_pool.core.fleet.append_outcome import head_went_back
-from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -28,19 +25,17 @@ from gpu_worker_pool.core.fleet.election import (
     ReadLeader,
     RenewLeadership,
 )
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
-from gpu_worker_pool.core.fleet.leadership import LeaderRow
+from gpu_worker_pool.core.fleet.leadership import LeaderRow, has_lost_commits, why_lost
 from gpu_worker_pool.core.model.events import Event, TakenOver
-from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.driver import restore
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase, HistoryChanged
+from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.outbox import history_of
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 from gpu_worker_pool.wire.service import FleetView
 
-from .pool import JournalSource, Pool
+from .journal_follower import JournalFollower
+from .journal_sources import LeadingSource
+from .pool import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +43,11 @@ logger = logging.getLogger(__name__)
 FINISH_S = 2.0
 OPEN_AGAIN_S = 1.0
 NEWS_S = 3600.0
-# Events of a snapshot that are applied at once.
-EVENTS_AT_ONCE = 500
 # How long a server that starts waits until it is known who leads.
 FIRST_S = 5.0
 
 
-class Candidate(JournalSource):
+class Candidate(LeadingSource):
     """It also tells the agent of its box who leads: the database says so."""
 
     def __init__(
@@ -68,15 +61,13 @@ class Candidate(JournalSource):
         url: str,
         spread_s: float,
     ) -> None:
-        self._pool = pool
-        self._leader = leader
+        self._pool, self._leader = pool, leader
         self._database = database
         self._clock = clock
         self._node = node
         self._url = url
         self.election = Election(lambda: str(uuid4()), ElectionPace(spread_s=spread_s))
-        self.following = Following()
-        self._state = PoolState()
+        self._journal = JournalFollower(database, pool.state.settings, self._followed)
         self._writer: FleetWriter | None = None
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,21 +122,6 @@ class Candidate(JournalSource):
     def stand_back(self) -> None:
         """Claim nothing for a while: a leader that lives has another key."""
         self.election.stand_back(self._clock())
-
-    @property
-    def is_leading(self) -> bool:
-        return self._leader.is_leading
-
-    @property
-    def trouble(self) -> str | None:
-        return self._pool.trouble
-
-    @property
-    def box_infos(self) -> Mapping[str, BoxInfo]:
-        return self._leader.boxes
-
-    def node_of_key(self, key: str) -> str | None:
-        return self._leader.node_of_key(key)
 
     def leader_url(self) -> str | None:
         return self.view().leader_url
@@ -219,7 +195,7 @@ class Candidate(JournalSource):
         self._wake.set()
 
     async def _ask(self, question: ElectionQuestion) -> None:
-        position = self.following.position
+        end = self._journal.following.end
         try:
             row = await self._answer(question)
         except JournalError as error:
@@ -228,15 +204,14 @@ class Candidate(JournalSource):
             self._wake.set()
             return
         self._trouble = None
-        self.election.known_head = self.following.known_head
         self._carry_out(self.election.answered(question, row, self._clock()))
         mine = self.election.leadership
         if row is None:
             return
         if mine is None:
             self._begin_to_catch_up(row, None)
-        elif self._writer is not None and head_went_back(row, mine.epoch, mine.term, position):
-            self._writer.repair()
+        elif self._writer is not None and has_lost_commits(row, mine.epoch, mine.term, end):
+            self._step_down(why_lost(row.end, end))
 
     async def _answer(self, question: ElectionQuestion) -> LeaderRow | None:
         match question:
@@ -252,7 +227,7 @@ class Candidate(JournalSource):
             logger.error("the database of the fleet: %s", why)
         self._trouble = why
         if self.election.leadership is None:
-            self._pool.say_trouble(f"nobody is known to lead the fleet: {why}")
+            self._pool.say_trouble(f"no leader at the moment; waiting ({why})")
             self._is_settled.set()
 
     def _say_unread(self, why: str) -> None:
@@ -273,9 +248,9 @@ class Candidate(JournalSource):
     async def _follow(self, row: LeaderRow) -> None:
         began = self._clock()
         try:
-            await self._catch_up(row, must_match=False)
+            await self._journal.catch_up(row)
             self._caught_up_at, self._why_unread = began, None
-            await self._write_snapshot_if_due(row.head, is_leader=False)
+            await self._journal.write_snapshot_if_due()
         except JournalError as error:
             self._say_unread(str(error))
             return
@@ -288,69 +263,22 @@ class Candidate(JournalSource):
         if before is not None:
             await asyncio.wait([before])
         try:
-            await self._catch_up(won.row, must_match=True)
-            await self._lead(won)
+            await self._journal.catch_up(won.row)
+            self._lead(won)
         except JournalError as error:
             self._say_unread(str(error))
             self._carry_out(self.election.fail_to_lead(won.epoch, won.term, str(error), self._clock()))
 
-    async def _catch_up(self, row: LeaderRow, *, must_match: bool) -> None:
-        """Apply what the journal has up to the head that this row tells."""
-        following = self.following
-        if must_match or row.head < following.position:
-            following.doubt()
-        while (question := following.question(row.head, must_match=must_match)) is not None:
-            if isinstance(question, LoadSnapshot):
-                logger.info("reading the journal from its last snapshot: %s", question.reason)
-                snapshot = await self._database.load_snapshot()
-                ended = await self._database.load_ended(self._pool.state.settings.remembered_ended_leases)
-                state = PoolState(settings=self._pool.state.settings)
-                state.ended.update((lease.id, lease) for lease in ended)
-                events = () if snapshot is None else snapshot.events
-                # In parts: to apply all at once would hold the event loop for long.
-                for first in range(0, len(events), EVENTS_AT_ONCE):
-                    restore(state, events[first : first + EVENTS_AT_ONCE])
-                    await asyncio.sleep(0)
-                self._state = state
-                following.loaded(snapshot)
-            else:
-                try:
-                    stored = await self._database.read_events(question.after, question.most)
-                except HistoryChanged as error:
-                    following.reload(str(error))
-                    continue
-                fresh = [each.event for each in following.take(question, stored, row.head)]
-                if following.gone:
-                    logger.error(
-                        "the database of the fleet lost %d events that this server knew, and another leader went on "
-                        "without them: leases that were granted then are gone",
-                        following.gone,
-                    )
-                    following.gone = 0
-                restore(self._state, fresh)
-                self.election.see_epoch(following.epoch)
-                self._show(row, fresh)
-            await asyncio.sleep(0)
-
-    async def _lead(self, won: LeadershipWon) -> None:
+    def _lead(self, won: LeadershipWon) -> None:
         def may_act() -> bool:
             return self.election.may_act(self._clock())
 
-        writer = FleetWriter(self._database, self.election, self.following, self._clock, self._step_down)
-        missing = self.following.missing(won.row.head)
-        if missing is None:
-            logger.error("the database of the fleet lost commits that cannot be repaired: leases may be missing")
-            self.following.forget(f"the database lost more after event {won.row.head} than is remembered")
-            await self._catch_up(won.row, must_match=True)
-        elif missing:
-            logger.error("the database of the fleet lost %d events; they are written again", len(missing))
-            restore(self._state, [each.event for each in missing if each.position > self.following.position])
-            if not await writer.append(missing):
-                return
-        self._writer = writer
+        self._writer = writer = FleetWriter(
+            self._database, self.election, self._journal.following, self._clock, self._step_down
+        )
         logger.warning("this server leads the fleet from now on (epoch %d)", won.epoch)
         self._pool.lead(
-            self._state,
+            self._journal.state,
             writer,
             pool_id=self._database.pool_id,
             epoch=won.epoch,
@@ -359,10 +287,14 @@ class Candidate(JournalSource):
             may_act=may_act,
         )
 
+    def _followed(self, row: LeaderRow, events: Sequence[Event]) -> None:
+        self.election.see_epoch(self._journal.following.epoch)
+        self._show(row, events)
+
     def _show(self, row: LeaderRow, events: Sequence[Event]) -> None:
         if not self._is_another(row):
             row = replace(row, expires_in_s=0.0)  # what is left of this server's own leadership
-        self._pool.show(self._state, row, events, pool_id=self._database.pool_id)
+        self._pool.show(self._journal.state, row, events, pool_id=self._database.pool_id)
 
     def _is_another(self, row: LeaderRow | None) -> bool:
         return row is not None and row.url != self._url
@@ -390,16 +322,9 @@ class Candidate(JournalSource):
             self._catching_up.cancel()
         self._caught_up_at = self._clock()
         # What is not written may be in this state.
-        self.following.reload("this server led before")
+        self._journal.following.reload("this server led before")
         why = f"{reason}: {trouble}" if trouble else reason
         self._pool.step_down(f"this server no longer leads the fleet: {why}")
-
-    async def _write_snapshot_if_due(self, head: int, *, is_leader: bool) -> None:
-        if self.following.is_snapshot_due(head, is_leader=is_leader):
-            position = self.following.position
-            history = await asyncio.to_thread(history_of, Condensed(self._state))
-            await self._database.write_snapshot(position, history)
-            self.following.snapshot_known(position)
 
     async def _hand_over(self, action: HandOverLeadership) -> None:
         try:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from time import time
 from typing import Protocol
 
+from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import Journal, JournalError, JournalInUse
 from gpu_worker_pool.ledger.outbox import WriterThread
+from gpu_worker_pool.server.agent.link import BoxLink
+from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
 from gpu_worker_pool.wire.service import FleetView
 
-from .pool import JournalSource, Pool
+from .pool import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +27,54 @@ logger = logging.getLogger(__name__)
 TRY_AGAIN_S = 2.0
 # How often to look who leads.
 LOOK_S = 0.5
+
+
+class JournalSource(ABC):
+    """Where the history of the pool is. It lets the pool lead once that is known, if this server is to lead."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin. JournalInUse or StateDirError if the server must not run at all."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop. The driver is closed already."""
+
+    def view(self) -> FleetView | None:
+        """What is known of the fleet that this server belongs to."""
+        return None
+
+    def goes_on_without(self) -> str | None:
+        """What becomes of the fleet while this server is away, if no other can lead it."""
+        return None
+
+    def lead_later_epoch(self, epoch_seen: int) -> None:  # noqa: B027 - only candidates lead
+        """A box of the fleet has seen this epoch, which is above the leader's."""
+
+
+class LeadingSource(JournalSource):
+    """The source of a server that can lead its fleet: it also tells the agent of its box what it knows of the leader."""
+
+    _pool: Pool
+    _leader: FleetLeader
+
+    @property
+    def is_leading(self) -> bool:
+        return self._leader.is_leading
+
+    @property
+    def trouble(self) -> str | None:
+        return self._pool.trouble
+
+    @property
+    def box_infos(self) -> Mapping[str, BoxInfo]:
+        return self._leader.boxes
+
+    def link_to(self, node: str) -> BoxLink | None:
+        return self._leader.link_to(node) if self.is_leading else None
+
+    def stand_back(self) -> None:
+        """Claim nothing for a while: a leader that lives has another key."""
 
 
 class OwnJournal(JournalSource):
@@ -55,6 +108,9 @@ class OwnJournal(JournalSource):
         except JournalError:
             journal.close()
             raise
+        await self._lead(journal, state)
+
+    async def _lead(self, journal: Journal, state: PoolState) -> None:
         writer = WriterThread(journal, asyncio.get_running_loop())
         self._pool.lead(state, writer, pool_id=journal.pool_id, wall_clock=time)
 

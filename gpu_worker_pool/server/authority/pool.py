@@ -10,29 +10,27 @@ import asyncio
 import logging
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gpu_worker_pool.core.decider.forecast import StartTimes
 from gpu_worker_pool.core.fleet.leadership import LeaderRow
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.core.model.lease import ActiveLease, EndReason
+from gpu_worker_pool.core.model.lease import ActiveLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.planner import FreeAt
-from gpu_worker_pool.core.queue.start_times import StartTimes
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id, boot_time
-from gpu_worker_pool.host.identity import Machine
 from gpu_worker_pool.host.pauses import LoopShare
+from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.ledger.outbox import Writer
-from gpu_worker_pool.server.agent.membership import Membership
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
@@ -41,29 +39,15 @@ from gpu_worker_pool.wire.service import FleetView
 from .own_box import OwnBox
 from .presence import Presence
 
+if TYPE_CHECKING:
+    from gpu_worker_pool.server.agent.agent import Agent
+
+    from .journal_sources import JournalSource
+
 logger = logging.getLogger(__name__)
 
-# Expected starts are worked out again after so many times as long as that took.
+# Expected starts are worked out again after this number of times as long as that took.
 FORECAST_SHARE = 20.0
-
-
-class JournalSource(ABC):
-    """Where the history of the pool is. It lets the pool lead once that is known, if this server is to lead."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Begin. JournalInUse or StateDirError if the server must not run at all."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Stop. The driver is closed already."""
-
-    def view(self) -> FleetView | None:
-        """What is known of the fleet that this server belongs to."""
-        return None
-
-    def lead_later_epoch(self, epoch_seen: int) -> None:  # noqa: B027 - only candidates lead
-        """A box of the fleet has seen this epoch, which is above the leader's."""
 
 
 class Pool:
@@ -88,7 +72,7 @@ class Pool:
         self.id = secrets.token_hex(8)
         self.pool_id: str | None = None
         self.node = node
-        self.membership: Membership | None = None
+        self.membership: Agent | None = None
         self._machine = machine
         self._sampler = sampler
         self._driver = driver = Driver(settings, clock=boot_time, is_alive=self._is_alive)
@@ -106,6 +90,7 @@ class Pool:
         driver.listeners.append(self._log_ends)
         # The driver's own calls, and those of its clients' presence, which need nothing more here.
         self.now = driver.now
+        self.command = driver.do
         self.find = driver.find
         self.is_written = driver.outbox.is_written
         self.caught_up = driver.caught_up
@@ -123,7 +108,7 @@ class Pool:
 
     # --- taking charge -----------------------------------------------------------------------------------------------
 
-    async def start(self, source: JournalSource, membership: Membership | None = None) -> None:
+    async def start(self, source: JournalSource, membership: Agent | None = None) -> None:
         """Take charge, by the journal of this source. JournalInUse if another server has it, StateDirError if another
         user could change it; any other trouble is reported by the calls.
         """
@@ -184,7 +169,7 @@ class Pool:
         if row.expires_in_s > 0:
             self._driver.say_trouble(f"{row.holder} leads the fleet; ask {row.url}", row.url)
         else:
-            self._driver.say_trouble("nobody leads the fleet; ask again in a few seconds")
+            self._driver.say_trouble("no leader at the moment; waiting")
         self._driver.follow(state, events, boot_id=boot_id(), wall_now=row.wall_now)
 
     def step_down(self, why: str) -> None:
@@ -283,9 +268,11 @@ class Pool:
         return self._presence.has_room
 
     def goes_on_without(self) -> str | None:
-        """What happens to the leases while this server is away, in a sentence; None if there are none, and in a fleet."""
-        if self.fleet() is not None:
-            return None  # another candidate goes on with them
+        """What happens to the leases while this server is away, in a sentence; None if there are none, and in a fleet in which
+        another server goes on with them.
+        """
+        if self._source is not None and self.fleet() is not None:
+            return self._source.goes_on_without()
         state, now = self._driver.state, self._driver.now()
         active = [lease for lease in state.leases.values() if isinstance(lease, ActiveLease)]
         left_s = [due_at - now for lease in active if (due_at := state.expires_at(lease.id)) is not None]
@@ -336,43 +323,20 @@ class Pool:
         self._presence.expect_claim(lease_id)
 
     def local_process(self, holder: Holder, *, uid: int | None, may_name_any: bool) -> ProcessId | None:
-        """The process of a holder, if it is on this machine and its caller may name it (host/identity.py)."""
+        """The process of a holder, if it is on this machine and its caller may name it (host/processes.py)."""
         # One that is known by a descriptor is not looked up.
         is_watched = self._box.is_watched if self._box is not None else lambda _: False
         return self._machine.local_process(holder, uid=uid, may_name_any=may_name_any, is_watched=is_watched)
 
-    def expected_starts(self) -> Mapping[str, FreeAt]:
-        """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time."""
+    async def expected_starts(self, loop_share: LoopShare) -> Mapping[str, FreeAt]:
+        """When waiters will probably start. They are worked out so seldom that it takes little of the loop's time, and yields to
+        other work in between.
+        """
         if self.now() >= self._starts_good_until:
-            for _ in self._work_starts_out():
-                pass
-        return self._starts
-
-    async def expected_starts_in_turns(self, loop_share: LoopShare) -> Mapping[str, FreeAt]:
-        """The same, which yields to other work in between."""
-        if self.now() >= self._starts_good_until:
-            for _ in self._work_starts_out():
+            times, took_s, began = StartTimes(self.state, self.now()), 0.0, time.thread_time()
+            for _ in times.steps():
+                took_s += time.thread_time() - began
                 await loop_share.yield_if_due()
+                began = time.thread_time()
+            self._starts, self._starts_good_until = times.starts, self.now() + FORECAST_SHARE * took_s
         return self._starts
-
-    def _work_starts_out(self) -> Iterator[None]:
-        times, began = StartTimes(self.state, self.now()), time.thread_time()
-        took_s = 0.0
-        for _ in times.steps():
-            took_s += time.thread_time() - began
-            yield
-            began = time.thread_time()
-        self._starts, self._starts_good_until = times.starts, self.now() + FORECAST_SHARE * took_s
-
-    async def command(self, command: cmd.Configure | cmd.BookGpus | cmd.ForgetNode) -> list[ev.Event]:
-        return await self._driver.do(command)
-
-    async def release(
-        self, lease_id: str, *, caller: str, is_holder: bool = False, by: str | None = None, why: str | None = None
-    ) -> None:
-        await self._driver.do(cmd.Release(lease_id, is_holder, by, why), caller)
-
-    async def revoke(self, lease_id: str, *, by: str | None = None, why: str | None = None) -> bool:
-        """End a lease as the operator; return whether the lease is known."""
-        events = await self._driver.do(cmd.EndLease(lease_id, EndReason.REVOKED, by, why))
-        return not any(isinstance(event, ev.Refused) for event in events)

@@ -13,7 +13,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import Ending, QueuedLease
 from gpu_worker_pool.ledger.driver import Driver
-from gpu_worker_pool.server.agent.membership import RENEWALS_PER_TTL
+from gpu_worker_pool.server.agent.renewals import RENEWALS_PER_TTL
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # shorter. Then the lease ends.
 UNCLAIMED_S = 5.0
 NOT_ASKED_AGAIN = "its request was answered with 503, and was not repeated"
-# So many leases may the connections of one caller wait for together. No honest caller has as many, and each costs memory.
+# The most leases that the connections of one caller may wait for together. No honest caller has as many, and each costs memory.
 MOST_WATCHED = 10_000
 
 
@@ -54,7 +54,7 @@ class Presence:
         return self.waiting < self._max_waiting
 
     def has_room_for(self, leases: int, caller: str) -> bool:
-        """Whether a connection of this caller may wait for so many leases."""
+        """Whether a connection of this caller may wait for this number of leases."""
         return self.has_room and self._watched[caller] + leases <= MOST_WATCHED
 
     @contextmanager
@@ -129,9 +129,8 @@ class Presence:
             self.expect_claim(lease_id)
         for event in events:
             if isinstance(event, ev.GrantWithdrawn):
-                logger.info(
-                    "the client of lease %s did not take its GPUs up; it waits again, in its place", event.lease_id
-                )
+                why = "its box did not keep it" if event.by_box else "its client did not take its GPUs up"
+                logger.info("lease %s waits again, in its place: %s", event.lease_id, why)
             elif isinstance(event, ev.LeaseEnded):
                 self.note_heartbeat(event.lease_id)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.gpus.simulated import SimulatedHolder, SimulatedProbe
 from gpu_worker_pool.host.connections import is_scarce
-from gpu_worker_pool.host.identity import Machine
+from gpu_worker_pool.host.processes import Machine
 
 logger = logging.getLogger(__name__)
 

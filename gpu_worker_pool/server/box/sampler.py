@@ -12,8 +12,8 @@ from datetime import datetime
 
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
-from gpu_worker_pool.host.backoff import Backoff
 from gpu_worker_pool.host.gpu_lock import GpuLocks
+from gpu_worker_pool.host.pauses import Backoff
 from gpu_worker_pool.host.visible_devices import InstalledGpu, VisibleDevices, select_visible
 
 from .snapshot import Snapshot
@@ -121,8 +121,7 @@ class Sampler:
             self._wake.clear()  # calls from here on ask for a later sample than this one
             try:
                 self.sample(for_history=is_due)
-            except Exception:
-                # A probe of another author may raise anything. The thread must go on, and readings show their age.
+            except Exception:  # a probe of another author may raise anything, and the thread must go on
                 logger.exception("reading the GPUs failed")
             self._first_sample.set()
             if is_due:

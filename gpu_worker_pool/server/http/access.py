@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from math import ceil
-from typing import Literal
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown
@@ -34,38 +32,16 @@ HOW_TO_PROVE_IT = (
 
 
 class Denied(Refusal):
-    """The caller may not do this. The detail says what would help."""
+    """The caller may not do this, or not now. The detail says what would help. The answer to a wrong token is held back for
+    `hold_s`, so that guessing takes long.
+    """
 
-    def __init__(self, status: Literal[401, 403], detail: str, challenge: str = CHALLENGE) -> None:
-        super().__init__(status, detail, {"WWW-Authenticate": challenge} if status == 401 else {})
-
-
-class WrongToken(Denied):
-    """The token of a call is not known. Its answer is held back for `hold_s`, so that guessing takes long."""
-
-    def __init__(self, detail: str, hold_s: float) -> None:
-        super().__init__(401, detail, f'{CHALLENGE}, error="invalid_token"')
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None, *, hold_s: float = 0.0
+    ) -> None:
+        challenge = {"WWW-Authenticate": CHALLENGE} if status == 401 else {}
+        super().__init__(status, detail, challenge if headers is None else headers)
         self.hold_s = hold_s
-
-
-class DirectorySilent(Denied):
-    """The directory of users has not said yet who the caller is."""
-
-    def __init__(self, unknown: UserNotLookedUp) -> None:
-        super().__init__(403, f"The server cannot tell yet which user calls: {unknown}; ask again, or send a token.")
-        self.status, self.headers = 503, RETRY_AFTER
-
-
-class TooManyGuesses(Denied):
-    """Too many wrong tokens came from the address of the caller, so its token is not checked now."""
-
-    def __init__(self, wait_s: float) -> None:
-        super().__init__(
-            403,
-            "Too many wrong tokens came from your address, so yours was not checked; send it again in "
-            f"{ceil(wait_s)} s. Tokens that were right from there before are accepted meanwhile.",
-        )
-        self.status, self.headers = 429, {"Retry-After": f"{ceil(wait_s)}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +99,7 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     authorization = headers.get("authorization")
     if authorization is not None:
         # Never taken as an anonymous call: a caller with a stale token must learn of it, also on this machine.
-        return caller_by_token(authorization, rules, origin.host)
+        return caller_by_digest(digest_in(authorization), rules, origin.host)
     _refuse_unless_local(origin, headers)
     how = f"call by its Unix socket {rules.socket}, or {HOW_TO_PROVE_IT}" if rules.socket else HOW_TO_PROVE_IT
     if not origin.is_unix and not rules.takes_loopback:
@@ -133,7 +109,8 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     try:
         user = origin.find_user()
     except UserNotLookedUp as unknown:
-        raise DirectorySilent(unknown) from None
+        detail = f"The server cannot tell yet which user calls: {unknown}; ask again, or send a token."
+        raise Denied(503, detail, RETRY_AFTER) from None
     except UserNotKnown as unknown:
         raise Denied(401, f"The server cannot tell which user of its machine calls: {unknown}; {how}.") from None
     if user is None:
@@ -141,16 +118,17 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     return Caller(user.name, is_local=True, role=user.role)
 
 
-def caller_by_token(authorization: str, rules: AccessRules, host: str | None) -> Caller:
-    """The caller with this Authorization header, at the address `host`; Denied if its token is not known."""
-    token, tokens = token_in(authorization), rules.tokens
-    if token is None:
-        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
-    digest = digest_of(token)
-    wait_s = rules.guesses.must_wait_s(host, digest)
+def caller_by_digest(digest: str, rules: AccessRules, host: str | None) -> Caller:
+    """The caller at the address `host` with the token of this digest; Denied if that is not known."""
+    tokens, wait_s = rules.tokens, rules.guesses.must_wait_s(host, digest)
     if wait_s is not None:
-        raise TooManyGuesses(wait_s)
-    proven = tokens.find(token)
+        raise Denied(
+            429,
+            "Too many wrong tokens came from your address, so yours was not checked; send it again in "
+            f"{ceil(wait_s)} s. Tokens that were right from there before are accepted meanwhile.",
+            {"Retry-After": f"{ceil(wait_s)}"},
+        )
+    proven = tokens.find_digest(digest)
     if proven is not None:
         rules.guesses.note_right(host, digest)
         return Caller(name=proven.name, role=proven.role)
@@ -163,19 +141,16 @@ def caller_by_token(authorization: str, rules: AccessRules, host: str | None) ->
         )
     else:
         detail = "This token is not known, or no longer valid; ask the administrator of this server for a new one."
-    raise WrongToken(detail, rules.guesses.note_wrong(host, digest))
+    invalid = {"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'}
+    raise Denied(401, detail, invalid, hold_s=rules.guesses.note_wrong(host, digest))
 
 
-async def hold_back(error: Exception) -> None:
-    """Wait as long as the answer to a wrong token must be held back."""
-    if isinstance(error, WrongToken) and error.hold_s > 0:
-        await asyncio.sleep(error.hold_s)
-
-
-def token_in(authorization: str) -> str | None:
-    """The token of an Authorization header; None if the header is not as it must be."""
+def digest_in(authorization: str) -> str:
+    """The digest of the token of an Authorization header; Denied if the header is not as it must be."""
     bearer = BEARER.fullmatch(authorization.strip())
-    return None if bearer is None else bearer[1]
+    if bearer is None:
+        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
+    return digest_of(bearer[1])
 
 
 def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None:

@@ -23,15 +23,16 @@ from .access import (
     Caller,
     Denied,
     Origin,
-    caller_by_token,
+    caller_by_digest,
+    digest_in,
     identify,
     is_loopback,
     merge_headers,
     proxy_header,
     refuse_other_sites,
-    token_in,
 )
 from .connection import Connection
+from .forwarded import KEY as FORWARDED
 from .forwarded import Forwarded
 from .problems import CLOSE, Refusal
 
@@ -48,13 +49,15 @@ class Call(Request):
         self._joined_headers = merge_headers(scope["headers"])
         self.target = EVERYTHING
         # What the box says that passed the call on, if one did.
-        self.forwarded: Forwarded | None = None
+        self.forwarded: Forwarded | None = scope.get(FORWARDED)
+        # Whether this box answers by what it knows itself, for want of a leader.
+        self.has_no_leader = False
         # The status of an answer that is not a whole response.
         self.status = 200
         self._connection = Connection.of_scope(scope)
         self._caller: Caller | None = None
         self._whole_body: bytes | None = None
-        # The token by which the caller was identified.
+        # The digest of the token by which the caller was identified.
         self._token: str | None = None
 
     def part(self, kind: type[PartT]) -> PartT:
@@ -99,16 +102,22 @@ class Call(Request):
         return self._caller
 
     def _identify(self) -> Caller:
-        authorization = self.headers.get("authorization")
         if self.forwarded is not None:
             if (known := self.forwarded.identified()) is not None:
                 return known
-            caller = caller_by_token(authorization or "", self.rules, self._host)
+            caller = caller_by_digest(self.forwarded.token or "", self.rules, self._host)
         else:
             origin = Origin(self._connection.host, self._connection.is_unix, self._find_user)
             caller = identify(origin, self.headers, self.rules)
-        self._token = None if authorization is None else token_in(authorization)
+        self._token = self._presented()
         return caller
+
+    def _presented(self) -> str | None:
+        """The digest of the token that came with the call; None if none did. Denied if its header is not as it must be."""
+        if self.forwarded is not None:
+            return self.forwarded.token
+        authorization = self.headers.get("authorization")
+        return None if authorization is None else digest_in(authorization)
 
     def caller_or_none(self) -> Caller | None:
         try:
@@ -123,7 +132,8 @@ class Call(Request):
     @property
     def reader_name(self) -> str:
         """The same for a call that need not say whose it is: by its token, else by its Unix user, else by its address."""
-        caller = self.caller_or_none() if "authorization" in self.headers else None
+        has_token = "authorization" in self.headers or (self.forwarded is not None and self.forwarded.token is not None)
+        caller = self.caller_or_none() if has_token else None
         if caller is not None and caller.name is not None:
             return caller.name
         if self.uid is None:
@@ -160,18 +170,24 @@ class Call(Request):
         except UserNotKnown:
             return None
 
-    def forwarded_by(
-        self, node: str, key: str, process: ProcessId | None = None, no_process: tuple[int, str] | None = None
-    ) -> Forwarded:
+    def forwarded_by(self, process: ProcessId | None = None, no_process: tuple[int, str] | None = None) -> Forwarded:
         """What this box says of the call when it passes it on."""
-        caller, denied = None, None
+        caller, token, denied = None, None, None
         try:
             refuse_other_sites(self.headers)
-            caller = None if "authorization" in self.headers else self.caller()
+            token = self._presented()
+            caller = self.caller() if token is None else None
         except Denied as why:
             denied = (why.status, why.detail)
-        host = self._connection.host
-        return Forwarded(key, node, caller, denied, self.uid, self.is_loopback, process, no_process, host)
+        return Forwarded(
+            caller=caller,
+            token=token,
+            denied=denied,
+            uid=self.uid,
+            process=process,
+            no_process=no_process,
+            host=self._connection.host,
+        )
 
     async def know_user(self) -> None:
         """Let the Unix user of a local caller be looked up, off the event loop. What is not known in time stays unknown."""

@@ -35,7 +35,7 @@ from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.wire.service import Problem
 
-from .access import Caller, Denied, hold_back
+from .access import Caller, Denied
 from .call import Call
 from .forwarding import Forwarding, leader_answers
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
@@ -67,7 +67,7 @@ class Declared:
 
     `help` is its text on the home page. `ignores_query`: unknown parameters of the query are ignored. `answered_by` says who
     answers in a fleet: the `box` that is asked, the `leader`, to whom the box passes the call on, or the `custodian`, the box
-    that keeps the lease. Calls that the leader answers exist twice: they mean the box that was asked, and with `is_fleet` the
+    that keeps the lease. Without a leader the box answers what `is_known_to_box`. Calls that the leader answers exist twice: they mean the box that was asked, and with `is_fleet` the
     whole fleet. `headers` are on every answer, errors included. A web page of any origin may read a call that
     `is_readable_everywhere`, where CORS is on.
     """
@@ -81,6 +81,7 @@ class Declared:
     help: str | None = None
     ignores_query: bool = False
     answered_by: AnsweredBy = "box"
+    is_known_to_box: bool = False
     is_fleet: bool = False
     headers: Headers = ()
     is_readable_everywhere: bool = False
@@ -175,6 +176,7 @@ class PoolRoute(APIRoute):
             elif status < 300:
                 responses[status]["model"] = model
         problem = {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}
+        summary, _, more = (inspect.getdoc(self.endpoint) or self.name).partition("\n")
         for status in declared.problems:
             responses[status] = {"description": "Problem", "content": {PROBLEM_JSON: problem}}
         return APIRoute(
@@ -182,8 +184,8 @@ class PoolRoute(APIRoute):
             self.endpoint,
             methods=[declared.method],
             name=self.name,
-            summary=(inspect.getdoc(self.endpoint) or self.name).partition("\n")[0].rstrip("."),
-            description=" ",
+            summary=summary.rstrip("."),
+            description=more.strip() or " ",
             tags=list(declared.tags),
             response_model=model if is_typed else None,
             response_class=JSONResponse if is_typed else HttpResponse,
@@ -229,7 +231,8 @@ class PoolRoute(APIRoute):
             # uvicorn ends the calls that are under way when it stops. It would answer them with a bare 500.
             return problem_of(Refusal(503, STOPPING, {"Retry-After": "1", "Connection": "close"}))
         except Exception as error:  # noqa: BLE001 - each is answered; our own faults are logged
-            await hold_back(error)
+            if isinstance(error, Denied) and error.hold_s > 0:
+                await asyncio.sleep(error.hold_s)
             return problem_of(error)
 
     async def _answer(self, call: Call) -> Response:
@@ -238,7 +241,10 @@ class PoolRoute(APIRoute):
             # Statistics and probes of monitoring are for all, and wait for no directory of users.
             await call.know_user()
         if leader_answers(call, declared.answered_by, is_fleet=declared.is_fleet):
-            return await call.part(Forwarding).pass_on(call)
+            membership = call.pool.membership
+            call.has_no_leader = membership is None or membership.leader is None
+            if not (call.has_no_leader and declared.is_known_to_box and not declared.is_fleet):
+                return await call.part(Forwarding).pass_on(call)
         if declared.caller != ANYONE:
             check_caller(call, declared.caller)
         arguments = {name: read_text(name, reader, call.path_params[name]) for name, reader in self._in_path.items()}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from gpu_worker_pool.host.identity import ForeignProcess, NoSuchProcess
+from gpu_worker_pool.host.processes import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.ledger.driver import TooManyCalls
 from gpu_worker_pool.ledger.journal import NotWritten
 from gpu_worker_pool.server.authority.presence import TooManyWaiting
@@ -69,8 +69,8 @@ def _refusal(error: Exception) -> Refusal:
             detail = f"Nothing can be granted or ended now: {str(error).rstrip('.')}."
             if error.is_temporary:
                 detail += (
-                    " What this call asked for may still be written: ask again with the same id, which is harmless and tells. "
-                    "A lease that is not asked for again ends."
+                    " Your request may have been recorded: repeat it with the same id, which is harmless. "
+                    "A lease that is not requested again ends."
                 )
             return Refusal(503, detail, RETRY_AFTER)
     logger.error("a call failed", exc_info=error)

@@ -17,45 +17,42 @@ from .problems import CLOSE, Refusal, problem_of
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
-MAX_JOINED_BYTES = 16 * 1024
 # A caller that takes nothing of its answer, or of its stream, for this long is cut off.
 STALLED_S = 20.0
 TOO_LARGE = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter headers."
 INVALID = "The request is not valid HTTP: its method is not known, or its first line or a header is malformed."
+# All but 100 Continue, for which the client waits before it sends its body.
+_FINAL_HEADS = tuple(b"HTTP/1.1 %d" % kind for kind in (2, 3, 4, 5))
 _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 
 
 class JoinedWrites:
-    """A transport that writes what is written in one turn of the event loop at once: uvicorn writes the head of an answer and its
-    body separately, and a system call takes as long as a tenth of a lease.
+    """A transport that writes the head of an answer with the beginning of its body: uvicorn writes them separately, and a system
+    call takes as long as a tenth of a lease. A head without a body goes out with `flush`.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self.plain = transport
-        self._loop = loop
-        self._waiting: list[bytes] = []
+        self._head = b""
 
     def __getattr__(self, name: str) -> Any:
         """All else is as the transport has it."""
         return getattr(self.plain, name)
 
-    def write(self, data: Any) -> None:
-        if len(data) > MAX_JOINED_BYTES:
-            self._flush()
-            self.plain.write(data)
-            return
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(data)
+    def write(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        if head or not data.startswith(_FINAL_HEADS):
+            self.plain.write(head + data)
+        else:
+            self._head = data
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self.plain.close()
 
-    def _flush(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self.plain.write(b"".join(waiting))
+    def flush(self) -> None:
+        if self._head:
+            self.write(b"")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -85,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]
         self._connection = Connection.of_transport(transport)
         self._close_after(self.head_s, "head")
 
@@ -150,6 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin the next call, or watch that the connection is not idle for too long. A request that is answered and whose body
         has not ended must do so soon.
         """
+        self.transport.flush()  # type: ignore[attr-defined]
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
         super().on_response_complete()

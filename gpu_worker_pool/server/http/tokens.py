@@ -92,18 +92,16 @@ class Tokens:
         added = (token.name for token in self.added().values())
         return frozenset((*self._configured.values(), *self._refused_names, *added))
 
-    def find(self, presented: str) -> Proven | None:
-        """What this token proves; None if it is unknown. How long a search by digest takes says nothing of any token."""
-        digest = digest_of(presented)
+    def find_digest(self, digest: str) -> Proven | None:
+        """What the token of this digest proves; None if it is unknown. How long a search takes says nothing of any token."""
         if (token := self.added().get(digest)) is not None:
             return Proven(token.name, token.role)
         name = self._configured.get(digest)
         return None if name is None else _configured(name)
 
-    def end_when_revoked(self, presented: str, waiting: asyncio.Future[None]) -> None:
+    def end_when_revoked(self, digest: str, waiting: asyncio.Future[None]) -> None:
         """Cancel the future of a call that waits when the token of its caller is revoked: at once if it was meanwhile."""
-        digest = digest_of(presented)
-        if self.find(presented) is None:
+        if self.find_digest(digest) is None:
             waiting.cancel()
         elif digest in self.added():  # one of the settings is valid until the server stops
             self._waiting.setdefault(digest, set()).add(waiting)
@@ -111,10 +109,15 @@ class Tokens:
 
     def note(self, events: Iterable[ev.Event]) -> None:
         """End the calls that wait with a token that these events revoke."""
-        for event in events:
-            if isinstance(event, ev.Configured) and event.table == "tokens" and event.value is None:
-                for waiting in tuple(self._waiting.get(event.key[0], ())):
-                    waiting.cancel()
+        if any(isinstance(event, ev.Configured) and event.table == "tokens" for event in events):
+            self.end_unknown()
+
+    def end_unknown(self) -> None:
+        """End the calls that wait with a token that is not known any more."""
+        known = self.added()
+        for digest in [digest for digest in self._waiting if digest not in known]:
+            for waiting in tuple(self._waiting[digest]):
+                waiting.cancel()
 
     def _forget(self, digest: str, waiting: asyncio.Future[None]) -> None:
         others = self._waiting[digest]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
@@ -15,6 +16,11 @@ from pydantic_core import ErrorDetails
 from .problems import Refusal
 
 MOST_FAULTS = 5
+# How pydantic begins and ends to say what a value must be.
+_SUBJECT = re.compile("^(Input|String|Tuple|Dictionary|Value) should")
+_TAIL = re.compile("( after validation)?, (not|unable) .*$")
+# Its words for what Python calls otherwise than JSON.
+_KINDS = {"a valid string": "a text", "a valid tuple": "a list", "a valid dictionary": "an object"}
 MOST_PARAMETERS = 20
 FormT = TypeVar("FormT")
 
@@ -34,7 +40,7 @@ def read_form(kind: type[FormT], body: bytes) -> FormT:
         form: FormT = adapter.validate_python(data)
     except ValidationError as error:
         fields: dict[str, Any] = adapter.json_schema()["properties"]
-        found = [one for one in error.errors(include_url=False) if not _is_of_its_parts(one)]
+        found = error.errors(include_url=False)
         unknown = [_unknown_field(fields, _name(one)) for one in found if _name(one) not in fields]
         invalid = [_fault(one, fields[_name(one)]) for one in found if _name(one) in fields]
         raise Refusal(422, _sentences([*unknown, *invalid])) from None
@@ -86,7 +92,8 @@ def show(value: object) -> str:
         return "a list"
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 40 else f"{value[:40]}...")
-    return json.dumps(value)
+    is_long = isinstance(value, int) and value.bit_length() > 128  # Python refuses to write one of thousands of digits
+    return json.dumps(float("inf") if is_long else value)
 
 
 def _name(fault: ErrorDetails) -> str:
@@ -94,58 +101,23 @@ def _name(fault: ErrorDetails) -> str:
     return str(fault["loc"][0] if fault["loc"] else fault["input"])
 
 
-def _is_of_its_parts(fault: ErrorDetails) -> bool:
-    """Whether a list is called too short only because some of its parts are invalid, which are faults of their own."""
-    return fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"]
-
-
 def _fault(fault: Any, schema: Mapping[str, Any]) -> str:
-    """One fault in words: the field, the value, and what it must be, which the schema of the field says."""
-    name, value, kind = ".".join(map(str, fault["loc"])), fault["input"], fault["type"]
-    bounds = _bounds(schema)
+    """One fault in words: the field, the value, and what it must be, by the schema of the field and as pydantic says it."""
+    # The key of a mapping is not a place in it.
+    place, kind = fault["loc"][:1] if "[key]" in fault["loc"] else fault["loc"], fault["type"]
+    name = ".".join(map(str, place))
     if kind == "missing":
         return f"{name} is missing; send it"
     if kind == "value_error":
         return f"{name}: {fault['ctx']['error']}"
-    if kind in {"greater_than_equal", "less_than_equal"}:
-        return f"{name}: {show(_number(value))} is out of range; it must be {_range(bounds)}"
-    if kind.startswith(("int_", "float_", "finite_")):
-        what = "whole" if bounds.get("type") == "integer" else "finite"
-        return f"{name}: {show(_number(value))} is not a {what} number; it must be {_range(bounds)}"
-    if kind in {"string_too_long", "too_long"} and isinstance(value, str):
-        return f"{name}: {len(value)} characters are too many; there must be at most {fault['ctx']['max_length']}"
-    if kind in {"too_short", "too_long"}:
-        least, most = bounds.get("minItems", bounds.get("minProperties", 0)), fault["ctx"].get("max_length")
-        most = bounds.get("maxItems", bounds.get("maxProperties", most))
-        return f"{name}: there are {len(value)}; there must be {least} to {most}"
-    if kind == "literal_error":
-        return f"{name}: {show(value)} is not valid; it must be {one_of(bounds.get('enum') or [bounds.get('const')])}"
-    return f"{name}: {_PLAIN.get(kind, '{} is not valid: ' + fault['msg']).format(show(value))}"
-
-
-_PLAIN = {
-    "bool_type": "{} is neither true nor false",
-    "string_type": "{} is not a text",
-    "string_unicode": "{} has characters that cannot be printed; leave them out",
-    "tuple_type": "{} is not a list",
-    "dict_type": "{} is not an object",
-}
-
-
-def _bounds(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The bounds of a field, whether or not it may be null too."""
-    options = schema.get("anyOf")
-    return next((one for one in options if one.get("type") != "null"), schema) if options else schema
-
-
-def _range(bounds: Mapping[str, Any]) -> str:
-    return f"{bounds['minimum']:.15g} to {bounds['maximum']:.15g}"
-
-
-def _number(value: object) -> object:
-    """A number that can be shown: Python refuses to write one of thousands of digits."""
-    is_long = isinstance(value, int) and value.bit_length() > 128
-    return float("inf") if is_long else value
+    must = _TAIL.sub("", _SUBJECT.sub("it must", fault["msg"]))
+    for python, plain in _KINDS.items():
+        must = must.replace(python, plain)
+    bounds = next((one for one in schema.get("anyOf", ()) if "maximum" in one), schema)
+    if "maximum" in bounds:
+        number = "a whole number" if bounds["type"] == "integer" else "a number"
+        must = f"it must be {number} from {bounds['minimum']:.15g} to {bounds['maximum']:.15g}"
+    return f"{name}: {show(fault['input'])} cannot be used; {must}"
 
 
 def _unknown_field(known: Iterable[str], name: str) -> str:

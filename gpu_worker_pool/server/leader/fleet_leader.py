@@ -7,33 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf
-from typing import Protocol
 
 from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
-from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
+from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver
 from gpu_worker_pool.ledger.loop import Waiters
-from gpu_worker_pool.server.agent.message_codec import encode_message
+from gpu_worker_pool.server.agent.frames import encode_message
+from gpu_worker_pool.server.agent.link import BoxLink
 
 logger = logging.getLogger(__name__)
 
 NO_BOXES: Mapping[str, BoxInfo] = {}
-
-
-class AgentSession(Protocol):
-    """A connection from an agent that has proven the key of the fleet."""
-
-    def tell(self, text: str) -> None:
-        """Send a message; never waits."""
-
-    def close(self, why: str) -> None:
-        """End the connection, after what was sent."""
 
 
 class FleetLeader:
@@ -48,7 +38,7 @@ class FleetLeader:
         self._on_never_kept = on_never_kept
         self._on_outdated = on_outdated
         self._boxes: Boxes | None = None
-        self.sessions: dict[int, AgentSession] = {}
+        self.sessions: dict[int, BoxLink] = {}
         self._numbers = count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = inf
@@ -67,11 +57,13 @@ class FleetLeader:
         """The boxes that have announced themselves to this leader."""
         return NO_BOXES if self._boxes is None else self._boxes.boxes
 
-    def node_of_key(self, key: str) -> str | None:
-        return None if self._boxes is None else self._boxes.node_of_key(key)
+    def link_to(self, node: str) -> BoxLink | None:
+        """The link of the agent of this node; None if it has not joined."""
+        number = None if self._boxes is None else self._boxes.session_of(node)
+        return None if number is None else self.sessions.get(number)
 
     def begin(self, epoch: int, pool_id: str) -> None:
-        self._boxes = Boxes(epoch, pool_id, lambda: secrets.token_hex(32))
+        self._boxes = Boxes(epoch, pool_id)
 
     def end(self, why: str) -> None:
         """Lead no more: the agents look for another leader."""
@@ -82,7 +74,7 @@ class FleetLeader:
         for session in sessions.values():
             session.close(why)
 
-    def add(self, session: AgentSession) -> int:
+    def add(self, session: BoxLink) -> int:
         """Take a connection; return its number."""
         number = next(self._numbers)
         self.sessions[number] = session
@@ -103,8 +95,9 @@ class FleetLeader:
 
     async def confirmed(self, lease_id: str, timeout_s: float) -> bool:
         """Wait until all boxes of a grant have it; whether that was in time."""
-        if not self.is_confirmed(lease_id) and not self._is_stopping:
-            await self._waiters.wait((lease_id,), timeout_s)
+        until = self._driver.now() + timeout_s
+        while not self.is_confirmed(lease_id) and not self._is_stopping and (left_s := until - self._driver.now()) > 0:
+            await self._waiters.wait((lease_id,), left_s)
         return self.is_confirmed(lease_id)
 
     def release_waiters(self) -> None:
@@ -116,7 +109,7 @@ class FleetLeader:
         if self._boxes is not None and self._driver.is_in_charge:
             self._carry_out(self._boxes.written(events, self._driver.state, self._driver.now()))
             for event in events:
-                if isinstance(event, ev.LeaseEnded):
+                if isinstance(event, ev.LeaseEnded | ev.GrantWithdrawn):
                     self._waiters.tell(event.lease_id)
 
     def _carry_out(self, actions: Sequence[BoxAction]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import partial
 from heapq import nsmallest
 from math import inf
 from typing import Any
 
+from gpu_worker_pool.core.model.configured import Group
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.host.clock import iso_time
@@ -21,7 +21,9 @@ from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.parameters import Hours, Since, Until
+from gpu_worker_pool.server.views.lease_view import end_note
 from gpu_worker_pool.server.views.pool_view import slot_order
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire
@@ -32,8 +34,6 @@ MOST_ASKING = 16
 DEFAULT_SPAN_S = 24 * 3600.0
 # Callers choose the owners' names, so there may be very many. Those with the least use are shown as one.
 MOST_OWNERS = 2_000
-# This many owners are shown by week.
-MOST_OWNERS_BY_WEEK = 50
 # More than any chart shows, and still an answer of one or two megabytes.
 MOST_SPANS = 5_000
 
@@ -55,7 +55,8 @@ async def usage(call: Call, since: Since = None, until: Until = None) -> bytes:
 )
 async def timeline(call: Call, hours: Hours = DEFAULT_HOURS) -> bytes:
     """Who held which GPU."""
-    return await call.part(PastLeases).timeline(hours, call.target)
+    trace = partial(call.part(PastLeases).timeline, hours, call.target)
+    return await call.part(SharedAnswers).get(("timeline", hours, call.target), trace)
 
 
 class PastLeases:
@@ -83,22 +84,6 @@ class PastLeases:
             span, live = (begin, until), _live(leases, target)
             (by_owner,), moment = accounts.usage([span], self._pool.wall_now, live, target.node)
             return usage_view(self._pool, target, by_owner, span, moment)
-
-        return await self._read(count)
-
-    async def usage_today(self, target: Target) -> bytes:
-        """The usage since midnight in this machine's time zone."""
-        now = self._now()
-        return await self.usage(min(_midnight(now).timestamp(), now - 1.0), None, target)
-
-    async def weeks(self, number: int, target: Target) -> bytes:
-        """GPU-hours by owner of this many weeks, from Monday to Sunday in this machine's time zone."""
-        starts = _mondays(self._now(), number)
-
-        def count(leases: Sequence[WaitingOrActive], accounts: Accounts) -> wire.WeeksView:
-            spans = list(zip(starts, (*starts[1:], None), strict=True))
-            weeks, moment = accounts.usage(spans, self._pool.wall_now, _live(leases, target), target.node)
-            return _weeks_view(self._pool, target, starts, weeks, moment)
 
         return await self._read(count)
 
@@ -188,47 +173,17 @@ def usage_view(pool: Pool, target: Target, by_owner: Usage, span: Span, moment: 
         total=wire.UsageTotal(**_totals(total)),
         server_id=pool.id,
         source=pool.snapshot.source,
-    )
-
-
-def _weeks_view(
-    pool: Pool, target: Target, starts: Sequence[float], weeks: Sequence[Usage], moment: Moment
-) -> wire.WeeksView:
-    """Exclusive and sharing leases count alike."""
-    by_owner: dict[str | None, list[float]] = {}
-    for number, week in enumerate(weeks):
-        for owner, used in week.items():
-            if used.leases:
-                by_owner.setdefault(owner, [0.0] * len(starts))[number] = used.gpu_s + used.shared_gpu_s
-    shown = nsmallest(MOST_OWNERS_BY_WEEK, by_owner.items(), key=lambda item: (-sum(item[1]), item[0] or ""))
-    totals = [sum(column) for column in zip(*by_owner.values(), strict=True)] or [0.0] * len(starts)
-    return wire.WeeksView(
-        node=target.name(pool.node),
-        weeks=tuple(
-            wire.WeekTotal(since=iso_time(start), gpu_hours=_hours(total))
-            for start, total in zip(starts, totals, strict=True)
+        groups=tuple(
+            wire.OwnerUsage(owner=name, **_totals(_sum(by_owner, group))) for name, group in pool.state.groups.items()
         ),
-        until=iso_time(moment.now),
-        owners=tuple(wire.OwnerWeeks(owner=owner, gpu_hours=tuple(map(_hours, hours))) for owner, hours in shown),
-        other_owners=len(by_owner) - len(shown),
-        complete_since=iso_time(moment.complete_since),
-        unknown_leases=sum(used.unknown_leases for week in weeks for used in week.values()),
-        server_id=pool.id,
     )
 
 
-def _midnight(now: float) -> datetime:
-    """The beginning of this day in this machine's time zone."""
-    return datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)  # noqa: DTZ006 - its own
-
-
-def _mondays(now: float, number: int) -> list[float]:
-    """The beginnings of this week and of those before it, first one first. A week may be an hour longer or shorter."""
-    today = _midnight(now)
-    monday = today - timedelta(days=today.weekday())
-    # A clock that stands at the beginning of 1970 has no weeks before it.
-    starts = [(monday - timedelta(weeks=week)).timestamp() for week in reversed(range(number))]
-    return [*starts[:-1], min(starts[-1], now)]
+def _sum(by_owner: Usage, group: Group) -> UsageTotals:
+    total = UsageTotals()
+    for member in group.members:
+        total.add(by_owner.get(member, UsageTotals()))
+    return total
 
 
 def _live(leases: Iterable[WaitingOrActive], target: Target) -> list[LiveUse]:
@@ -323,6 +278,7 @@ def _span(lease: ActiveLease | EndedLease) -> wire.TimelineSpan:
         end_reason=None if ended is None else ended.reason,
         is_shared=lease.request.wishes.is_shared,
         ended_by=None if ended is None else ended.by,
+        end_note=None if ended is None else end_note(ended),
         peak_memory_mb=None if ended is None else ended.peak_memory_mb,
         mean_utilization_percent=None if ended is None else ended.mean_utilization_percent,
     )

@@ -9,6 +9,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import AccessToken, Booking, Role
 from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
@@ -37,9 +38,9 @@ router = PoolRouter(tags=("leases", "admin"), answered_by="leader", caller=OPERA
 @router.post("/admin/leases/{lease_id:path}/revoke", problems=(404,), help="POST: revoke a lease (admin)")
 async def revoke_lease(call: Call, lease_id: LeaseId, reason: ReasonWords = None) -> AnyLease:
     """Revoke a lease."""
-    is_known = await call.pool.revoke(lease_id, by=name_of(call.caller()), why=reason)
-    lease = await call.pool.find(lease_id)
-    if not is_known or lease is None:
+    revoke = cmd.EndLease(lease_id, EndReason.REVOKED, name_of(call.caller()), reason)
+    events, lease = await call.pool.command(revoke), await call.pool.find(lease_id)
+    if lease is None or any(isinstance(event, ev.Refused) for event in events):
         raise Refusal(404, f"There is no lease {lease_id}; /leases lists all live leases.")
     return outcome_view(call.pool, lease)
 

@@ -1,14 +1,20 @@
-"""GET /events: an open connection that sends each event with its data, or only that something changed (Server-Sent Events)."""
+"""GET /events: an open connection that sends each event, or only that something changed (Server-Sent Events); and the last events,
+for the page.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, NamedTuple
 
 from gpu_worker_pool.core.model import events as ev
+from gpu_worker_pool.core.model.gpu import GpuKey
+from gpu_worker_pool.core.model.lease import Lease, QueuedLease
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
@@ -17,19 +23,19 @@ from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import Headers, Response
 from gpu_worker_pool.server.parameters import PaceS
-from gpu_worker_pool.server.views.lease_view import lease_view
-from gpu_worker_pool.server.views.target import Target, nodes_of
+from gpu_worker_pool.server.views.lease_view import gpu_ref
+from gpu_worker_pool.server.views.target import EVERYTHING, Target
+from gpu_worker_pool.wire.page import RecentEvent, RecentKind
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64
 # A message this often keeps proxies from closing a quiet stream.
 HEARTBEAT_S: Final = 15.0
-# What may wait for a follower that reads slowly. All followers wait for the same messages, which are kept once.
+# What may wait for a follower that reads slowly, and what it is sent at a time.
 MOST_PENDING: Final = 1000
-MOST_PENDING_BYTES: Final = 4 * 1024 * 1024
-# Sent at a time, so that a follower that reads slowly costs no more.
-PIECE_BYTES: Final = 64 * 1024
-MOST_QUEUED: Final = 100
+MOST_SENT: Final = 50
+# The events that the page is told of.
+MOST_RECENT: Final = 50
 
 CONNECTED: Final = b"retry: 1000\n: connected\n\n"
 CHANGED: Final = b"event: changed\ndata: {}\n\n"
@@ -42,6 +48,16 @@ HEADERS: Final[Headers] = (
 )
 # Events that change nothing visible: renewals, refusals, and the pool's bookkeeping. Readings count by their snapshot.
 _NO_CHANGE = (ev.Refused, ev.LeasesRenewed, ev.QueueSettled, ev.GpusObserved)
+_KINDS: dict[type[ev.Event], RecentKind] = {
+    ev.LeaseQueued: "queued",
+    ev.LeaseGranted: "granted",
+    ev.GrantWithdrawn: "queued",
+    ev.LeaseWarned: "warned",
+    ev.LeaseEnded: "ended",
+    ev.GpuDrained: "drained",
+}
+# The names of the events on a stream.
+_OF_GPUS: Final = frozenset({"drained", "out_of_service", "in_service"})
 
 router = PoolRouter(tags=("leases",), answered_by="leader")
 
@@ -54,10 +70,17 @@ router = PoolRouter(tags=("leases",), answered_by="leader")
     help="Follow the events of the pool, as Server-Sent Events",
 )
 async def events(call: Call, pace_s: PaceS = None) -> Response:
-    """The events of the pool, as Server-Sent Events."""
+    """The events of the pool, as Server-Sent Events.
+
+    `lease_queued` (not of a lease that is granted at once), `lease_granted`, `lease_warned`, `lease_ended`, `gpu_drained`,
+    `gpu_out_of_service` and `gpu_in_service`. Each says when (`at`), which lease, whose it is, which GPUs, and why (`reason`,
+    `by`, `note`); `GET /leases/{id}` has the rest. Events have no ids: a client that reconnects reads `/pool` again. One that
+    reads too slowly gets `reset`, and does the same. With `pace_s` there is only `changed`, and `still_here` every 15
+    seconds of quiet.
+    """
     if call.method == "HEAD":
         return Response(200, _none(), HEADERS)
-    return Response(200, call.part(Streams).subscribe(call.reader_name, call.target.node, pace_s, call.gone), HEADERS)
+    return Response(200, call.part(Streams).subscribe(call.reader_name, call.target, pace_s, call.gone), HEADERS)
 
 
 async def _none() -> AsyncGenerator[bytes, None]:
@@ -65,15 +88,82 @@ async def _none() -> AsyncGenerator[bytes, None]:
         yield body
 
 
+class Happening(NamedTuple):
+    """An event that people are told of, with its lease at that time: None if it has none, or the lease is not known any more.
+    It is kept as it is, which is cheap; its view is made when it is asked for.
+    """
+
+    kind: RecentKind
+    event: ev.Event
+    lease: Lease | None
+
+    @classmethod
+    def of(cls, event: ev.Event, state: PoolState) -> Happening | None:
+        """None of an event that people are not told of."""
+        kind = _KINDS.get(type(event))
+        if isinstance(event, ev.Configured) and event.table == "excluded":
+            kind = "in_service" if event.value is None else "out_of_service"
+        if kind is None:
+            return None
+        lease_id = getattr(event, "lease_id", None)
+        return cls(kind, event, None if lease_id is None else state.find(lease_id))
+
+    def view(self, state: PoolState) -> RecentEvent:
+        event, request = self.event, self._request
+        return RecentEvent(
+            at=iso_time(event.at + state.wall_offset_s),
+            kind=self.kind,
+            lease_id=getattr(event, "lease_id", None),
+            owner=request.holder.owner if request else None,
+            worker_id=request.holder.worker_id if request else None,
+            label=dict(request.labels).get("command") if request else None,
+            gpus=tuple(gpu_ref(state, key) for key in self._gpus()),
+            reason=self._reason(),
+            by=event.by if isinstance(event, ev.LeaseEnded) else None,
+            note=event.why if isinstance(event, ev.LeaseEnded) else None,
+        )
+
+    def is_within(self, target: Target) -> bool:
+        """Whether it is of a GPU within the target, or of a waiter that GPUs there may serve."""
+        if target.node is None:
+            return True
+        if nodes := {key.node for key in self._gpus()}:
+            return target.node in nodes
+        return self._request is not None and self._request.wishes.node in {None, target.node}
+
+    @property
+    def _request(self) -> Request | None:
+        found: Request | None = getattr(self.event, "request", None)
+        return found or (self.lease.request if self.lease else None)
+
+    def _reason(self) -> str | None:
+        """Why; None of a warning that was withdrawn."""
+        if isinstance(self.event, ev.Configured):
+            return None if self.event.value is None else str(self.event.value)
+        reason = self.event.reason if isinstance(self.event, ev.LeaseEnded | ev.LeaseWarned) else None
+        return None if reason is None else str(reason)
+
+    def _gpus(self) -> tuple[GpuKey, ...]:
+        match self.event:
+            case ev.LeaseGranted(gpus=gpus):
+                return gpus
+            case ev.LeaseEnded() | ev.LeaseWarned() if self.lease is not None:
+                return () if isinstance(self.lease, QueuedLease) else self.lease.gpus
+            case ev.GpuDrained(gpu=gpu):
+                return (gpu,)
+            case ev.Configured(key=key):
+                return (GpuKey(*key),)
+        return ()
+
+
 class Follower:
     """An open stream, and the messages that wait to be sent on it. One with a pace is only told that something changed."""
 
-    def __init__(self, caller: str, node: str | None, pace_s: float | None) -> None:
+    def __init__(self, caller: str, target: Target, pace_s: float | None) -> None:
         self.caller = caller
-        self.node = node
+        self.target = target
         self.pace_s = pace_s
         self._pending: deque[bytes] = deque()
-        self._bytes = 0
         self._has_pending = asyncio.Event()
         self._over = asyncio.Event()
 
@@ -86,27 +176,19 @@ class Follower:
         self._has_pending.set()
 
     def send(self, message: bytes) -> None:
-        if len(self._pending) >= MOST_PENDING or self._bytes + len(message) > MOST_PENDING_BYTES:
+        if len(self._pending) >= MOST_PENDING:
             self._pending.clear()
-            self._bytes = 0
             message = RESET
         self._pending.append(message)
-        self._bytes += len(message)
         self._has_pending.set()
 
-    def send_changed(self) -> None:
-        if not self._pending:
+    def note_change(self) -> None:
+        if self.pace_s is not None and not self._pending:
             self.send(CHANGED)
 
     def take(self) -> bytes:
         """The next messages, in order; nothing if none waits."""
-        taken = []
-        size = 0
-        while self._pending and size < PIECE_BYTES:
-            taken.append(self._pending.popleft())
-            size += len(taken[-1])
-        self._bytes -= size
-        return b"".join(taken)
+        return b"".join(self._pending.popleft() for _ in range(min(len(self._pending), MOST_SENT)))
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for a message or the end; return whether one of them came within this time."""
@@ -121,13 +203,20 @@ class Follower:
 
 
 class Streams:
+    """All streams, and the last events."""
+
     def __init__(self, pool: Pool, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._pool = pool
         self._heartbeat_s = heartbeat_s
         self._followers: dict[Follower, None] = {}  # the oldest first
+        self._recent: deque[Happening] = deque(maxlen=MOST_RECENT)
         self._is_closed = False
         self._shown: Snapshot | None = None
         pool.follow(self.follow)
+
+    def recent(self, target: Target) -> tuple[RecentEvent, ...]:
+        """The last events within a target, latest first."""
+        return tuple(each.view(self._pool.state) for each in reversed(self._recent) if each.is_within(target))
 
     def close(self) -> None:
         self._is_closed = True
@@ -137,15 +226,15 @@ class Streams:
     def subscribe(
         self,
         caller: str,
-        node: str | None = None,
+        target: Target = EVERYTHING,
         pace_s: float | None = None,
         watch: Callable[[], asyncio.Future[None]] | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what happens from now on, on one node or everywhere, until the client is gone, which `watch` says, the server
-        stops or the iterator is closed. With a pace, only that something changed. Refusal if the caller has too many.
+        """Yield what happens within a target from now on, until the client is gone, which `watch` says, the server stops or the
+        iterator is closed. With a pace, only that something changed. Refusal if the caller has too many.
         """
         self._make_room(caller)
-        return self._messages(Follower(caller, node, pace_s), watch() if watch else None)
+        return self._messages(Follower(caller, target, pace_s), watch() if watch else None)
 
     def _make_room(self, caller: str) -> None:
         """If there are too many streams, end the oldest of the caller with the most, unless the new one's has as many."""
@@ -180,91 +269,36 @@ class Streams:
                 gone.cancel()
 
     def note_snapshot(self, snapshot: Snapshot) -> None:
-        self._note_change_to(snapshot)
-        # The readings are of the box of this server, and of no other.
-        own = frozenset({self._pool.node})
-        if readers := self._readers(own, with_whole=self._pool.membership is None):
-            _send(readers, "readings", snapshot.summary_body)
-
-    def follow(self, events: Sequence[ev.Event]) -> None:
-        if not self._followers:
-            return
-        if any(isinstance(event, ev.GpusObserved) for event in events) and self._pool.membership is None:
-            self._note_change_to(self._pool.snapshot)
-        if any(not isinstance(event, _NO_CHANGE) for event in events):
-            self._note_change()
-        if self._readers():
-            for event in events:
-                self._send_event(event)
-            if any(
-                isinstance(event, ev.LeaseQueued | ev.LeaseGranted | ev.GrantWithdrawn | ev.LeaseEnded)
-                for event in events
-            ):
-                self._send_queue()
-
-    def _note_change_to(self, snapshot: Snapshot) -> None:
+        """Note that these readings were taken on this box."""
         if snapshot is not self._shown:
             self._shown = snapshot
             self._note_change()
 
+    def follow(self, events: Sequence[ev.Event]) -> None:
+        state = self._pool.state
+        happened = [each for event in events if (each := Happening.of(event, state)) is not None]
+        self._recent += happened
+        if not self._followers:
+            return
+        if any(isinstance(event, ev.GpusObserved) for event in events) and self._pool.membership is None:
+            self.note_snapshot(self._pool.snapshot)
+        if any(not isinstance(event, _NO_CHANGE) for event in events):
+            self._note_change()
+        readers = [follower for follower in self._followers if follower.pace_s is None]
+        for each in happened if readers else ():
+            name = f"{'gpu' if each.kind in _OF_GPUS else 'lease'}_{each.kind}".encode()
+            message = b"event: %b\ndata: %b\n\n" % (name, encode(each.view(state)))
+            for reader in readers:
+                if each.is_within(reader.target):
+                    reader.send(message)
+
     def _note_change(self) -> None:
         for follower in self._followers:
-            if follower.pace_s is not None:
-                follower.send_changed()
-
-    def _readers(self, nodes: frozenset[str] | None = None, *, with_whole: bool = True) -> list[Follower]:
-        """Those that are sent an event which concerns these nodes, None for all."""
-        return [
-            each
-            for each in self._followers
-            if each.pace_s is None and (with_whole if each.node is None else nodes is None or each.node in nodes)
-        ]
-
-    def _send_event(self, event: ev.Event) -> None:
-        match event:
-            case ev.LeaseQueued() | ev.LeaseGranted() | ev.GrantWithdrawn() | ev.LeaseWarned() | ev.LeaseEnded():
-                self._send_lease(event)
-            case ev.GpuDrained(gpu=gpu, lease_id=lease_id):
-                self._send("gpu_drained", {"lease_id": lease_id, "node": gpu.node, "uuid": gpu.uuid}, gpu.node)
-            case ev.Configured(table="excluded", key=(node, uuid), value=None):
-                self._send("gpu_in_service", {"node": node, "uuid": uuid}, node)
-            case ev.Configured(table="excluded", key=(node, uuid), value=reason):
-                self._send("gpu_out_of_service", {"node": node, "uuid": uuid, "reason": str(reason)}, node)
-            case ev.Configured(table="quotas" | "bookings"):
-                self._send("plans", {})
-            case ev.Configured(table="ignored_processes"):
-                self._send("ignored_processes", {"names": sorted(self._pool.state.ignored_processes)})
-
-    def _send(self, name: str, data: object, *nodes: str) -> None:
-        if readers := self._readers(frozenset(nodes) or None):
-            _send(readers, name, encode(data))
-
-    def _send_lease(
-        self, event: ev.LeaseQueued | ev.LeaseGranted | ev.GrantWithdrawn | ev.LeaseWarned | ev.LeaseEnded
-    ) -> None:
-        state = self._pool.state
-        lease = state.find(event.lease_id)
-        if lease is not None:
-            # More may have happened since; the event shows the lease as it was. A waiter that any node may serve concerns all.
-            name, as_it_was = _AS_IT_WAS[type(event)]
-            self._send(name, replace(lease_view(state, lease, self._pool.now()), **as_it_was), *nodes_of(lease))
-
-    def _send_queue(self) -> None:
-        """Send the waiters of each target that is followed."""
-        for node in {reader.node for reader in self._readers()}:
-            first, length = Target(node).first_waiters(self._pool.state, self._pool.now(), MOST_QUEUED)
-            readers = [reader for reader in self._readers() if reader.node == node]
-            _send(readers, "queue", encode({"length": length, "first": first}))
+            follower.note_change()
 
 
 def _full(which: str) -> Refusal:
     return Refusal(503, f"{which} are open already, which is the limit; poll /pool instead.", {"Retry-After": "5"})
-
-
-def _send(readers: Iterable[Follower], name: str, data: bytes) -> None:
-    message = b"event: %b\ndata: %b\n\n" % (name.encode(), data)
-    for reader in readers:
-        reader.send(message)
 
 
 async def _is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
@@ -274,17 +308,3 @@ async def _is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-_OVER: dict[str, Any] = {"ended_at": None, "end_reason": None, "ended_by": None, "end_note": None}
-# The name of each event, and what of the lease was otherwise then.
-_AS_IT_WAS: dict[type[ev.Event], tuple[str, dict[str, Any]]] = {
-    ev.LeaseQueued: (
-        "lease_queued",
-        {"state": "queued", "gpus": [], "fence": None, "granted_at": None, "env": {}, **_OVER},
-    ),
-    ev.GrantWithdrawn: ("lease_queued", {}),
-    ev.LeaseGranted: ("lease_granted", {"state": "active", "reason": None, "position": None, **_OVER}),
-    ev.LeaseWarned: ("lease_warned", {}),
-    ev.LeaseEnded: ("lease_ended", {}),
-}

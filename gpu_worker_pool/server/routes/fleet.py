@@ -12,9 +12,7 @@ from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.views.target import nodes_of
-from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxView, FleetList
-
-from .renewals import FleetRenewals
+from gpu_worker_pool.wire.fleet import BoxView, FleetList
 
 # What there is in a fleet only. The calls that mean the whole fleet are the doubles of those that mean this box.
 router = PoolRouter(tags=("leases",), answered_by="leader", is_fleet=True)
@@ -48,12 +46,6 @@ async def forget_node(call: Call, node: str) -> FleetList:
     return await fleet(call)
 
 
-@router.post(RENEW_AT_BOX, answered_by="box", ignores_query=True)
-async def renew_at_box(call: Call) -> BoxRenewAnswer:
-    """A heartbeat for leases that this box keeps."""
-    return await call.part(FleetRenewals).renew_at_box(call)
-
-
 def box_views(pool: Pool) -> tuple[BoxView, ...]:
     """The boxes of the fleet that this server leads."""
     state, now, leader = pool.state, pool.now(), _leader(pool)
@@ -68,6 +60,7 @@ def box_views(pool: Pool) -> tuple[BoxView, ...]:
             version=info.version if info else None,
             is_candidate=info.is_candidate if info else None,
             is_leader=node == leader,
+            trouble=info.trouble if info else None,
             heard_ago_s=round(max(now - info.heard_at, 0.0), 3) if info else None,
             gpus=gpus[node],
             leases=leases[node],

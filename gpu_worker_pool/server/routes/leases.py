@@ -7,11 +7,12 @@ from functools import partial
 from math import floor
 from typing import Final
 
-from gpu_worker_pool.core.decider.wanted import wanted_by
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, Lease, QueuedLease
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.queue.owners import quota_of
+from gpu_worker_pool.core.queue.wanted import wanted_by
 from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode
@@ -31,7 +32,7 @@ from gpu_worker_pool.server.views.lease_view import (
     warning_view,
 )
 from gpu_worker_pool.server.views.pool_view import pool_view
-from gpu_worker_pool.server.views.target import Target
+from gpu_worker_pool.server.views.target import KeptPool, ShownPool, Target
 from gpu_worker_pool.wire.leases import AnyLease, LeaseList, LeaseView, NotRenewed, RenewAnswer, Renewed, WantedView
 from gpu_worker_pool.wire.pool import PoolView
 
@@ -68,7 +69,7 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
         _check_priority(pool, caller, holder.owner, form.priority)
         holder = _with_process(call, holder, is_admin=caller.is_admin)
     try:
-        request = to_request(form, holder, call.target.node)
+        request = form.request(holder, call.target.node)
     except ValueError as error:
         raise Refusal(422, f"{error}.") from None
     events = await pool.request(lease_id, request, caller=call.turn_name(caller))
@@ -84,7 +85,7 @@ async def request_lease(call: Call, lease_id: LeaseId, form: LeaseForm, devices:
     lease = await _told(pool, lease, is_its_client=True)
     if is_new and not isinstance(lease, EndedLease):
         call.status = 202 if isinstance(lease, QueuedLease) else 201
-    return _shown(call, lease, devices)
+    return await _shown(call, lease, devices)
 
 
 @router.get("/leases/{lease_id:path}/wanted", caller=WRITER, problems=(401, 403, 404, 422, 429, 503))
@@ -126,7 +127,7 @@ async def show_lease(call: Call, lease_id: LeaseId, wait_s: WaitS = 0.0, devices
     # Nor is a reader told more that is not known to be its client: it may be, and believe in a grant that is withdrawn later.
     if (untaken := _set_aside(pool, lease_id)) is not None:
         return untaken
-    return _shown(call, await _told(pool, lease, is_its_client=may_renew), devices)
+    return await _shown(call, await _told(pool, lease, is_its_client=may_renew), devices)
 
 
 @router.delete("/leases/{lease_id:path}", caller=WRITER, problems=(404,))
@@ -137,8 +138,7 @@ async def release_lease(call: Call, lease_id: LeaseId, as_: AsHolder = None, rea
     _check_may_manage(call, caller, lease)
     # An operator that ends the lease of another is named, whatever it says that it is.
     is_holder = as_ == "holder" and caller.name in {None, lease.request.holder.owner}
-    turn_name = call.turn_name(caller)
-    await pool.release(lease_id, caller=turn_name, is_holder=is_holder, by=name_of(caller), why=reason)
+    await pool.command(cmd.Release(lease_id, is_holder, name_of(caller), reason), call.turn_name(caller))
     return outcome_view(pool, await _known(pool, lease_id))
 
 
@@ -172,14 +172,22 @@ async def renew_here(call: Call, caller: Caller, form: RenewForm) -> RenewAnswer
     return outcome
 
 
-@router.get("/leases", ignores_query=True, response_model=LeaseList, help="Get all live leases")
+@router.get("/leases", ignores_query=True, response_model=LeaseList, help="Get all live leases", is_known_to_box=True)
 async def list_leases(call: Call) -> bytes:
     """All live leases."""
+    if call.has_no_leader:
+        return await _encode_list(_kept(call), call.target)
     call.pool.check_is_open()
     return await call.part(SharedAnswers).get(("leases", call.target), partial(_encode_list, call.pool, call.target))
 
 
-async def _encode_list(pool: Pool, target: Target) -> bytes:
+def _kept(call: Call) -> KeptPool:
+    membership = call.pool.membership
+    assert membership is not None  # noqa: S101 - it has no leader, so it is in a fleet
+    return KeptPool(call.pool, membership)
+
+
+async def _encode_list(pool: ShownPool, target: Target) -> bytes:
     await pool.caught_up()
     ids = target.live_leases(pool.state, pool.now())
     leases = [view async for _, view in listed_leases(pool, ids, LoopShare())]
@@ -192,14 +200,17 @@ async def _encode_list(pool: Pool, target: Target) -> bytes:
     response_model=PoolView,
     problems=(422,),
     help="Get the node at a glance: GPUs, leases, queue",
+    is_known_to_box=True,
 )
 async def show_pool(call: Call, queue: QueueLimit = None, leases: LeasesLimit = None) -> bytes:
-    """The node at a glance."""
+    """The node at a glance. A box of a fleet that has no leader shows what it knows by itself."""
     asked = call.target, queue, leases
+    if call.has_no_leader:
+        return await encode_pool(_kept(call), *asked)
     return await call.part(SharedAnswers).get(asked, partial(encode_pool, call.pool, *asked))
 
 
-async def encode_pool(pool: Pool, target: Target, queue: int | None, leases: int | None) -> bytes:
+async def encode_pool(pool: ShownPool, target: Target, queue: int | None, leases: int | None) -> bytes:
     return encode(await pool_view(pool, target, queue, leases))
 
 
@@ -248,7 +259,7 @@ def _check_priority(pool: Pool, caller: Caller, owner: str | None, priority: int
 
 def _with_process(call: Call, holder: Holder, *, is_admin: bool) -> Holder:
     """The holder with its process, if that is on the box that was asked: that box has looked it up. NoSuchProcess and
-    ForeignProcess as in host/identity.py.
+    ForeignProcess as in host/processes.py.
     """
     passed_on = call.forwarded
     if passed_on is None:
@@ -276,7 +287,10 @@ async def _told(pool: Pool, lease: Lease, *, is_its_client: bool) -> Lease:
         )
     if is_its_client:
         pool.note_heartbeat(lease.id)
-    return await _known(pool, lease.id)
+    known = await _known(pool, lease.id)
+    # A grant that its box could not keep was withdrawn, and there may be another one since.
+    is_another = isinstance(known, ActiveLease) and known.fence != lease.fence
+    return await _told(pool, known, is_its_client=is_its_client) if is_another else known
 
 
 def _set_aside(pool: Pool, lease_id: str) -> LeaseView | None:
@@ -294,34 +308,11 @@ async def _known(pool: Pool, lease_id: str) -> Lease:
     return lease
 
 
-def _shown(call: Call, lease: Lease, devices: Devices) -> AnyLease:
+async def _shown(call: Call, lease: Lease, devices: Devices) -> AnyLease:
     pool = call.pool
-    starts = pool.expected_starts() if isinstance(lease, QueuedLease) else {}
+    starts = await pool.expected_starts(LoopShare()) if isinstance(lease, QueuedLease) else {}
     by_uuid, asked = devices == "uuid", call.via_box or pool.node
     return lease_view(pool.state, lease, pool.now(), by_uuid=by_uuid, pool_id=pool.pool_id, asked=asked, starts=starts)
-
-
-def to_request(form: LeaseForm, holder: Holder, node: str | None = None) -> Request:
-    """The request for the core, with the only node that it means."""
-    return Request(
-        wishes=Wishes(
-            gpus=form.gpus,
-            memory_mb=form.memory_mb,
-            model=form.model,
-            memory_threshold_percent=form.memory_threshold_percent,
-            utilization_threshold_percent=form.utilization_threshold_percent,
-            among=form.among,
-            nodes=form.nodes,
-            node=node,
-        ),
-        holder=holder,
-        priority=form.priority,
-        ttl_s=form.ttl_s,
-        # Sorted, so that the same labels make the same request.
-        labels=tuple(sorted(form.labels.items())),
-        time_limit_s=form.time_limit_s,
-        preemptible=form.preemptible,
-    )
 
 
 def _refuse(lease_id: str, events: list[ev.Event]) -> None:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import NamedTuple
 
+from gpu_worker_pool.host.clock import iso_time
+from gpu_worker_pool.server.agent.handshake import VERSION
+from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
 from gpu_worker_pool.server.http.problems import Refusal
 from gpu_worker_pool.server.http.response import JSON, Headers, Response, redirect, secure_headers, takes_gzip
-from gpu_worker_pool.server.parameters import PageHours, PageWeeks
-from gpu_worker_pool.server.ui.data import Body, PageData
-from gpu_worker_pool.wire.accounting import TimelineView, UsageView, WeeksView
-from gpu_worker_pool.wire.page import MeView, PageView, PastView
-from gpu_worker_pool.wire.plans import QuotaList
+from gpu_worker_pool.server.http.shared_answer import SharedAnswers
+from gpu_worker_pool.server.http.tokens import Tokens
+from gpu_worker_pool.server.settings import ServerSettings
+from gpu_worker_pool.server.views.forecast_view import forecast_view, predicted_ends
+from gpu_worker_pool.server.views.pool_view import pool_view
+from gpu_worker_pool.server.views.target import Target
+from gpu_worker_pool.wire.page import MeView, PageView
+
+from .events import Streams
+from .fleet import box_views
+
+MOST_QUEUED = 200
+POOL_PACE_S = 0.5
+# A forecast takes a pass over the queue for each size and model.
+FORECAST_PACE_S = 1.0
+# A body up to this size is compressed in the event loop: a thread would take longer.
+SMALL_BYTES = 4096
 
 PACKAGE = "gpu_worker_pool.server.ui"
 FOLDER = "page"
 INDEX = "index.html"
+MODULES = b"<!-- modules -->"
+# How the version of the files begins in their paths.
+VERSION_MARK = "v-"
+FOR_EVER = b"public, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -57,37 +83,10 @@ async def page_me(call: Call) -> Response:
 @router.get("/ui/data/pool", answered_by="leader", problems=(422, 503), response_model=PageView)
 async def page_pool(call: Call) -> Response:
     """The pool, for the page."""
-    return _shared(call, await call.part(PageData).pool(call.target))
-
-
-@router.get("/ui/data/history", problems=(422, 503), response_model=PastView)
-async def page_history(call: Call) -> Response:
-    """Past readings, for the page."""
-    return _shared(call, await call.part(PageData).history(call.target))
-
-
-@router.get("/ui/data/usage", answered_by="leader", problems=(422, 503), response_model=UsageView)
-async def page_usage(call: Call) -> Response:
-    """GPU-hours of today."""
-    return _shared(call, await call.part(PageData).usage(call.target))
-
-
-@router.get("/ui/data/weeks", answered_by="leader", problems=(422, 503), response_model=WeeksView)
-async def page_weeks(call: Call, weeks: PageWeeks = "4") -> Response:
-    """GPU-hours by owner and week."""
-    return _shared(call, await call.part(PageData).weeks(call.target, weeks))
-
-
-@router.get("/ui/data/quotas", answered_by="leader", problems=(422, 503), response_model=QuotaList)
-async def page_quotas(call: Call) -> Response:
-    """All quotas, for the page."""
-    return _shared(call, await call.part(PageData).quotas(call.target))
-
-
-@router.get("/ui/data/timeline", answered_by="leader", problems=(422, 503), response_model=TimelineView)
-async def page_timeline(call: Call, hours: PageHours = "6") -> Response:
-    """Who held which GPU, for the page."""
-    return _shared(call, await call.part(PageData).timeline(call.target, hours))
+    body = await call.part(PageData).pool(call.target)
+    if takes_gzip(call.headers.get("accept-encoding")):
+        return Response(200, body.gzipped, _SHARED_GZIPPED)
+    return Response(200, body.plain, _SHARED)
 
 
 @router.get("/ui/{file:path}", ignores_query=True, problems=(404,), media_type="*/*")
@@ -98,25 +97,91 @@ async def page_file(call: Call, file: str) -> Response:
 
 
 def _file(call: Call, name: str) -> Response:
-    file = call.part(PageFiles).find(name)
+    files = call.part(PageFiles)
+    version, _, rest = name.partition("/")
+    is_versioned = version == files.version
+    file = files.find(rest if version.startswith(VERSION_MARK) else name)
     if file is None:
         path = call.scope["path"]
         raise Refusal(404, f"There is nothing at {path[:200]}; the page is at {path.partition('/ui')[0]}/ui.")
-    headers: Headers = ((b"etag", file.etag), (b"cache-control", b"no-cache"))
+    headers: Headers = ((b"etag", file.etag), (b"cache-control", FOR_EVER if is_versioned else b"no-cache"))
     if _is_known(file.etag.decode(), call.headers.get("if-none-match")):
         return Response(304, b"", headers)
-    return Response(200, file.body, (*headers, (b"content-type", file.content_type)))
-
-
-def _shared(call: Call, body: Body) -> Response:
+    headers = (*headers, (b"content-type", file.content_type), (b"vary", b"Accept-Encoding"))
     if takes_gzip(call.headers.get("accept-encoding")):
-        return Response(200, body.gzipped, _SHARED_GZIPPED)
-    return Response(200, body.plain, _SHARED)
+        return Response(200, file.body.gzipped, (*headers, (b"content-encoding", b"gzip")))
+    return Response(200, file.body.plain, headers)
 
 
 def _is_known(etag: str, if_none_match: str | None) -> bool:
     tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
     return etag in tags or tags == ["*"]
+
+
+class Body(NamedTuple):
+    """A body in both forms."""
+
+    plain: bytes
+    gzipped: bytes
+
+    @classmethod
+    async def of(cls, plain: bytes) -> Body:
+        """Compress a body; a large one in a thread."""
+        compress = partial(gzip.compress, plain, 1, mtime=0)
+        return cls(plain, compress() if len(plain) <= SMALL_BYTES else await asyncio.to_thread(compress))
+
+
+class PageData:
+    """What all open pages show, made once for all of them. `tokens` are those of the server."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        pool: Pool,
+        sampler: Sampler,
+        shared: SharedAnswers,
+        streams: Streams,
+        *,
+        tokens: Tokens,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._sampler = sampler
+        self._shared = shared
+        self._streams = streams
+        self._tokens = tokens
+        self._started_at = iso_time(time.time())
+
+    async def pool(self, target: Target) -> Body:
+        return await self._shared.get(("page", target), partial(self._make, target), POOL_PACE_S)
+
+    async def _make(self, target: Target) -> Body:
+        pool = await pool_view(self._pool, target, MOST_QUEUED)
+        expected = await self._shared.get(
+            ("forecast of pages", target), partial(forecast_view, self._pool, target), FORECAST_PACE_S, may_be_old=True
+        )
+        settings, sampler = self._settings, self._sampler
+        view = PageView(
+            pool=pool,
+            # By the clock of the leases' times; by the wall clock before the journal is open.
+            now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
+            started_at=self._started_at,
+            measured_at=sampler.snapshot.taken.timestamp(),
+            reading_age_s=round(sampler.age_s(), 3) if sampler.has_sampled else None,
+            stale_after_s=settings.stale_after_s,
+            refresh_interval_s=settings.refresh_interval,
+            max_history=settings.max_history,
+            advice=sampler.snapshot.error,
+            ends=predicted_ends(self._pool, target),
+            forecast=expected,
+            happened=self._streams.recent(target),
+            has_tokens=not self._tokens.is_unset,
+            title=settings.title,
+            docs=settings.docs_url.lstrip("/") or None,
+            version=VERSION,
+            boxes=None if self._pool.membership is None else box_views(self._pool),
+        )
+        return await Body.of(encode(view))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +190,58 @@ class PageFile:
 
     content_type: bytes
     etag: bytes
-    body: bytes
+    body: Body
 
 
 class PageFiles:
-    """The files of the page by name, each read on first use. A caller's text never becomes part of a path."""
+    """The files of the page by name, read on first use. A caller's text never becomes part of a path.
+
+    Their version changes with the content of any of them. The page names each file below its version, so that a browser keeps a
+    file until another version is there, and a module finds the others beside it. Under the name of another version there is the
+    present file, which is not kept: a page that was loaded just before the server was replaced still works.
+    """
 
     def __init__(self) -> None:
-        folder = files(PACKAGE) / FOLDER
-        found = list(folder.iterdir()) if folder.is_dir() else []
-        self._paths: dict[str, Traversable] = {path.name: path for path in found if _type_of(path.name)}
-        self._read: dict[str, PageFile] = {}
+        self._files: dict[str, PageFile] | None = None
+        self._version = ""
+
+    @property
+    def version(self) -> str:
+        self._all()
+        return self._version
 
     def find(self, name: str) -> PageFile | None:
-        known = self._read.get(name)
-        if known is not None:
-            return known
-        path, content_type = self._paths.get(name), _type_of(name)
-        if path is None or content_type is None:
-            return None
-        body = path.read_bytes()
-        etag = f'"{sha256(body).hexdigest()[:32]}"'
-        return self._read.setdefault(name, PageFile(content_type.encode(), etag.encode(), body))
+        return self._all().get(name)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._all())
+
+    def _all(self) -> dict[str, PageFile]:
+        if self._files is None:
+            found = dict(_bodies(files(PACKAGE) / FOLDER))
+            digest = sha256(b"\0".join(name.encode() + body for name, body in sorted(found.items())))
+            self._version = f"{VERSION_MARK}{digest.hexdigest()[:12]}"
+            if INDEX in found:
+                modules = [
+                    f'<link rel="modulepreload" href="ui/{name}">' for name in sorted(found) if name.endswith(".js")
+                ]
+                found[INDEX] = found[INDEX].replace(MODULES, "\n    ".join(modules).encode())
+                found[INDEX] = found[INDEX].replace(b'"ui/', f'"ui/{self._version}/'.encode())
+            self._files = {name: _page_file(name, body) for name, body in found.items()}
+        return self._files
+
+
+def _bodies(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir():
+            yield from _bodies(path, f"{prefix}{path.name}/")
+        elif _type_of(path.name) is not None:
+            yield f"{prefix}{path.name}", path.read_bytes()
+
+
+def _page_file(name: str, body: bytes) -> PageFile:
+    etag = f'"{sha256(body).hexdigest()[:32]}"'
+    return PageFile((_type_of(name) or "").encode(), etag.encode(), Body(body, gzip.compress(body, mtime=0)))
 
 
 def _type_of(name: str) -> str | None:

@@ -1,8 +1,8 @@
 """Renewals in a fleet: each lease is renewed at the box that keeps it, whichever box is asked.
 
-The box that is asked renews what it keeps itself, also while there is no leader. The rest goes to the box that is known to
-keep it, and otherwise to the leader, which knows where each lease is. An id that no box answers for is not in the answer:
-its holder asks again.
+The box that is asked renews what it keeps itself, also while there is no leader. The rest goes to the leader, which knows where
+each lease is, and asks that box; without a leader, to the box that is known to keep it. An id that no box answers for is not
+in the answer: its holder asks again.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.lease import ActiveLease, custodian
-from gpu_worker_pool.server.agent.handshake import HEADER as SIGNATURE
-from gpu_worker_pool.server.agent.handshake import is_signed, sign
-from gpu_worker_pool.server.agent.membership import BoxRenewal, Membership
+from gpu_worker_pool.server.agent.frames import Ask
+from gpu_worker_pool.server.agent.link import LinkReply
+from gpu_worker_pool.server.agent.renewals import BoxRenewal
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.forms import RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage
 from gpu_worker_pool.server.http.call import Call, until_gone
-from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.forwarding import Forwarding
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.leases import RenewAnswer
 from gpu_worker_pool.wire.reader import read
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.server.agent.agent import Agent
 
 # What another box may take beyond the time that it may hold the answer.
 ANSWER_S = 5.0
@@ -49,15 +51,12 @@ class Part(NamedTuple):
 
 
 class FleetRenewals:
-    """`secret` is the key of the fleet, once this box belongs to one."""
-
     def __init__(self, pool: Pool, tokens: Tokens, forwarding: Forwarding) -> None:
         self._pool = pool
         self._tokens = tokens
         self._forwarding = forwarding
-        self.secret: str | None = None
 
-    async def renew(self, call: Call, form: RenewForm, membership: Membership, renew_here: RenewHere) -> RenewAnswer:
+    async def renew(self, call: Call, form: RenewForm, membership: Agent, renew_here: RenewHere) -> RenewAnswer:
         caller = call.caller()
         kept = await membership.renew(form.ids, self._may(caller))
         self._check(kept.denied, caller)
@@ -72,28 +71,32 @@ class FleetRenewals:
             )
         return _together(filter(None, answers), self._pool_id)
 
-    async def renew_at_box(self, call: Call) -> BoxRenewAnswer:
-        """A renewal that another box passes on, for a caller that it knows."""
-        body = await call.body()
+    async def answer_box(self, ask: Ask, body: bytes, reply: LinkReply) -> None:
+        """Answer a box that asks this one on their link: it renews leases for a caller that it knows."""
         membership = self._pool.membership
-        said_by, secret = call.headers.get(SIGNATURE, ""), self.secret
-        # A fleet without a key has only boxes of one user on one machine.
-        is_box = bool(secret) or (call.is_loopback and Connection.of_scope(call.scope).is_own)
-        if secret is None or not is_box or not is_signed(said_by, secret, "POST", RENEW_AT_BOX, body):
-            raise Refusal(403, "This call is for boxes of the fleet; it is not signed with the fleet's key.")
-        if membership is None:
-            raise Refusal(404, "This server belongs to no fleet.")
+        if membership is None or ask.target != RENEW_AT_BOX:
+            await reply.begin(404)
+            return
         said = read(BoxRenewForm, json.loads(body)) or BoxRenewForm(ids=())
         caller = Caller(said.caller, said.is_local, Role.OPERATOR if said.is_admin else Role.USER)
-        kept = await membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
-        return BoxRenewAnswer(
-            renewed=kept.renewed,
-            lost=kept.lost,
-            held_s=kept.held_s,
-            pool_id=self._pool_id,
-            elsewhere=kept.elsewhere,
-            denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
+        renewing = asyncio.ensure_future(
+            membership.renew(said.ids, self._may(caller), wait_s=said.wait_s, warned=said.warned)
         )
+        try:
+            await asyncio.wait((renewing, reply.gone), return_when=asyncio.FIRST_COMPLETED)
+            if renewing.done():
+                kept = renewing.result()
+                answer = BoxRenewAnswer(
+                    renewed=kept.renewed,
+                    lost=kept.lost,
+                    held_s=kept.held_s,
+                    pool_id=self._pool_id,
+                    elsewhere=kept.elsewhere,
+                    denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
+                )
+                await reply.begin(200, body=encode(answer))
+        finally:
+            renewing.cancel()
 
     @property
     def _pool_id(self) -> str | None:
@@ -118,7 +121,7 @@ class FleetRenewals:
         call: Call,
         caller: Caller,
         form: RenewForm,
-        membership: Membership,
+        membership: Agent,
         kept: BoxRenewal,
         renew_here: RenewHere,
     ) -> list[Part]:
@@ -150,20 +153,22 @@ class FleetRenewals:
             async def at_box(
                 wait_s: float, ids: tuple[str, ...] = ids, node: str | None = node, otherwise: RenewPart = at_leader
             ) -> RenewAnswer | None:
-                answer = await self._at_box(membership.boxes.get(node or ""), caller, ids, form, wait_s)
+                answer = await self._at_box(membership, node or "", caller, ids, form, wait_s)
                 return await otherwise(wait_s) if answer is None else answer
 
             parts.append(Part(ids, at_leader if node is None else at_box))
         return parts
 
-    def _keeper(self, lease_id: str, membership: Membership) -> str | None:
+    def _keeper(self, lease_id: str, membership: Agent) -> str | None:
+        if membership.leader is not None:
+            return None  # it asks the box
         if not membership.is_leader:
             return self._forwarding.keeper_of(lease_id)
         lease = self._pool.state.leases.get(lease_id)
         return custodian(lease) if isinstance(lease, ActiveLease) else None
 
     async def _renew_kept(
-        self, ids: tuple[str, ...], caller: Caller, membership: Membership, form: RenewForm, wait_s: float
+        self, ids: tuple[str, ...], caller: Caller, membership: Agent, form: RenewForm, wait_s: float
     ) -> RenewAnswer:
         warned = _within(form.warned, ids)
         return self._answer(await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned))
@@ -174,19 +179,19 @@ class FleetRenewals:
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
         try:
             # What is as by default is left out: a leader of the version before may not know it.
-            answer = await self._forwarding.renew(
+            status, body = await self._forwarding.renew(
                 call, encode({key: said for key, said in asdict(form).items() if said})
             )
         except Refusal as why:
             if why.status in {502, 503}:
                 return None
             raise
-        if answer.status in {401, 403}:
-            raise Denied(401 if answer.status == 401 else 403, str(answer.data.get("detail")))
-        return read(RenewAnswer, answer.data) if answer.status == 200 else None
+        if status in {401, 403}:
+            raise Denied(401 if status == 401 else 403, str(json.loads(body)["detail"]))
+        return read(RenewAnswer, json.loads(body)) if status == 200 else None
 
-    async def _at_box(
-        self, url: str | None, caller: Caller, ids: tuple[str, ...], form: RenewForm, wait_s: float
+    async def _at_box(  # noqa: PLR0917 - as above
+        self, membership: Agent, node: str, caller: Caller, ids: tuple[str, ...], form: RenewForm, wait_s: float
     ) -> RenewAnswer | None:
         said = BoxRenewForm(
             ids=ids,
@@ -196,14 +201,8 @@ class FleetRenewals:
             is_local=caller.is_local,
             is_admin=caller.is_operator,
         )
-        body = encode(said)
-        headers = {SIGNATURE: sign(self.secret or "", "POST", RENEW_AT_BOX, body), "content-type": "application/json"}
-        if url is None:
-            return None
-        answer = await self._forwarding.ask_box(f"{url.rstrip('/')}{RENEW_AT_BOX}", body, headers, wait_s + ANSWER_S)
-        if answer is None or answer.status != 200:
-            return None
-        found = read(BoxRenewAnswer, answer.data)
+        body = await membership.ask_box(node, RENEW_AT_BOX, encode(said), wait_s + ANSWER_S)
+        found = read(BoxRenewAnswer, json.loads(body)) if body else None
         if found is None:
             return None
         if found.denied:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -22,6 +23,7 @@ from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire import service
 from gpu_worker_pool.wire import statistics as wire
 
+logger = logging.getLogger(__name__)
 VARY: Final = (b"vary", b"Accept")
 
 # A web page of any origin may read these, where CORS is on. No other call is open to it.
@@ -53,6 +55,32 @@ class Statistics:
             return None
         source = self.sampler.snapshot.source
         return f"the last reading is {age_s:.0f} s old: {source} has not answered since"
+
+    def log_gpus(self, after_s: float) -> None:
+        """Say at the start which GPUs there are, or that they were not read in this time."""
+        snapshot = self.sampler.snapshot
+        if not self.sampler.has_sampled:
+            logger.warning("the GPUs have not been read yet after %g s; nothing is granted before", after_s)
+            return
+        kind = "SIMULATED, not hardware" if snapshot.source == "simulated" else f"source: {snapshot.source}"
+        shown = len(snapshot.readings)
+        hidden = f", {snapshot.installed - shown} more hidden" if snapshot.installed > shown else ""
+        faulty = sum(reading.fault is not None for reading in snapshot.readings)
+        logger.info("GPUs shown: %d%s%s (%s)", shown, f", {faulty} of them faulty" if faulty else "", hidden, kind)
+
+    async def watch(self, on_new: Callable[[Snapshot], None]) -> None:
+        """Pass new readings on, and log when readings grow stale, which a sampler that hangs cannot do."""
+        was_stale = False
+        shown: Snapshot | None = None
+        while True:
+            await asyncio.sleep(min(self.settings.refresh_interval, 1.0))
+            if self.sampler.snapshot is not shown:
+                shown = self.sampler.snapshot
+                on_new(shown)
+            why = self.why_stale()
+            if why is not None and not was_stale:
+                logger.warning("%s", why)
+            was_stale = why is not None
 
     async def history(self) -> bytes:
         """The body of /gpu/history."""

@@ -12,28 +12,29 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason,
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.eligibility import judge
-from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain
+from gpu_worker_pool.core.queue.explain import Explainer, Explanation, explain, free_elsewhere
 from gpu_worker_pool.core.queue.idleness import idle_s
 from gpu_worker_pool.core.queue.planner import FreeAt
 from gpu_worker_pool.core.queue.verdicts import Verdict
+from gpu_worker_pool.gpus.grant_env import GrantedGpu, grant_env
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.views.target import ShownPool
 from gpu_worker_pool.wire import leases as wire
 from gpu_worker_pool.wire.endings import after_warning
 
-MIG_PREFIX = "MIG-"
 MOST_EXPLAINED = 100
 
 ViewT = TypeVar("ViewT", bound=wire.LeaseView)
 
 
 async def listed_leases(
-    pool: Pool, lease_ids: Iterable[str], share: LoopShare
+    pool: ShownPool, lease_ids: Iterable[str], share: LoopShare
 ) -> AsyncIterator[tuple[Lease, wire.LeaseView]]:
     """These leases as lists show them; those that are not written are left out. It yields to other work in between."""
     lease_ids = list(lease_ids)
-    starts = await pool.expected_starts_in_turns(share)
+    starts = await pool.expected_starts(share)
     explainer = Explainer(pool.state, pool.now())
     for lease_id in lease_ids:
         await share.yield_if_due()
@@ -119,7 +120,7 @@ def lease_view(
                 wire.WaitingLeaseView,
                 lease,
                 "queued",
-                reason=str(explanation),
+                reason=f"{explanation}{_elsewhere(state, lease, now)}",
                 position=explanation.position if explanation else None,
                 expires_in_s=left_s(state, lease.id, now),
                 obstacles=_obstacles(explanation),
@@ -151,15 +152,21 @@ def set_aside_view(state: PoolState, lease: ActiveLease, now: float) -> wire.Lea
     )
 
 
+def _elsewhere(state: PoolState, lease: QueuedLease, now: float) -> str:
+    """Where in the fleet GPUs are free while a request waits for those of its own box."""
+    free = free_elsewhere(state, lease.request.wishes, now)
+    return f"; free on other boxes: {', '.join(f'{number} on {node}' for node, number in free.items())}" if free else ""
+
+
 def outcome_view(pool: Pool, lease: Lease) -> wire.LeaseView:
     """The lease after its release or revocation: ended, whether or not its processes still run."""
     return lease_view(pool.state, lease.record if isinstance(lease, EndedLease) else lease, pool.now())
 
 
 def gpu_ref(state: PoolState, key: GpuKey) -> wire.GpuRef:
-    """A GPU as a lease names it. After a restart only its key is known until it has been read."""
+    """A GPU as a lease names it: by its last reading, else by the inventory of its box."""
     slot = state.slots.get(key)
-    gpu = slot.reading.gpu if slot and slot.reading else None
+    gpu = slot.gpu if slot else None
     return wire.GpuRef(node=key.node, gpu_id=gpu.index if gpu else None, uuid=key.uuid, name=gpu.name if gpu else None)
 
 
@@ -212,23 +219,26 @@ def _ended(
         ended_at=iso_time(lease.ended_at),
         end_reason=lease.reason,
         ended_by=lease.by,
-        end_note=_end_note(lease),
+        end_note=end_note(lease),
         peak_memory_mb=lease.peak_memory_mb,
         mean_utilization_percent=lease.mean_utilization_percent,
         **own,
     )
 
 
-def _end_note(lease: EndedLease) -> str | None:
-    """The words of the caller that ended it, else what its holder had been told."""
+def end_note(lease: EndedLease) -> str | None:
+    """The words of the one that ended it, else what its holder had been told."""
     return lease.why or (None if lease.warned is None else after_warning(lease.warned))
 
 
 def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
-    """Only requests to a fleet say which nodes they are for."""
+    """Only requests to a fleet say which nodes they are for, and only those that choose GPUs how."""
+    nodes: dict[str, Any] = {"nodes": wishes.nodes, "node": wishes.node}
+    if wishes.min_memory_mb is not None or wishes.exclude is not None:
+        return partial(wire.ChosenWishesView, min_memory_mb=wishes.min_memory_mb, exclude=wishes.exclude, **nodes)
     if wishes.nodes == 1 and wishes.node is None:
         return wire.WishesView
-    return partial(wire.FleetWishesView, nodes=wishes.nodes, node=wishes.node)
+    return partial(wire.FleetWishesView, **nodes)
 
 
 def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePart, ...]:
@@ -244,10 +254,7 @@ def gpu_refs(state: PoolState, keys: tuple[GpuKey, ...]) -> tuple[wire.GpuRef, .
 
 def env_of(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> dict[str, str]:
     """The environment of a process that must see these GPUs and no others."""
-    by_uuid = by_uuid or any(gpu.gpu_id is None or gpu.uuid.startswith(MIG_PREFIX) for gpu in gpus)
-    in_order = sorted(gpus, key=lambda gpu: gpu.gpu_id or 0)
-    devices = [gpu.uuid if by_uuid else str(gpu.gpu_id) for gpu in in_order]
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    return grant_env([GrantedGpu(gpu.gpu_id, gpu.uuid) for gpu in gpus], by_uuid=by_uuid)
 
 
 def warning_view(state: PoolState, lease: Lease, now: float) -> wire.EndWarning | None:

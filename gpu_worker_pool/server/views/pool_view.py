@@ -6,22 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from gpu_worker_pool.core.model.configured import Booking
-from gpu_worker_pool.core.model.lease import QueuedLease
+from gpu_worker_pool.core.model.configured import Booking, Group
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
-from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.model.state import OwnerUse, PoolState
 from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.core.queue.eligibility import judge
 from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.core.queue.withheld import Withheld
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.host.pauses import LoopShare
-from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.views.lease_view import gpu_refs, listed_leases, verdict_view
-from gpu_worker_pool.server.views.target import Target
+from gpu_worker_pool.server.views.target import ShownPool, Target
 from gpu_worker_pool.wire.leases import LeaseView
-from gpu_worker_pool.wire.plans import BookingView, ReservationView
+from gpu_worker_pool.wire.plans import BookingView, GroupView, ReservationView
 from gpu_worker_pool.wire.pool import GpuState, PoolGpu, PoolProcess, PoolView, ThresholdsView
 
 # The state for each verdict on an ordinary request: one GPU, exclusive.
@@ -41,19 +40,20 @@ _STATES: dict[str, GpuState] = {
     "over_utilization": "busy",
     "held": "held",
     "booked": "held",
+    "first_right": "held",
 }
 STATES: tuple[GpuState, ...] = (*dict.fromkeys(_STATES.values()), "shared")
 ORDINARY = Wishes()
 
 
-def gpu_states(pool: Pool) -> Iterator[tuple[GpuSlot, GpuState]]:
+def gpu_states(pool: ShownPool) -> Iterator[tuple[GpuSlot, GpuState]]:
     now = pool.now()
     for slot in list(pool.state.slots.values()):
         is_known = _why_unknown(pool, slot) is None
         yield slot, _word(slot, _newcomers_verdict(pool.state, slot, now)) if is_known else "unknown"
 
 
-def gpu_view(pool: Pool, slot: GpuSlot) -> PoolGpu:
+def gpu_view(pool: ShownPool, slot: GpuSlot) -> PoolGpu:
     """One GPU. Its state is unknown while the events of its leases are not written."""
     view, why = _known_gpu(pool.state, slot, _newcomers_verdict(pool.state, slot, pool.now())), _why_unknown(pool, slot)
     if why is None:
@@ -62,7 +62,7 @@ def gpu_view(pool: Pool, slot: GpuSlot) -> PoolGpu:
     return replace(view, state="unknown", reason=why, leases=written)
 
 
-def _why_unknown(pool: Pool, slot: GpuSlot) -> str | None:
+def _why_unknown(pool: ShownPool, slot: GpuSlot) -> str | None:
     """Why the leases on a GPU are not known; None if they are."""
     if not pool.is_open:
         return f"its leases are not known: {pool.trouble}"
@@ -127,7 +127,7 @@ def slot_order(slot: GpuSlot) -> tuple[str, float, str]:
 
 
 async def pool_view(
-    pool: Pool, target: Target, most_queued: int | None = None, most_leases: int | None = None
+    pool: ShownPool, target: Target, most_queued: int | None = None, most_leases: int | None = None
 ) -> PoolView:
     """What a target has, with at most this many waiters and other leases. It yields to other work in between."""
     await pool.caught_up()
@@ -163,6 +163,7 @@ async def pool_view(
         reservation=_reservation_view(state, target),
         bookings=booking_views(state, target),
         fleet=pool.fleet(),
+        groups=group_views(state),
     )
 
 
@@ -196,4 +197,21 @@ def _reservation_view(state: PoolState, target: Target) -> ReservationView | Non
         starts_at=iso_time(reservation.date + state.wall_offset_s) or "",
         basis=str(reservation.basis),  # type: ignore[arg-type]
         after=after.request.who if after else None,
+    )
+
+
+def group_views(state: PoolState) -> tuple[GroupView, ...]:
+    return tuple(group_view(state, name, group) for name, group in sorted(state.groups.items()))
+
+
+def group_view(state: PoolState, name: str, group: Group) -> GroupView:
+    held = sum(state.usage.get(member, OwnerUse()).held for member in group.members)
+    return GroupView(
+        name=name,
+        named=group.named,
+        members=group.members,
+        quota=group.quota,
+        first_right=gpu_refs(state, group.first_right),
+        held_gpus=round(held / FULL_WEIGHT, 3),
+        queued=sum(state.queue.length_of(member) for member in group.members),
     )

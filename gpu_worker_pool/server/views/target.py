@@ -1,15 +1,25 @@
-"""What a call means, the box that was asked or the whole fleet, and the leases and bookings of it."""
+"""What a call means, the box that was asked or the whole fleet, with its leases and bookings; and the pool that views show: that of
+this server, or what a box without a leader knows by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.lease import Lease, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
+from gpu_worker_pool.core.queue.planner import FreeAt
+from gpu_worker_pool.host.clock import boot_time
+from gpu_worker_pool.host.pauses import LoopShare
+from gpu_worker_pool.server.authority.pool import Pool
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.server.agent.agent import Agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +38,6 @@ class Target:
     def waiters(self, state: PoolState, now: float) -> list[str]:
         """The waiters that its GPUs may serve, the next one first."""
         return list(Order(state, now).lease_ids(self.node))
-
-    def first_waiters(self, state: PoolState, now: float, most: int) -> tuple[list[str], int]:
-        """The first of them, at most this many, and how many there are. Without a fair share, no other waiter is looked at."""
-        if self.node is not None or state.settings.fair_share:
-            waiting = self.waiters(state, now)
-            return waiting[:most], len(waiting)
-        return list(islice(state.queue, most)), len(state.queue)
 
     def holders(self, state: PoolState) -> Iterator[str]:
         """The leases that have GPUs of it, also those that drain."""
@@ -66,3 +69,35 @@ def nodes_of(lease: Lease) -> frozenset[str]:
     if not isinstance(lease, QueuedLease) and lease.gpus:
         return frozenset(key.node for key in lease.gpus)
     return frozenset() if lease.request.wishes.node is None else frozenset({lease.request.wishes.node})
+
+
+class KeptPool:
+    """What a box without a leader knows: its GPUs as it reads them, and the leases that it keeps."""
+
+    is_open = True
+
+    def __init__(self, pool: Pool, membership: Agent) -> None:
+        self.id, self.node, self.pool_id = pool.id, pool.node, membership.pool_id
+        self.state = membership.kept_pool(pool.state.settings)
+        self.snapshot = pool.snapshot
+        self.trouble = membership.trouble
+        self.fleet = pool.fleet
+
+    def now(self) -> float:
+        return boot_time()
+
+    def wall_now(self) -> float:
+        return time.time()
+
+    def is_written(self, lease_id: str) -> bool:  # noqa: ARG002 - all that it keeps is on its disk
+        return True
+
+    async def caught_up(self) -> None:
+        """Nothing is being written that it shows."""
+
+    async def expected_starts(self, _: LoopShare) -> Mapping[str, FreeAt]:
+        return {}
+
+
+# What views show: the names of `KeptPool` are those of `Pool`.
+ShownPool = Pool | KeptPool

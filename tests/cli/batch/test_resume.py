@@ -9,7 +9,6 @@ import pytest
 
 from gpu_worker_pool.cli.batch.lines import read_lines
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.in_process import called
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.cli.own_process import end_all, start_gpu_pool
 from tests.server.leasing import OFTEN, eventually
@@ -55,13 +54,6 @@ def test_a_job_of_a_batch_that_was_killed_is_waited_for_and_never_runs_twice_at_
     # It was told to end, so it is not done; the two run one after the other.
     assert [word.split()[0] for word in user.lines("said")] == ["start", "start"]
     assert "all jobs were done before" in user.call(*options).err
-
-
-def test_a_file_with_a_nul_in_a_job_runs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "jobs.txt").write_bytes(b"true\necho a\0b\n")
-    done = called("batch", str(tmp_path / "jobs.txt"))
-    assert done.code == 2
-    assert "line 2 has a NUL character" in done.err
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0c", "\x0b", "\x1c", "\r"])

@@ -56,8 +56,8 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         # Killed before its end: nothing has the name, which is free for the next one.
         assert killed_at("in_backup", "backup", str(copy), env=env) == -signal.SIGKILL
         assert not copy.exists()
-        made = gpu_pool("backup", "--json", str(copy), env=env)
-        assert (made.code, made.json["leases"], made.json["ended"]) == (0, 1, 0), made.err
+        made = gpu_pool("backup", str(copy), env=env)
+        assert (made.code, "1 lease, 0 waiting, 0 ended" in made.out) == (0, True), made
         # Held by a process that another one names by HTTP, under a lease that the backup does not know.
         holder = stack.enter_context(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE))
         stack.callback(holder.kill)
@@ -76,8 +76,8 @@ def test_a_gpu_that_was_granted_after_the_backup_is_not_granted_again(server: Se
         assert not server.json("/health")["can_grant"]
         server.kill()
         # It does not see which GPUs there are; one was added meanwhile.
-        done = gpu_pool("restore", "--json", str(copy), env={**env, "PATH": "/nowhere"})
-        assert (done.code, done.json["leases"], done.json["token_names"]) == (0, 1, ["bob"]), done.err
+        done = gpu_pool("restore", str(copy), env={**env, "PATH": "/nowhere"})
+        assert (done.code, "1 lease, " in done.out, "Tokens of bob" in done.out) == (0, True, True), done
         install(Path(env["FAKE_NVIDIA_SMI_CONFIG"]).parent).say(rows(4))
         server.start()
 
@@ -141,9 +141,8 @@ def test_the_journal_of_the_server_that_runs_is_backed_up(tmp_path: Path) -> Non
         assert len(list((tmp_path / "state").glob("*.sqlite3"))) == 2
         take(server)
         mine = {"GPU_POOL_STATE_DIR": str(tmp_path / "state")}
-        made = gpu_pool("backup", "--json", str(tmp_path / "one"), env=mine)
-        assert (made.code, made.json["leases"]) == (0, 1), made.err
-        assert "simulated" in made.json["journal"]
+        made = gpu_pool("backup", str(tmp_path / "one"), env=mine)
+        assert (made.code, "1 lease, " in made.out) == (0, True), made
     for command in (("backup", str(tmp_path / "two")), ("restore", "--force", str(tmp_path / "one"))):
         unclear = gpu_pool(*command, env=mine)
         assert unclear.code == 125

@@ -1,4 +1,4 @@
-"""`quota`, `reserve`, `reservations`, `drain --at`, `drain --wait` and `release --mine` at a real server with tokens."""
+"""`quota`, `group`, `reserve`, `drain --at`, `drain --wait` and `release --mine` at a real server with tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -33,9 +34,9 @@ def running() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def server(running: ServerProcess) -> Iterator[ServerProcess]:
-    """Without leases, quotas and bookings, and with all GPUs in service."""
+    """Without leases, quotas, groups and bookings, and with all GPUs in service."""
     yield running
-    for kind, name in (("quotas", "owner"), ("bookings", "id")):
+    for kind, name in (("quotas", "owner"), ("groups", "name"), ("bookings", "id")):
         for plan in running.json(f"/{kind}")[kind]:
             running.ask(f"/{kind}/{plan[name]}", "DELETE", AS_ADMIN)
     for gpu in ("0", "1"):
@@ -94,6 +95,51 @@ def test_an_operator_names_one_server(server: ServerProcess) -> None:
     assert server.json("/quotas")["quotas"] == []
 
 
+def test_a_group_is_set_listed_shown_and_removed(server: ServerProcess) -> None:
+    node = server.json("/pool")["node"]
+    take(server, owner="root")
+    added = (
+        "group",
+        "add",
+        "vision",
+        "--members",
+        "root, zoe",
+        "--gpus",
+        f"{node}:0-1",
+        "--first-right",
+        "--quota",
+        "8",
+    )
+    done = called(*added, server=server)
+    assert done.code == 0, done.err
+    said = f"vision: root, zoe; at most 8 GPUs together; first on {node}:0-1, which others may use until they ask"
+    assert done.out.split() == said.split()
+    assert "zoe" in done.err
+    _, row = [line.split() for line in called("group", "list", server=server).out.splitlines()]
+    assert row == ["vision", "8", "1", "0", f"{node}:0-1", "root,", "zoe"]
+    for command in (("quota", "list"), ("status",)):
+        assert "group vision: root, zoe; at most 8" in called(*command, server=server).out
+    assert "group vision: " in called("report", server=server).out
+    assert called("group", "remove", "vision", server=server).out == "the group vision is removed\n"
+    assert "there are no groups" in called("group", "list", server=server).err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--members", "ada", "--gpus", "0"), "--first-right and --gpus belong together"),
+        (("--members", "ada"), "give --quota, or --gpus with --first-right"),
+        (("--members", " , ", "--quota", "1"), "--members names nobody"),
+        (("--members", "@no-such-group", "--quota", "1"), "no Unix group no-such-group"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(server: ServerProcess, options: tuple[str, ...], why: str) -> None:
+    done = called("group", "add", "vision", *options, server=server)
+    assert done.code != 0
+    assert why in done.err
+    assert server.json("/groups")["groups"] == []
+
+
 def test_a_quota_that_cannot_be_is_refused_and_only_admin_sets_one(server: ServerProcess) -> None:
     empty = called("quota", "set", "bob", server=server)
     assert (empty.code, "--gpus" in empty.err) == (2, True)
@@ -120,56 +166,42 @@ def test_what_is_no_server_with_quotas_is_told_so(behaviour: Behaviour, code: in
 def test_gpus_are_booked_listed_and_cancelled(server: ServerProcess) -> None:
     booked = called(
         *("reserve", "--at", "2099-12-01 09:00", "--for", "4h", "--gpus", "2", "--owner", "ada"),
-        *("--model", "T4", "--reason", "[b]a course", "--id", "course"),
+        *("--model", "T4", "--reason", "[b]a course"),
         server=server,
     )
     words = "booked for ada from 2099-12-01 09:00 until 2099-12-01 13:00: [b]a course"
-    assert (booked.code, booked.out) == (0, f"GPUs 0, 1 {words} (course)\n"), booked.err
     (kept,) = server.json("/bookings")["bookings"]
+    assert (booked.code, booked.out) == (0, f"GPUs 0, 1 {words} ({kept['id']})\n"), booked.err
     local = datetime(2099, 12, 1, 9).astimezone()
     assert datetime.fromisoformat(kept["starts_at"]) == local, "times are those of the caller's time zone"
 
-    until = called(
-        "reserve", "--at", "2099-12-02T09:00", "--until", "2099-12-02 10:00", "--gpu", "1", "--json", server=server
-    )
+    until = called("reserve", "--at", "2099-12-02T09:00", "--for", "1h", "--gpu", "1", "--json", server=server)
     assert until.json["owner"] == user_name()
     assert [gpu["gpu_id"] for gpu in until.json["gpus"]] == [1]
-    heading, *rows = called("reservations", server=server).out.splitlines()
+    heading, *rows = called("reserve", server=server).out.splitlines()
     assert heading.split() == ["ID", "GPUS", "FOR", "WHEN", "REASON", "BOOKED", "BY"]
-    assert [row.split()[0] for row in rows] == ["course", until.json["id"]]
+    assert [row.split()[0] for row in rows] == [kept["id"], until.json["id"]]
     assert "2099-12-01 09:00 until 2099-12-01 13:00" in rows[0]
     status = called("status", server=server).out
     assert f"GPUs 0, 1 {words}" in status.splitlines()
-    assert called("reservations", "--json", server=server).json["bookings"][0]["id"] == "course"
+    assert called("reserve", "--json", server=server).json["bookings"][0]["id"] == kept["id"]
 
-    gone = called("reserve", "--cancel", "cour", server=server)
-    assert gone.out == f"cancelled: GPUs 0, 1 {words} (course)\n"
-    assert called("reserve", "--cancel", "course", server=server).code == 1
+    gone = called("reserve", "--cancel", kept["id"][:12], server=server)
+    assert gone.out == f"cancelled: GPUs 0, 1 {words} ({kept['id']})\n"
+    assert called("reserve", "--cancel", kept["id"], server=server).code == 1
     assert [booking["id"] for booking in server.json("/bookings")["bookings"]] == [until.json["id"]]
-
-
-def test_a_booking_with_a_known_id_is_the_same_or_changed(server: ServerProcess) -> None:
-    same = ("reserve", "--at", "2099-12-01 09:00", "--id", "course")
-    for more in (("--for", "1h"), ("--for", "1h"), ("--for", "2h", "--gpus", "2")):
-        assert called(*same, *more, server=server).code == 0
-    (kept,) = server.json("/bookings")["bookings"]
-    assert len(kept["gpus"]) == 2
-    assert datetime.fromisoformat(kept["ends_at"]) == datetime(2099, 12, 1, 11).astimezone()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--for", "1h", "--until", "13:00"), 2, "--for"),
-        (("--at", "09:00"), 2, "--until"),
+        (("--at", "09:00"), 2, "--for 4h"),
         (("--at", "tomorrow", "--for", "1h"), 2, "'tomorrow' is not a time"),
-        (("--at", "2020-01-01", "--for", "1h"), 2, "over before it begins"),
-        (("--at", "2099-01-02", "--until", "2099-01-01"), 2, "over before it begins"),
+        (("--at", "2020-01-01", "--for", "1h"), 2, "would end before now"),
         (("--for", "1h", "--gpus", "3"), 1, "this box has 2 GPUs"),
         (("--for", "1h", "--gpu", "7"), 1, "nothing was booked"),
         (("--for", "1h", "--cancel", "x"), 2, "--cancel"),
         (("--cancel", "nothing"), 1, "no booking nothing"),
-        (("--for", "1h", "--id", "a b"), 1, "nothing was booked"),
     ],
 )
 def test_what_cannot_be_booked_is_told_and_changes_nothing(
@@ -179,7 +211,7 @@ def test_what_cannot_be_booked_is_told_and_changes_nothing(
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert server.json("/bookings")["bookings"] == []
-    assert "nothing is booked" in called("reservations", server=server).err
+    assert "nothing is booked" in called("reserve", server=server).err
 
 
 def test_a_user_books_within_its_quota_only(server: ServerProcess) -> None:
@@ -201,7 +233,7 @@ def test_a_drain_is_planned_shown_and_cancelled(server: ServerProcess) -> None:
     at = called("status", "--json", server=server).json
     assert [booking["owner"] for booking in at["bookings"]] == [None, None]
     back = called("undrain", "0", "1", server=server)
-    assert back.out.splitlines()[0] == "GPU 0 is in service, and no drain of it is planned; it is free now"
+    assert back.out.splitlines()[0] == "GPU 0 is back in service; it is free now"
     assert server.json("/bookings")["bookings"] == []
     assert called("drain", "0", "--at", "noon", server=server).code == 2
     past = called("drain", "0", "--at", "2020-01-01 18:00", server=server)
@@ -243,24 +275,27 @@ def test_ctrl_c_ends_the_waiting_only_and_undrain_ends_it_too(server: ServerProc
 # --- release --mine --------------------------------------------------------------------------------------------------
 
 
-def test_release_mine_asks_and_releases_all_of_the_caller_and_nothing_else(server: ServerProcess) -> None:
+def test_release_mine_asks_and_releases_all_of_the_caller_and_nothing_else(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    env = {"GPU_POOL_JOBS_DIR": str(tmp_path / "jobs")}
     mine, other, waiter = new_id("mine"), new_id("other"), new_id("waiter")
     take(server, mine, labels={"command": "train.py"})
     take(server, other, owner="bob")
     queue(server, waiter)
-    unasked = called("release", "--mine", server=server)
+    unasked = called("release", "--mine", server=server, env=env)
     assert (unasked.code, "--yes" in unasked.err) == (2, True)
-    with Terminal([*GPU_POOL, "release", "--mine"], environment(server)) as terminal:
-        asked = terminal.wait_for("Release 2 leases?")
+    with Terminal([*GPU_POOL, "release", "--mine"], environment(server, env)) as terminal:
+        asked = terminal.wait_for("Cancel 2 leases?")
         assert f"{mine} holds GPU " in asked
         assert f"{waiter} waits" in asked
         terminal.type("n\n")
         assert terminal.wait() == 0
     assert get(server, mine)["state"] == "active"
-    done = called("release", "--mine", "--yes", server=server)
+    done = called("release", "--mine", "--yes", server=server, env=env)
     assert (done.code, len(done.out.splitlines())) == (0, 2), done.err
     assert [get(server, id_)["end_reason"] for id_ in (mine, other, waiter)] == ["released", None, "cancelled"]
-    assert "you have no leases" in called("release", "--mine", server=server).err
+    assert "you have nothing running or waiting" in called("release", "--mine", server=server, env=env).err
     assert called("release", "--mine", other, server=server).code == 2
     assert called("release", server=server).code == 2
 

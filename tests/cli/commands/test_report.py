@@ -7,16 +7,14 @@ import io
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.commands.report import _as_text, limit_s
+from gpu_worker_pool.cli.commands.report import COLUMNS, _as_text, read_usage
 from gpu_worker_pool.cli.commands.report import report as report_command
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
-from gpu_worker_pool.cli.pools.usage import COLUMNS, NO_REPORT, UsageReport, mark_same, read_usage
 from gpu_worker_pool.cli.units import parse_moment
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.testing import ServerProcess
@@ -43,10 +41,8 @@ def server() -> Iterator[ServerProcess]:
         yield running
 
 
-def report(server: ServerProcess, *arguments: str, nobody: bool = False) -> Done:
-    """With `nobody` there is a second endpoint, at which nobody listens."""
-    endpoints = server.url + (f",http://127.0.0.1:{free_port()}" if nobody else "")
-    return gpu_pool("report", *arguments, "--endpoint", endpoints, env={"TZ": "UTC"})
+def report(server: ServerProcess, *arguments: str) -> Done:
+    return gpu_pool("report", *arguments, server=server, env={"TZ": "UTC"})
 
 
 # As a user runs it
@@ -65,7 +61,7 @@ def test_the_table_shows_who_used_how_much_and_says_what_it_does_not_know(server
         "bob                          0.00    0.00       0        0       0s      0s        1",
         "TOTAL                        7.50    2.00       3        0   3h 15m      2h        1",
     ]
-    assert "knows only leases that ended after 2026-03-01T02:00:00.000Z" in done.err
+    assert "some leases that ended before 2026-03-01T02:00:00.000Z are missing" in done.err
     assert "1 leases and 1 waits are not in these sums" in done.err
     assert "simulated" in done.err
 
@@ -76,11 +72,10 @@ def test_no_cell_of_csv_is_a_formula(owner: str) -> None:
     assert _as_text(f"a{owner}") == f"a{owner}"
 
 
-def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(server: ServerProcess) -> None:
-    done = report(server, *SPAN, "--csv", nobody=True)
+def test_csv_has_a_header_and_one_line_an_owner(server: ServerProcess) -> None:
+    done = report(server, *SPAN, "--csv")
 
     assert done.code == 0
-    assert "is missing in these sums: " in done.err
     rows = list(csv.DictReader(io.StringIO(done.out)))
     assert len(done.out.splitlines()) == len(rows) + 1
     assert [row["owner"] for row in rows] == ["ada", AWKWARD, "", "bob"]
@@ -90,20 +85,21 @@ def test_csv_has_a_header_and_one_line_an_owner_and_a_missing_server_is_named(se
     assert rows[3]["unknown_leases"] == "1"
 
 
-def test_json_is_what_each_server_answers(server: ServerProcess) -> None:
-    up, down = report(server, *SPAN, "--json", nobody=True).json["endpoints"]
+def test_json_is_what_the_server_answers(server: ServerProcess) -> None:
+    found = report(server, *SPAN, "--json").json
 
-    assert (up["since"], up["until"]) == ("2026-03-01T00:00:00.000Z", "2026-03-02T00:00:00.000Z")
-    assert (up["node"], up["error"], up["is_complete"]) == ("box", None, False)
-    assert [item["owner"] for item in up["owners"]] == ["ada", AWKWARD, None, "bob"]
-    assert down.keys() == {"endpoint", "url", "error", "same_as"}
-    assert down["error"]
+    assert (found["since"], found["until"]) == ("2026-03-01T00:00:00.000Z", "2026-03-02T00:00:00.000Z")
+    assert (found["node"], found["is_complete"]) == ("box", False)
+    assert [item["owner"] for item in found["owners"]] == ["ada", AWKWARD, None, "bob"]
 
 
-def test_where_nobody_answers_it_fails() -> None:
-    done = gpu_pool("report", server=f"http://127.0.0.1:{free_port()}")
+def test_one_server_is_asked_and_where_it_does_not_answer_it_fails(server: ServerProcess) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    done = gpu_pool("report", server=away)
     assert (done.code, done.out) == (125, "")
-    assert "no GPU server can be used" in done.err
+    assert "there is no report: " in done.err
+    both = called("report", "-e", f"{server.url},{away}")
+    assert (both.code, "name one with --endpoint" in both.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ def test_where_nobody_answers_it_fails() -> None:
     [
         ({"since": "2026-03-02", "until": "2026-03-01"}, "must be before --until"),
         ({"since": "9000-01-01"}, "must be before now"),
-        ({"as_csv": True, "json": True}, "exclude each other"),
+        ({"as_csv": True, "json": True}, "cannot be combined"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anybody_is_asked(options: dict[str, Any], words: str) -> None:
@@ -131,10 +127,10 @@ def test_a_span_that_ends_in_the_future_ends_now(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "code", "words"),
     [
-        (statistics(), 125, "it has statistics only, no leases, so there is no ledger to report from"),
-        (not_found, 125, "it is not a GPU server"),
-        (saying(200, b"null"), 125, NO_REPORT),
-        (saying(422, b'{"detail": "since: no."}'), 2, "this cannot be reported: 127.0.0.1"),
+        (statistics(), 125, "is not a GPU server with leases"),
+        (not_found, 125, "is not a GPU server with leases"),
+        (saying(200, b"null"), 125, "cannot be read"),
+        (saying(422, b'{"detail": "since: no."}'), 1, "there is no report: since: no."),
         (saying(503, b'{"detail": "the disk is full."}'), 125, "the disk is full."),
     ],
 )
@@ -144,21 +140,7 @@ def test_a_server_that_reports_nothing_is_told_by_its_reason(behaviour: Behaviou
 
     assert (done.code, done.out) == (code, "")
     assert words in done.err
-    assert "no GPU server can be used" not in done.err
     assert "None" not in done.err
-
-
-def test_a_server_with_statistics_only_hinders_no_other(server: ServerProcess) -> None:
-    with ForeignServer(statistics()) as foreign:
-        done = called("report", *SPAN, "-e", f"{server.url},{foreign.url}")
-
-    assert done.code == 0
-    assert "is missing in these sums: it has statistics only" in done.err
-
-
-def test_who_sets_a_time_limit_has_that_one_and_no_more() -> None:
-    assert limit_s({}) == limit_s({"GPU_ENDPOINT_TIMEOUT": " "}) == 30
-    assert limit_s({"GPU_ENDPOINT_TIMEOUT": "2"}) is None
 
 
 # Times as people write them
@@ -212,16 +194,16 @@ def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
     assert caught.value.code == 2
 
 
-# Adding up over servers
+# Answers of a server
 
 
 def usage(owner: str | None, **amounts: float) -> dict[str, Any]:
     return {"owner": owner, **dict.fromkeys(COLUMNS, 0), **amounts}
 
 
-def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> ServerAnswer:
+def answer(*owners: dict[str, Any], **more: Any) -> ServerAnswer:
     data = {
-        "node": endpoint,
+        "node": "box",
         "since": "2026-03-01T00:00:00.000Z",
         "until": "2026-03-02T00:00:00.000Z",
         "complete_since": None,
@@ -229,39 +211,16 @@ def answer(endpoint: str, *owners: dict[str, Any], **more: Any) -> ServerAnswer:
         "owners": list(owners),
         "others": None,
         "total": dict.fromkeys(COLUMNS, 0),
-        "server_id": f"id of {endpoint}",
+        "server_id": "id",
         "source": "nvml",
         **more,
     }
-    return ServerAnswer(endpoint, f"http://{endpoint}", 200, data)
+    return ServerAnswer("box", "http://box", 200, data)
 
 
-def test_the_sums_of_several_servers_are_added_and_one_that_goes_by_two_names_counts_once() -> None:
-    first = answer("one", usage("ada", gpu_hours=1.5, leases=1, longest_hours=1.5), usage("bob", gpu_hours=1))
-    second = answer(
-        "two",
-        usage("ada", gpu_hours=2.25, leases=2, longest_hours=1.25),
-        others={"owners": 7, **dict.fromkeys(COLUMNS, 0), "gpu_hours": 4},
-    )
-    found = UsageReport(mark_same(map(read_usage, [first, second, replace(first, endpoint="one again")])))
-
-    assert [(owner, item.gpu_hours) for owner, item in found.by_owner()] == [("ada", 3.75), ("bob", 1.0)]
-    ada = found.by_owner()[0][1]
-    assert (ada.leases, ada.longest_hours) == (3, 1.5)
-    others = found.others()
-    assert others is not None
-    assert (others[0], others[1].gpu_hours) == (7, 4)
-    assert found.total().gpu_hours == 8.75
-    assert [server.same_as for server in found.servers] == [None, None, "one"]
-
-
-def test_an_owner_breaks_no_line_and_those_who_look_alike_are_added_up() -> None:
-    (found,) = UsageReport(
-        [read_usage(answer("one", usage("a\nb\x1b", gpu_hours=1), usage("a\rb\x07", gpu_hours=2)))]
-    ).by_owner()
-    assert found[0] is not None
-    assert found[0].isprintable()
-    assert found[1].gpu_hours == 3
+def test_an_owner_breaks_no_line() -> None:
+    (found,) = read_usage(answer(usage("a\nb\x1b", gpu_hours=1))).owners
+    assert str(found.owner).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -271,12 +230,12 @@ def test_an_owner_breaks_no_line_and_those_who_look_alike_are_added_up() -> None
         [],
         {},
         {"owners": []},
-        answer("one", usage("ada", gpu_hours=float("nan"))).data,
-        answer("one", usage("ada", gpu_hours=-1)).data,
-        answer("one", {"owner": "ada"}).data,
-        answer("one", complete_since="long ago").data,
+        answer(usage("ada", gpu_hours=float("nan"))).data,
+        answer(usage("ada", gpu_hours=-1)).data,
+        answer({"owner": "ada"}).data,
+        answer(complete_since="long ago").data,
     ],
 )
 def test_an_answer_that_makes_no_sense_is_not_taken_for_no_usage(data: Any) -> None:
-    server = read_usage(ServerAnswer("one", "http://one", 200, data))
-    assert server.error == NO_REPORT
+    with pytest.raises(Failure, match=r"is not a usage report|cannot be read"):
+        read_usage(ServerAnswer("one", "http://one", 200, data))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.commands.status import PoolsSeen, show
 from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
-from gpu_worker_pool.cli.pools.report import PoolReport
+from gpu_worker_pool.cli.pools.report import Naming, PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
@@ -44,15 +44,18 @@ def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_
     done = gpu_pool("status", "--endpoint", f"{server.url},http://127.0.0.1:{port}")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0].endswith(": 3 GPUs, 1 free, simulated")
-    by_holder = {line.split("%")[2].split(",")[0].strip(): line for line in lines[2:5] if "ed " in line}
+    assert lines[0] == f"A GPU now: 1 is free (1 at 127.0.0.1-{server.port})"
+    assert lines[1].endswith(": 3 GPUs, 1 free, simulated")
+    by_holder = {line.split("%")[2].split(",")[0].strip(): line for line in lines[3:6] if "ed " in line}
     # What looks like markup is a name like any other, and nothing of it is obeyed or swallowed.
     assert "[red]bob[/red]" in by_holder
     assert re.search(r"\[red\]bob\[/red\], python \[b\]train\.py, since \d\d:\d\d$", by_holder["[red]bob[/red]"])
     assert f"127.0.0.1-{server.port}:" in by_holder["carol"]
     assert "w7" not in done.out
-    assert "2 leases, 1 waiting" in lines
-    waiting = next(line for line in lines if "dave" in line)
+    assert "2 leases, 1 waiting; --why says why" in lines
+    assert next(line for line in lines if "dave" in line).split()[0] == "1"
+    why = called("status", "--why", server=server).out.splitlines()
+    waiting = next(line for line in why if "dave" in line)
     assert waiting.split()[0] == "1"
     assert "2 GPUs on one node of model A100, priority 5" in waiting
     # Without the position and the wishes, which stand before it.
@@ -110,14 +113,14 @@ def _shown(*reports: PoolReport, has_colours: bool = False) -> str:
     file = io.StringIO()
     show(
         Console(file=file, width=160, is_terminal=has_colours),
-        reports,
+        PoolsSeen(reports),
         NOW,
     )
     return file.getvalue()
 
 
 def _read(pool: Any) -> PoolReport:
-    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), is_multi=False)
+    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), Naming("box"))
 
 
 async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
@@ -129,8 +132,8 @@ async def test_a_server_with_statistics_only_is_shown_from_them() -> None:
     async with StatisticsServer(gpus) as old, Servers([old.url]) as servers:
         (report,) = await ask_pools(servers)
     text = _shown(report)
-    assert "statistics only, no leases" in text
-    assert [gpu.view.state for gpu in report.gpus] == ["free", "busy", "unknown"]
+    assert "This server has statistics only" in text
+    assert [gpu.state for gpu in report.view.gpus] == ["free", "busy", "unknown"]
     assert "memory at 97 %, threshold 80 %" in text
     assert "its utilization is unknown" in text
     assert report.has_leases is False
@@ -173,7 +176,7 @@ def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     text = _shown(report)
     assert "[bold]" in text
     assert all(sign.isprintable() or sign == "\n" for sign in text)
-    assert json.dumps(report.body).isprintable()
+    assert json.dumps(report.answer.data).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def _crowded() -> Any:
 
 def test_at_80_columns_each_holder_stands_beside_what_it_runs() -> None:
     file = io.StringIO()
-    show(Console(file=file, width=80, is_terminal=True, has_colours=False), [_read(_crowded())], NOW)
+    show(Console(file=file, width=80, is_terminal=True, has_colours=False), PoolsSeen([_read(_crowded())]), NOW)
     lines = file.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = lines[1].index("HELD BY")
@@ -250,12 +253,31 @@ def test_what_is_outside_the_pool_is_named_where_it_holds_much() -> None:
     assert not any("Xorg" in line for line in lines)
 
 
+def test_eight_gpus_and_ten_waiters_fit_a_screen() -> None:
+    with ServerProcess({"SIMULATED_GPUS": "8xA100-80GB"}) as full:
+        for number in range(8):
+            take(
+                full, owner=f"owner-{number}", time_limit_s=7200, labels={"command": "python train_the_large_model.py"}
+            )
+        for number in range(10):
+            queue(
+                full, owner=f"waiter-{number}", gpus=1 + number % 4, labels={"command": "python fine_tune_it_again.py"}
+            )
+        with Terminal([*GPU_POOL, "status"], environment(full), columns=80, rows=60) as terminal:
+            assert terminal.wait() == 0
+    lines = terminal.text.splitlines()
+    assert len(lines) <= 40, terminal.text
+    waiting = [line for line in lines if "waiter-" in line]
+    assert [line.split()[0] for line in waiting] == [str(number) for number in range(1, 11)]
+    assert all(re.search(r"\d\d:\d\d  (-|~?(\w{3} )?\d\d:\d\d)$", line) for line in waiting), terminal.text
+
+
 @pytest.mark.parametrize("command", [("status", "--watch"), ("top",)])
 def test_it_is_drawn_again_until_q(server: ServerProcess, command: tuple[str, ...]) -> None:
     env = environment(server)
-    with Terminal([*GPU_POOL, *command, "--interval", "0.1s"], env, columns=100, rows=12) as terminal:
+    with Terminal([*GPU_POOL, *command], env, columns=100, rows=12) as terminal:
         first = terminal.wait_for("GPUs, ")
-        assert "every 0.1 s, q quits" in first
+        assert "q quits" in first
         drawn = terminal.all_output.count(b"\x1b[H")
         while terminal.all_output.count(b"\x1b[H") < drawn + 3:
             terminal.wait_for("GPUs, ")

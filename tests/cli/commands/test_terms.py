@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.commands.status import PoolsSeen, show
 from gpu_worker_pool.cli.output import Console
+from gpu_worker_pool.cli.pools.forecast import forecast_text
 from gpu_worker_pool.cli.pools.reading import read_pool
-from gpu_worker_pool.cli.pools.report import PoolReport
+from gpu_worker_pool.cli.pools.report import Naming, PoolReport, short_start, show_start, show_terms
 from gpu_worker_pool.cli.pools.servers import ServerAnswer
-from gpu_worker_pool.cli.pools.terms import short_start, show_start, show_terms
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.wire.leases import EndWarning, LeaseView
+from gpu_worker_pool.wire.plans import ForecastStart, ForecastView
 
 NOON = datetime(2026, 11, 17, 12).astimezone()
 NOW = NOON.timestamp()
@@ -136,12 +137,17 @@ POOL: dict[str, Any] = {
 
 
 def read(pool: Any) -> PoolReport:
-    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), is_multi=False)
+    return read_pool(ServerAnswer("box", "http://box:8000", 200, pool), Naming("box"))
 
 
-def status(width: int) -> list[str]:
+def status(width: int, *, has_why: bool = False) -> list[str]:
     file = io.StringIO()
-    show(Console(file=file, width=width, is_terminal=True, has_colours=False), [read(POOL)], NOW)
+    show(
+        Console(file=file, width=width, is_terminal=True, has_colours=False),
+        PoolsSeen([read(POOL)]),
+        NOW,
+        has_why=has_why,
+    )
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -151,7 +157,9 @@ def test_status_tells_the_terms_the_starts_and_the_plans() -> None:
     assert any(line.endswith("dave, eval.py, since 11:00, ends in 36s: idle, idle 45m") for line in lines)
     waiting = next(line for line in lines if "erin" in line)
     told = "probably at 14:30, if carol's job (train_the_large_model.py) ends when it said"
-    assert waiting.endswith(f"2 leased by carol and dave; {told}")
+    assert waiting.split()[-2:] == ["11:30", "14:30"]
+    of_each = next(line for line in status(220, has_why=True) if "erin" in line and "2 leased" in line)
+    assert of_each.endswith(f"2 leased by carol and dave; {told}")
     assert lines[-3:] == [
         "GPUs 0, 3 reserved for erin, probably at 14:30",
         "GPU 2 booked for ada from Thu 12:00 until Thu 16:00: [b]course",
@@ -180,5 +188,25 @@ def test_a_plan_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None
     for pool in broken:
         report = read(pool)
         file = io.StringIO()
-        show(Console(file=file, width=200), [report], NOW)
+        show(Console(file=file, width=200), PoolsSeen([report]), NOW)
         assert "carol" in file.getvalue() or "dave" in file.getvalue() or "erin" in file.getvalue()
+
+
+def forecast(*starts: tuple[int, str | None, str | None]) -> ForecastView:
+    found = tuple(ForecastStart(gpus=gpus, at=at_, basis="predicted", why=why) for gpus, at_, why in starts)
+    return ForecastView(node="box", now=at(0), can_grant=True, starts=found)
+
+
+@pytest.mark.parametrize(
+    ("views", "told"),
+    [
+        ([], None),
+        ([forecast((1, at(2), None), (4, at(3), None))], "If you ask now: 1 GPU about 14:00, 4 about 15:00"),
+        ([forecast((1, at(2), None), (2, at(2), None), (4, None, None))], "If you ask now: 1 to 2 GPUs about 14:00"),
+        ([forecast((1, at(2), None)), forecast((1, at(1), None))], "If you ask now: 1 GPU about 13:00"),
+        ([forecast((1, at(-1), None))], "If you ask now: 1 GPU at once"),
+        ([forecast((1, None, "your quota is 0 GPUs"))], "If you ask now, you will wait: your quota is 0 GPUs"),
+    ],
+)
+def test_a_request_that_is_made_now_is_told_when_it_would_start(views: list[ForecastView], told: str | None) -> None:
+    assert forecast_text(views, NOW) == told

@@ -94,7 +94,7 @@ def test_it_is_calm_on_a_machine_without_a_gpu_and_without_the_servers_packages(
 
     assert "Traceback" not in done.err
     assert done.err == ""
-    assert "warning  driver" in done.out
+    assert "warning  gpus" in done.out
     assert "SIMULATED_GPUS=4" in done.out
     assert "skipped  server-packages" in done.out
     assert "pip install 'gpu-worker-pool[server]'" in done.out
@@ -126,11 +126,10 @@ def test_all_is_well_with_a_driver_and_a_server(running: ServerProcess, tmp_path
 
     assert done.json["schema"] == "gpu-pool/doctor/1"
     assert (done.code, done.json["is_ok"], done.json["problems"]) == (0, True, 0)
-    assert checks["nvml"][0]["message"].startswith("2 GPUs: NVIDIA A100")
-    assert checks["nvidia-smi"][0]["message"].startswith("2 GPUs, read in ")
+    assert checks["gpus"][0]["message"].startswith("2 GPUs: NVIDIA A100")
     assert checks["visible-devices"][0]["message"].endswith("of 2 GPUs these are shown: 1")
     assert "4 GPUs, simulated" in checks["port"][0]["message"]
-    assert checks["right"][0]["message"] == "127.0.0.1: we may ask for GPUs as ada, with GPU_POOL_TOKEN"
+    assert checks["right"][0]["message"] == "127.0.0.1: you may request GPUs as ada, with GPU_POOL_TOKEN"
     assert TOKEN not in done.out + done.err
 
 
@@ -152,7 +151,6 @@ def test_what_is_wrong_is_told_all_at_once(running: ServerProcess, tmp_path: Pat
             "GPU_POOL_STATE_DIR": "/proc/nothing/here",
             "GPU_POOL_TOKEN": f"not-{TOKEN}",
             "GPU_MEMORY_THRESHOLD_PERCENT": "0",
-            "GPU_STATS_SERVICE_ENDPOINTS": running.url,
         }
         done = gpu_pool("doctor", "--json", server=running, env=env, cwd=tmp_path)
         hang_up.join()
@@ -161,7 +159,6 @@ def test_what_is_wrong_is_told_all_at_once(running: ServerProcess, tmp_path: Pat
     assert done.code == 1
     problems = {name for name, findings in checks.items() if any(f["status"] == "problem" for f in findings)}
     assert problems == {"server-settings", "port", "state-dir", "tokens", "client-settings", "right"}
-    assert checks["endpoints"][0]["status"] == "warning"
     assert "MAX_HISTORY='many'" in checks["server-settings"][0]["message"]
     assert "This token is not known" in checks["right"][0]["message"]
     assert TOKEN not in done.out + done.err

@@ -22,43 +22,30 @@ def reading(index: int, fault: str | None = None, uuid: str | None = None) -> Re
 
 
 LOADED = "550.54.14"
-WORKS = Probed((reading(0), reading(1)), took_s=0.1)
-MISSING = Probed(unavailable="it was not found: install it")
-HANGS = Probed(error="it has not answered for 20 s")
-MIG = Probed((reading(0, uuid="MIG-1"), reading(1, uuid="MIG-2"), reading(2, uuid="MIG-3")))
+WORKS = Probed((reading(0), reading(1)), "nvml", took_s=0.1)
 
 
 @pytest.mark.parametrize(
-    ("driver", "nvml", "smi", "expected"),
+    ("driver", "probed", "status", "words"),
     [
-        (None, MISSING, MISSING, ("warning", "skipped", "skipped")),
-        (LOADED, WORKS, WORKS, ("ok", "ok", "ok")),
-        (LOADED, WORKS, MISSING, ("ok", "ok", "ok")),
-        (LOADED, MISSING, WORKS, ("ok", "warning", "ok")),
-        (LOADED, MISSING, MISSING, ("ok", "problem", "problem")),
-        (LOADED, HANGS, HANGS, ("ok", "problem", "problem")),
-        (LOADED, Probed(), Probed(), ("ok", "problem", "problem")),
-        # WSL: the driver is Windows'.
-        (None, WORKS, WORKS, ("ok", "ok", "ok")),
-        (LOADED, Probed((reading(0), reading(1, fault="it is lost"))), WORKS, ("ok", "problem", "ok")),
-        (LOADED, WORKS, Probed((reading(0),)), ("ok", "ok", "warning")),
-        (LOADED, MIG, Probed((reading(0),)), ("ok", "ok", "ok")),
+        (LOADED, WORKS, "ok", "2 GPUs: A100 (by nvml, driver 550.54.14), read in 100 ms"),
+        (None, WORKS, "ok", "(by nvml)"),  # WSL: the driver is Windows'
+        (LOADED, Probed((reading(0),), "nvidia-smi"), "warning", "by nvidia-smi"),
+        (LOADED, Probed((reading(0), reading(1, fault="it is lost")), "nvml"), "problem", "GPU 1: it is lost"),
+        (LOADED, Probed(), "problem", "it shows no GPU"),
+        (LOADED, Probed(error="it has not answered for 20 s"), "problem", "not answered"),
+        (None, Probed(error="it was not found: install it"), "warning", "no driver of NVIDIA or AMD is loaded"),
     ],
 )
-def test_what_the_driver_nvml_and_nvidia_smi_come_to(
-    driver: str | None, nvml: Probed, smi: Probed, expected: tuple[str, str, str]
-) -> None:
-    judges = (machine.judge_driver, machine.judge_nvml, machine.judge_smi)
-    found = [finding for judge in judges for finding in judge(driver, nvml, smi)]
-
-    assert tuple(finding.status for finding in found) == expected
-    assert all(finding.advice for finding in found if finding.status in {"warning", "problem"})
+def test_what_the_driver_and_the_probe_come_to(driver: str | None, probed: Probed, status: str, words: str) -> None:
+    (finding,) = machine.judge_gpus(driver, probed)
+    assert (finding.status, words in finding.message) == (status, True), finding
+    assert finding.advice or status == "ok"
 
 
 @pytest.mark.parametrize(
     ("value", "status", "words"),
     [
-        (None, "ok", "all GPUs are shown"),
         ("1", "ok", "of 2 GPUs these are shown: 1"),
         ("", "warning", "hides all GPUs"),
         ("-1", "warning", "hides all GPUs"),
@@ -99,21 +86,16 @@ def test_tokens_that_everybody_can_read_are_found(tmp_path: Path) -> None:
     assert server.can_everybody_read(Path("/etc/passwd"))
 
 
-def test_a_settings_file_that_cannot_be_read_is_one_problem_and_not_taken_for_a_variable(
+def test_a_settings_file_that_cannot_be_read_is_a_problem_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".env").write_bytes(b"\xff\xfe\x00bad")
     monkeypatch.chdir(tmp_path)
-    for name in ("GPU_POOL_TOKENS", "GPU_POOL_TOKENS_FILE"):
-        monkeypatch.delenv(name, raising=False)
     with complaints() as heard:
-        settings = ServerSettings.load()
-
-    (problem,), (tokens,) = judge_settings("server", heard), server.check_tokens(settings, heard)
-
+        ServerSettings.load()
+    (problem,) = judge_settings("server", heard)
     assert ".env cannot be read" in problem.message
     assert "correct that file" in str(problem.advice)
-    assert tokens.status == "skipped"
 
 
 def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path) -> None:
@@ -127,20 +109,6 @@ def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path
 
     assert (fine.status, bad.status) == ("ok", "problem")
     assert 'hook 2: on.0: "gone"' in bad.message
-
-
-@pytest.mark.parametrize(
-    ("environ", "given", "status", "words"),
-    [
-        ({}, None, "ok", "by login or default"),
-        ({}, ["http://a"], "ok", "by --endpoint"),
-        ({"GPU_SERVICE_ENDPOINT": "http://a"}, None, "ok", "by GPU_SERVICE_ENDPOINT"),
-        ({"GPU_SERVICE_ENDPOINT": "http://a", "GPU_SERVICE_ENDPOINTS": "http://b"}, None, "warning", "is used"),
-    ],
-)
-def test_which_variable_decides(environ: dict[str, str], given: list[str] | None, status: str, words: str) -> None:
-    (finding,) = client.judge_variables(environ, given, ["http://a"])
-    assert (finding.status, words in finding.message) == (status, True)
 
 
 @pytest.mark.parametrize(

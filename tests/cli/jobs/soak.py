@@ -72,8 +72,8 @@ def check(user: UserJobs, number: int, gpus: int) -> list[str]:
         faults.append(f"started in the order {starts}")
     for id_ in ids:
         record = user.job(id_)
-        if record.life.state != "ended" or record.life.attempts != 1:
-            faults.append(f"job {id_}: {record.life}")
+        if record.task.state != "ended" or record.task.attempts != 1:
+            faults.append(f"job {id_}: {record.task}")
         elif user.output(id_) != "".join(f"job {id_} line {line}\n" for line in range(1, LOG_LINES + 1)):
             faults.append(f"the log of job {id_} is not whole")
     return faults

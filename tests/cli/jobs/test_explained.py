@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.jobs.life import JobState
+from gpu_worker_pool.jobs.submission import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.server.leasing import eventually, release, take

@@ -9,11 +9,12 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.jobs.life import JobState, RunFacts
+from gpu_worker_pool.jobs.submission import JobState, Run
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs import soak
 from tests.cli.jobs.user_jobs import UserJobs
@@ -43,7 +44,7 @@ def let_go(user: UserJobs, id_: str) -> None:
     (user.folder / f"go-{id_}").touch()
 
 
-def run_of(user: UserJobs, id_: str) -> RunFacts:
+def run_of(user: UserJobs, id_: str) -> Run:
     run = user.job(id_).run
     assert run is not None
     return run
@@ -58,7 +59,7 @@ def rewrite_journal(user: UserJobs, id_: str, **facts: object) -> None:
     journal = user.job(id_).record.folder / "journal.jsonl"
     events = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     for event in events:
-        if event["event"] == "opened":
+        if "run" in event:
             event["run"] |= facts
     journal.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
 
@@ -75,8 +76,8 @@ def test_what_ran_goes_on_and_what_waited_waits_again_in_its_order(user: UserJob
     assert user.state(running) is JobState.RUNNING
     let_go(user, running)
     for id_ in (running, *waiting, last):
-        life = user.until(id_).life
-        assert (life.state, life.exit_code, life.attempts) == (JobState.ENDED, 0, 1)
+        task = user.until(id_).task
+        assert (task.state, task.exit_code, task.attempts) == (JobState.ENDED, 0, 1)
     assert user.lines("order") == [*waiting, last]
     assert user.lines("ran").count(f"began {running}") == 1
     assert user.output(running) == "good\n"
@@ -87,16 +88,12 @@ def test_a_killed_keeper_is_replaced_when_a_job_ends_without_any_command(user: U
     waiting = user.script("echo went on")
     user.kill_keeper()
     let_go(user, running)
-    assert user.until(running).life.state is JobState.ENDED
-    assert (user.until(waiting).life.state, user.output(waiting)) == (JobState.ENDED, "went on\n")
-    assert user.call("jobs").err.startswith("gpu-pool: no job waits or runs")
-
-
-def test_a_job_that_goes_on_is_cancelled_by_the_next_keeper(user: UserJobs) -> None:
-    running = held(user)
-    user.kill_keeper()
-    assert user.call("cancel", running).out == f"job {running} is being ended\n"
-    assert user.until(running).life.state is JobState.CANCELLED
+    assert user.until(running).task.state is JobState.ENDED
+    assert (user.until(waiting).task.state, user.output(waiting)) == (JobState.ENDED, "went on\n")
+    # The GPU of the last one drains first.
+    eventually(
+        lambda: user.call("jobs").err.startswith("gpu-pool: you have nothing running or waiting"), "nothing is left"
+    )
 
 
 def test_a_lease_that_was_released_while_no_keeper_was_there_ends_its_job(user: UserJobs) -> None:
@@ -105,38 +102,27 @@ def test_a_lease_that_was_released_while_no_keeper_was_there_ends_its_job(user: 
     assert lease_id is not None
     user.kill_keeper()
     user.call("release", lease_id)
-    life = user.until(running).life
-    assert life.state is JobState.FAILED
-    assert "its GPU was lost" in (life.why or "")
-
-
-def test_how_a_job_ended_is_known_also_where_no_keeper_was_there(user: UserJobs) -> None:
-    running = held(user)
-    guard = guard_pid(user, running)
-    user.kill_keeper()
-    let_go(user, running)
-    assert has_ended(guard)
-    user.call("jobs")
-    life = user.until(running).life
-    assert (life.state, life.exit_code) == (JobState.ENDED, 0)
+    task = user.until(running).task
+    assert task.state is JobState.FAILED
+    assert "its GPU was lost" in (task.why or "")
 
 
 def test_a_job_whose_guard_was_killed_is_interrupted_and_not_run_again(user: UserJobs) -> None:
     running = held(user)
     os.kill(guard_pid(user, running), signal.SIGKILL)
-    life = user.until(running).life
-    assert (life.state, life.why) == (JobState.INTERRUPTED, "its guard was killed while it ran")
+    task = user.until(running).task
+    assert (task.state, task.why) == (JobState.INTERRUPTED, "its guard was killed while it ran")
     with_keeper = held(user)
     guard = guard_pid(user, with_keeper)
     user.kill_keeper()
     os.kill(guard, signal.SIGKILL)
     assert has_ended(guard)
     user.call("jobs")
-    assert user.until(with_keeper).life.state is JobState.INTERRUPTED
+    assert user.until(with_keeper).task.state is JobState.INTERRUPTED
     assert user.lines("ran").count(f"began {with_keeper}") == 1
     let_go(user, with_keeper)
     user.call("retry", with_keeper)
-    assert user.until(with_keeper, JobState.ENDED).life.attempts == 2
+    assert user.until(with_keeper, JobState.ENDED).task.attempts == 2
 
 
 def test_after_a_restart_of_the_machine_what_ran_is_interrupted_and_what_waited_waits(user: UserJobs) -> None:
@@ -150,23 +136,23 @@ def test_after_a_restart_of_the_machine_what_ran_is_interrupted_and_what_waited_
     # The same files, from an earlier boot.
     rewrite_journal(user, running, boot_id="an earlier boot", pid=os.getpid(), guard_pid=os.getpid())
     user.call("jobs")
-    life = user.until(running).life
-    assert (life.state, life.why) == (JobState.INTERRUPTED, "the machine was restarted while it ran")
-    assert user.until(waiting).life.state is JobState.ENDED
+    task = user.until(running).task
+    assert (task.state, task.why) == (JobState.INTERRUPTED, "the machine was restarted while it ran")
+    assert user.until(waiting).task.state is JobState.ENDED
 
 
-# Of one job the keeper appends that it is requested; its supervisor, that it begins, that the job starts, and how it ended.
+# Of one job the keeper appends that it is requested; its supervisor, that it begins (two records), that the job starts, and
+# how it ended.
 @pytest.mark.parametrize(
     ("failpoint", "ran"),
     [
         ("before_append:1", 1),
         ("in_append:1", 1),
-        ("before_append:2", 1),
-        ("in_append:2", 0),
-        ("after_append:1", 0),
         ("before_append:3", 1),
-        ("in_append:3", 1),
-        ("after_append:2", 1),
+        ("in_append:3", 0),
+        ("after_append:1", 0),
+        ("before_append:4", 1),
+        ("in_append:4", 1),
     ],
 )
 def test_a_process_that_dies_at_a_boundary_of_the_journal_leaves_a_job_that_runs_once_or_is_interrupted(
@@ -192,12 +178,12 @@ def test_a_process_that_dies_at_a_boundary_of_the_journal_leaves_a_job_that_runs
     )
     user.kill_keeper()
     user.call("jobs")
-    life = user.until(id_).life
-    assert life.attempts == 1
+    task = user.until(id_).task
+    assert task.attempts == 1
     assert user.lines("once").count(id_) == ran
     # What a journal says that was not acted upon is not known to have run: it is not run again.
-    was_cut = failpoint in {"in_append:2", "after_append:1", "before_append:3"}
-    assert life.state is (JobState.INTERRUPTED if was_cut else JobState.ENDED)
+    was_cut = failpoint in {"in_append:3", "after_append:1", "before_append:4"}
+    assert task.state is (JobState.INTERRUPTED if was_cut else JobState.ENDED)
 
 
 def _supervisors(user: UserJobs, id_: str) -> list[int]:
@@ -211,7 +197,7 @@ def test_a_job_whose_waiting_process_was_killed_is_requested_again(user: UserJob
     os.kill(_holders(user)[0], signal.SIGKILL)
     let_go(user, running)
     for id_ in waiting:
-        assert user.until(id_).life.state is JobState.ENDED
+        assert user.until(id_).task.state is JobState.ENDED
     assert user.lines("places") == waiting  # it has kept its place
 
 
@@ -233,10 +219,10 @@ def test_a_preempted_job_is_run_again_before_those_behind_it(tmp_path: Path) -> 
         (user.folder / "go").touch()
         release(server, other["id"])
         for id_ in ids:
-            assert user.until(id_).life.state is JobState.ENDED
+            assert user.until(id_).task.state is JobState.ENDED
         assert user.lines("order") == [ids[0], *ids]
-        life = user.job(ids[0]).life
-        assert (life.attempts, life.tries, life.preemptions) == (2, 1, 1)
+        task = user.job(ids[0]).task
+        assert (task.attempts, task.tries, task.restarts) == (2, 1, 1)
 
 
 def test_a_job_without_its_environment_is_not_run(user: UserJobs) -> None:
@@ -244,7 +230,7 @@ def test_a_job_without_its_environment_is_not_run(user: UserJobs) -> None:
     user.kill_keeper()
     (user.job(waiting).record.folder / "environment.json").unlink()
     user.call("jobs")
-    assert "environment of job" in (user.until(waiting).life.why or "")
+    assert "environment of job" in (user.until(waiting).task.why or "")
     let_go(user, running)
     user.until(running)
     assert not (user.folder / "it-ran").exists()
@@ -265,34 +251,12 @@ def test_a_job_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
         id_ = user.script("echo at last")
         eventually(lambda: "no server answers" in user.call("jobs").out, "it says what it waits for")
         server.start()
-        assert user.until(id_).life.state is JobState.ENDED
+        assert user.until(id_).task.state is JobState.ENDED
 
 
 def test_jobs_survive_the_end_of_shells_keepers_and_servers(tmp_path: Path) -> None:
     """Some of what `python -m tests.cli.jobs.soak` does with 200."""
     assert soak.run(tmp_path, 5, random.Random(3), lambda _: None, most_faults=3) == []
-
-
-def test_a_job_that_was_preempted_while_no_keeper_was_there_is_run_again(tmp_path: Path) -> None:
-    settings = {"SIMULATED_GPUS": "1", "GPU_POOL_PREEMPT_GRACE": "1", **OFTEN}
-    with ServerProcess(settings) as server, UserJobs(tmp_path, server) as user:
-        script = "trap '' TERM; echo began >> ran; while [ ! -e go ]; do sleep 0.05; done"
-        id_ = user.script(script, "--preemptible")
-        eventually(lambda: user.lines("ran"), "it runs")
-        other = queue(server, priority=1)
-        eventually(lambda: user.job(id_).life.state is JobState.RUNNING and _is_warned(server), "it is warned")
-        user.kill_keeper()
-        assert get(server, other["id"], wait_s=30)["state"] == "active"
-        user.call("jobs")
-        assert user.until(id_, JobState.WAITING).life.end_reason == "preempted"
-        (user.folder / "go").touch()
-        release(server, other["id"])
-        assert user.until(id_).life.state is JobState.ENDED
-        assert user.lines("ran") == ["began", "began"]
-
-
-def _is_warned(server: ServerProcess) -> bool:
-    return any(lease["warning"] for lease in server.json("/leases")["leases"])
 
 
 def test_a_job_that_waits_says_that_its_server_has_gone(tmp_path: Path) -> None:
@@ -314,24 +278,63 @@ def test_a_job_whose_submission_was_damaged_is_shown_and_can_be_cancelled(user: 
     assert (shown["id"], shown["state"]) == (running, "unreadable")
     assert "cannot be read" in user.call("jobs").out
     assert user.call("cancel", running).out == f"job {running} is being ended\n"
-    assert user.until(running).life.state is JobState.CANCELLED
+    assert user.until(running).task.state is JobState.CANCELLED
     assert "cannot be read" in user.call("retry", running, code=1).err
 
 
-def test_a_job_whose_journal_was_emptied_while_it_ran_is_not_run_a_second_time(user: UserJobs) -> None:
+@pytest.mark.parametrize("has_keeper", [False, True])
+def test_a_job_whose_journal_was_emptied_while_it_ran_is_not_run_a_second_time(
+    user: UserJobs, has_keeper: bool
+) -> None:
     running = held(user)
     guard = guard_pid(user, running)
-    user.kill_keeper()
+    if not has_keeper:
+        user.kill_keeper()
     (user.job(running).record.folder / "journal.jsonl").write_bytes(b"")
     let_go(user, running)
     assert has_ended(guard)
     user.call("jobs")
-    life = user.until(running).life
-    assert (life.state, user.lines("ran").count(f"began {running}")) == (JobState.INTERRUPTED, 1)
-    assert "its journal is damaged" in (life.why or "")
+    task = user.until(running).task
+    assert (task.state, user.lines("ran").count(f"began {running}")) == (JobState.INTERRUPTED, 1)
+    assert "its journal is damaged" in (task.why or "")
+    assert "Traceback" not in user.keeper_log()
     user.call("retry", running)
-    assert user.until(running).life.state is JobState.ENDED
+    assert user.until(running).task.state is JobState.ENDED
     assert user.lines("ran").count(f"began {running}") == 2
+
+
+def test_a_full_disk_is_named_and_what_ended_meanwhile_is_written_down_later(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs").mkdir(mode=0o700)
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", str(tmp_path / "jobs")]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with UserJobs(tmp_path, server) as user:
+            # Enough of them that the journal needs more room.
+            script = "until [ -e go-$GPU_POOL_ARRAY_ID ]; do sleep 0.02; done"
+            id_ = user.submit("--array", "0-40", "--", "sh", "-c", script)
+            user.until(f"{id_}_0", JobState.RUNNING)
+            filler = user.store.root / "filler"
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            let_go(user, id_)
+            why = f"nothing can be written to {user.store.root}: No space left on device; make room"
+            journal = user.store.root / id_ / "journal.jsonl"
+
+            def is_stuck() -> bool:
+                size = journal.stat().st_size
+                return why in user.call("jobs").err and journal.stat().st_size == size
+
+            eventually(is_stuck, "it is said, and no more is written")
+            assert "No space left on device" in user.call("submit", "--", "true", code=125).err
+            filler.unlink()
+            user.until(f"{id_}_40")
+            assert f"job {id_} was written down late: No space left on device" in user.keeper_log()
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(tmp_path / "jobs")], check=True)
 
 
 def test_a_job_that_runs_is_cancelled_also_where_nothing_can_be_written(user: UserJobs) -> None:
@@ -341,7 +344,7 @@ def test_a_job_that_runs_is_cancelled_also_where_nothing_can_be_written(user: Us
     script = ["sh", "-c", f"ulimit -f 0; exec {cancel}"]
     done = subprocess.run(script, env=environment(user.server, user.env), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"job {running} is being ended\n"), done
-    assert user.until(running).life.state is JobState.CANCELLED
+    assert user.until(running).task.state is JobState.CANCELLED
 
 
 def test_a_keeper_whose_log_cannot_be_written_lives(tmp_path: Path) -> None:
@@ -364,4 +367,4 @@ def test_a_keeper_that_is_stopped_keeps_no_command_waiting_for_long(user: UserJo
     assert f"kill -CONT {pid}" in done.err
     os.kill(pid, signal.SIGCONT)
     let_go(user, running)
-    assert user.until(done.out.strip()).life.state is JobState.ENDED
+    assert user.until(done.out.strip()).task.state is JobState.ENDED

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from gpu_worker_pool.jobs.life import JobState
+from gpu_worker_pool.jobs.submission import JobState
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.notify.receiver import receiver
-from tests.server.leasing import eventually
 
 
 def test_a_job_that_ends_is_told_with_its_exit_code(user: UserJobs) -> None:
@@ -20,12 +17,6 @@ def test_a_job_that_ends_is_told_with_its_exit_code(user: UserJobs) -> None:
     assert granted.title.endswith(f" of {user.server.json('/pool')['node']}")
     assert ended.title.endswith(f"'s job {id_} (mine) ended with exit code 4")
     assert ended.details["Lease"] == granted.details["Lease"] != ""
-
-
-def test_a_repeated_job_is_told_of_each_time(user: UserJobs) -> None:
-    with receiver() as at:
-        user.script("exit 4", "--retries", "1", "--notify", at.url)
-        assert [" has GPU " in at.next().title for _ in range(4)] == [True, False, True, False]
 
 
 def test_a_job_that_cannot_run_is_told(user: UserJobs) -> None:
@@ -55,10 +46,4 @@ def test_the_supervisor_stays_until_the_receiver_answers(user: UserJobs) -> None
         told = [at.next() for _ in range(4)]
     assert told[0].body == told[1].body == told[2].body
     assert " ended with exit code 0" in told[3].title
-    assert user.until(id_).life.state is JobState.ENDED
-
-
-def test_a_program_is_run_in_the_directory_of_the_job(user: UserJobs) -> None:
-    id_ = user.script("true", "--on-granted", "sh -c 'echo $GPU_POOL_JOB_ID > of-job'")
-    told: Path = user.folder / "of-job"
-    eventually(lambda: told.exists() and told.read_text() == f"{id_}\n", "the program has run")
+    assert user.until(id_).task.state is JobState.ENDED

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.jobs.life import JobState, RunFacts
+from gpu_worker_pool.jobs.submission import JobState, Run
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs.user_jobs import UserJobs, twice
 from tests.server.leasing import OFTEN, eventually, get, queue, queued, release
@@ -45,10 +45,10 @@ def over(user: UserJobs, id_: str) -> list[JobState]:
     """The states of all tasks, once all are over."""
     number = int(id_)
     eventually(lambda: user.store.load()[number].submission.is_over, f"all are over {user.keeper_log()}", within_s=60.0)
-    return [life.state for life in user.store.load()[number].submission.lives()]
+    return [task.state for task in user.store.load()[number].submission.tasks()]
 
 
-def runs(user: UserJobs, id_: str) -> list[RunFacts]:
+def runs(user: UserJobs, id_: str) -> list[Run]:
     return list(user.store.load()[int(id_)].submission.runs.values())
 
 
@@ -57,7 +57,7 @@ def test_the_tasks_run_in_their_order_on_one_lease_each_with_its_own_log_and_exi
     assert over(user, id_) == [JobState.ENDED, JobState.FAILED] * 5
     assert user.lines("ran") == [str(index) for index in range(10)]
     assert len(runs(user, id_)) == 1
-    assert [user.job(f"{id_}_{index}").life.exit_code for index in range(10)] == [0, 1] * 5
+    assert [user.job(f"{id_}_{index}").task.exit_code for index in range(10)] == [0, 1] * 5
     assert [user.output(f"{id_}_{index}") for index in range(10)] == [f"out {index}\n" for index in range(10)]
 
 
@@ -67,7 +67,7 @@ def test_a_second_owner_who_asks_in_the_middle_of_a_sweep_is_next(user: UserJobs
     other = queue(server, owner="ada", labels={"command": "ada's"})
     let_go(user, 0)
     assert get(server, other["id"], wait_s=30)["state"] == "active"
-    eventually(lambda: user.until(f"{id_}_0").life.state is JobState.ENDED, "it has ended")
+    eventually(lambda: user.until(f"{id_}_0").task.state is JobState.ENDED, "it has ended")
     assert user.lines("ran") == ["0"]
     eventually(lambda: len(queued(server)) == 1, "the sweep waits again")
     let_go(user, 1, 2, 3, 4)
@@ -118,7 +118,7 @@ def test_a_task_whose_supervisor_or_guard_was_killed_is_interrupted_and_the_othe
     let_go(user, 1, 2, 3)
     assert over(user, id_) == [JobState.INTERRUPTED, *[JobState.ENDED] * 3]
     assert user.lines("ran") == ["0", "1", "2", "3"]
-    why = user.job(f"{id_}_0").life.why
+    why = user.job(f"{id_}_0").task.why
     assert why == f"its {'guard' if killed == 'guard' else 'supervisor'} was killed while it ran"
 
 
@@ -147,7 +147,7 @@ def test_keepers_supervisors_guards_and_servers_that_are_killed_run_no_task_twic
         submission = user.store.load()[int(id_)].submission
         ran = user.lines("ran")
         assert twice(ran) == []
-        states = {index: submission.life(index).state for index in range(80)}
+        states = {index: submission.task(index).state for index in range(80)}
         assert set(states.values()) <= {JobState.ENDED, JobState.INTERRUPTED}
         assert sum(state is JobState.INTERRUPTED for state in states.values()) <= kills
         for index, state in states.items():
@@ -167,7 +167,7 @@ def test_a_preempted_job_is_run_again_whatever_its_exit_code_and_is_told_how_oft
     assert get(server, other["id"], wait_s=30)["state"] == "active"
     (user.folder / "go").touch()
     release(server, other["id"])
-    assert user.until(after).life.state is JobState.ENDED
+    assert user.until(after).task.state is JobState.ENDED
     assert user.lines("ran") == ["restart 0", "restart 1", "after"]
 
 
@@ -175,9 +175,9 @@ def test_a_job_that_writes_a_checkpoint_at_its_time_limit_has_not_ended_well(use
     script = "trap 'exit 0' TERM; while :; do sleep 0.02; done"
     id_ = user.script(script, "--time", "4s", "--grace", "0.5s")
     after = user.script("true", "--after", id_)
-    assert user.until(after).life.state is JobState.SKIPPED
-    life = user.job(id_).life
-    assert (life.state, life.exit_code, life.end_reason) == (JobState.FAILED, 0, "time_limit")
+    assert user.until(after).task.state is JobState.SKIPPED
+    task = user.job(id_).task
+    assert (task.state, task.exit_code, task.end_reason) == (JobState.FAILED, 0, "time_limit")
     (shown,) = [job for job in user.call("history", "--mine", "--json").json["jobs"] if job["id"] == id_]
     assert (shown["state"], shown["end_reason"]) == ("failed", "time_limit")
     assert "the time limit" in user.call("history", "--mine").out
@@ -200,16 +200,16 @@ def test_retry_of_an_array_repeats_what_did_not_end_well(user: UserJobs) -> None
 def test_retry_of_a_skipped_job_says_what_holds_it(user: UserJobs) -> None:
     first = user.script("[ -e good ]")
     skipped = user.script("true", "--after", first)
-    assert user.until(skipped).life.state is JobState.SKIPPED
+    assert user.until(skipped).task.state is JobState.SKIPPED
     done = user.call("retry", skipped, code=1)
     assert done.out == ""
-    assert f"job {skipped} would be skipped again: job {first} failed; `gpu-pool retry {first}` first" in done.err
+    assert f"job {skipped} would be skipped again: job {first} failed; run `gpu-pool retry {first}` first" in done.err
     assert user.state(skipped) is JobState.SKIPPED
     (user.folder / "good").touch()
     user.call("retry", first)
     user.until(first, JobState.ENDED)
     user.call("retry", skipped)
-    assert user.until(skipped, JobState.ENDED).life.attempts == 1
+    assert user.until(skipped, JobState.ENDED).task.attempts == 1
 
 
 def test_a_job_that_cannot_be_written_stops_no_other(user: UserJobs) -> None:
@@ -223,6 +223,6 @@ def test_a_job_that_cannot_be_written_stops_no_other(user: UserJobs) -> None:
     user.kill_keeper()
     user.call("jobs")
     let_go(user, 0)
-    assert user.until(third).life.state is JobState.ENDED
+    assert user.until(third).task.state is JobState.ENDED
     assert user.lines("ran") == ["0", "third"]
     assert "cannot be read" in user.call("jobs", second).out

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from gpu_worker_pool.jobs.life import JobState
+from gpu_worker_pool.jobs.submission import JobState
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.in_process import called
 from tests.cli.jobs.user_jobs import UserJobs
 from tests.cli.own_process import GPU_POOL, environment
 from tests.cli.terminal import Terminal
@@ -36,7 +35,7 @@ def test_a_day_with_jobs_in_a_terminal(user: UserJobs, tmp_path: Path) -> None:
         terminal.type("gpu-pool submit -n next -- true; clear; gpu-pool jobs; echo shown\n")
         screen = terminal.wait_for("\nshown")
         rows = {line.split()[0]: line for line in screen.splitlines() if line[:1] in "12I"}
-        assert rows["ID"].split() == ["ID", "STATE", "GPU", "SINCE", "TRY", "NOTES", "COMMAND"]
+        assert rows["ID"].split() == ["ID", "STATE", "GPU", "SINCE", "STARTS", "NOTES", "COMMAND"]
         assert rows["1"].split()[:2] == ["1", "running"]
         assert "training" in rows["1"]
         assert "wants 1" in rows["2"]
@@ -54,7 +53,7 @@ def test_a_day_with_jobs_in_a_terminal(user: UserJobs, tmp_path: Path) -> None:
         assert "job 2 is cancelled" in terminal.text
     # The terminal is closed, and its shell is gone.
     (user.folder / "go").touch()
-    assert user.until("1").life.state is JobState.ENDED
+    assert user.until("1").task.state is JobState.ENDED
     assert user.output("1") == "began\nthe end\n"
 
 
@@ -71,7 +70,7 @@ def test_a_job_and_its_keeper_have_no_terminal_and_outlive_a_hang_up(server: Ser
                 assert fields[4] == "0"  # the terminal that controls it
         keeper = user.keeper_facts()["pid"]
         (tmp_path / "go").touch()
-        assert user.until("1").life.state is JobState.ENDED
+        assert user.until("1").task.state is JobState.ENDED
         assert user.keeper_facts()["pid"] == keeper
 
 
@@ -79,11 +78,3 @@ def _guard(user: UserJobs, id_: str) -> int:
     run = user.job(id_).run
     assert run is not None
     return run.guard_pid
-
-
-def test_the_help_names_values_in_words() -> None:
-    for name in COMMANDS:
-        text = called(name, "--help").out
-        assert "<" not in text.replace("->", ""), text
-        assert "[0<=x" not in text
-        assert "Usage: gpu-pool" in text

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from gpu_worker_pool.cli.jobs.job_view import Job, find_jobs
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.host.identity import Machine
-from gpu_worker_pool.jobs.job_key import parse_key
+from gpu_worker_pool.host.processes import Machine
+from gpu_worker_pool.jobs.job_spec import parse_key
 from gpu_worker_pool.jobs.job_store import JobStore
-from gpu_worker_pool.jobs.life import JobState
+from gpu_worker_pool.jobs.submission import JobState
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, gpu_pool
 from tests.processes import has_ended
@@ -48,6 +48,11 @@ class UserJobs:
                         with suppress(ProcessLookupError):
                             os.kill(process.pid, signal.SIGKILL)
         self.kill_keeper()
+        # A supervisor that has written nothing yet, and its guard, are known by the name of their ticket.
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if str(self.store.root).encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
         # A keeper that one of them has just started finds nothing to do, and ends.
         shutil.rmtree(self.store.root, ignore_errors=True)
 
@@ -71,13 +76,13 @@ class UserJobs:
         return found
 
     def state(self, id_: str) -> JobState:
-        return self.job(id_).life.state
+        return self.job(id_).task.state
 
     def until(self, id_: str, *states: JobState) -> Job:
         """The job once it is in one of these states; without any, once it is over."""
         eventually(
             lambda: self.state(id_) in states if states else self.state(id_).is_over,
-            f"job {id_} is {' or '.join(states) or 'over'}: {self.job(id_).life} {self.keeper_log()}",
+            f"job {id_} is {' or '.join(states) or 'over'}: {self.job(id_).task} {self.keeper_log()}",
             within_s=SOON_S,
         )
         return self.job(id_)
@@ -91,7 +96,7 @@ class UserJobs:
 
     def log(self, id_: str, attempt: int | None = None) -> Path:
         job = self.job(id_)
-        return job.record.log_of(job.key.index, attempt or job.life.attempts)
+        return job.record.log_of(job.key.index, attempt or job.task.attempts)
 
     # --- the keeper ----------------------------------------------------------------------------------------------------
 

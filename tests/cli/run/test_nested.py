@@ -15,8 +15,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end, is_alive, read_line, the_lease
 from tests.preloaded import stand_in
-from tests.server.leasing import eventually, take, wait_until_free
-from tests.server.running import free_port
+from tests.server.leasing import eventually, wait_until_free
 
 SHOW_BOTH = "echo $CUDA_VISIBLE_DEVICES $GPU_POOL_LEASE_ID"
 SHOW = f"sh -c '{SHOW_BOTH}'"
@@ -53,21 +52,6 @@ def test_a_run_and_a_python_client_inside_a_run_use_its_gpu(server: ServerProces
     assert inner == [outer_one] * 3, "without a lease of its own"
 
 
-def test_it_says_so_and_needs_no_server(server: ServerProcess) -> None:
-    lease = take(server)
-    around = {"GPU_POOL_LEASE_ID": lease["id"], "GPU_POOL_LEASE_URL": f"http://127.0.0.1:{free_port()}", **lease["env"]}
-    done = gpu_pool("run", "--", "sh", "-c", SHOW_BOTH, env=around)
-    assert (done.code, done.out.split()) == (0, [lease["env"]["CUDA_VISIBLE_DEVICES"], lease["id"]])
-    assert len(done.err.splitlines()) == 1
-    assert f"of the lease {lease['id']}, inside which this runs" in done.err
-
-
-def test_a_time_limit_inside_is_kept(server: ServerProcess, run: str) -> None:
-    done = gpu_pool("run", "-q", "--", "sh", "-c", f"{run} --time 1s -- sleep 60; echo $?", server=server)
-    assert done.out == "123\n"
-    assert "the time limit of 1s is over" in done.err
-
-
 def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess, run: str) -> None:
     more = f"{run} --memory 5GB -- true || echo refused"
     share, whole, smaller, refused = outer(
@@ -75,11 +59,6 @@ def test_inside_a_run_on_a_share_the_share_is_used(server: ServerProcess, run: s
     )
     assert share == whole == smaller
     assert refused == ["refused"]
-
-
-def test_new_asks_for_other_gpus(server: ServerProcess, run: str) -> None:
-    outer_one, inner, client = outer(server, f"{run} --new -- {SHOW}\n{python(', new=True')}")
-    assert inner[0] == client[0] != outer_one[0]
 
 
 def test_a_value_that_the_user_set_inside_counts_with_new_and_is_refused_in_one_line_without(
@@ -110,14 +89,6 @@ def test_a_run_that_would_wait_for_the_program_that_started_it_says_so(server: S
         [sys.executable, "-c", OWN_PARENT], env=environment(server), capture_output=True, text=True, check=False
     )
     assert (done.returncode, "would wait for its own parent" in done.stderr) == (125, True)
-
-
-def test_the_server_of_the_lease_is_asked_however_it_was_named(server: ServerProcess, run: str) -> None:
-    done = gpu_pool("run", "-e", server.url, "--", "sh", "-ec", f"{SHOW}\n{run} -- {SHOW}\n{python()}")
-    assert done.code == 0, done.err
-    gpus = [line.split()[0] for line in done.out.splitlines()]
-    assert len(gpus) == 3
-    assert len(set(gpus)) == 1
 
 
 def test_inside_several_gpus_a_run_sees_all_and_a_python_client_as_many_as_it_asks_for(
@@ -174,14 +145,6 @@ def test_two_at_once_inside_one_gpu_wait_for_each_other(server: ServerProcess, r
     done = gpu_pool("run", "--", "sh", "-c", script, server=server, cwd=tmp_path, env={"BUSY": BUSY})
     assert done.code == 0, done.err
     assert lines_of(tmp_path / "log") == ["begins", "ends"] * 3
-
-
-def test_inside_two_gpus_two_that_ask_for_one_each_run_at_once(server: ServerProcess, run: str, tmp_path: Path) -> None:
-    """Each waits until the other one has begun."""
-    meet = "sh -c 'touch $CUDA_VISIBLE_DEVICES; until [ -e 0 ] && [ -e 1 ]; do sleep 0.02; done'"
-    script = f"{run} --gpus 1 -- {meet} & {run} --gpus 1 -- {meet} & wait"
-    done = gpu_pool("run", "--gpus", "2", "--", "sh", "-c", script, server=server, cwd=tmp_path)
-    assert done.code == 0, done.err
 
 
 def test_with_an_amount_of_memory_they_share_the_gpu(server: ServerProcess, run: str, tmp_path: Path) -> None:

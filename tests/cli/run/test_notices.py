@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.host.users import user_name
-from gpu_worker_pool.jobs.notices import CommandNotices
-from gpu_worker_pool.notify.notice import Notice, NoticeGpu
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import end, the_lease
@@ -32,27 +30,6 @@ def test_a_url_is_told_of_the_grant_and_of_the_end(server: ServerProcess) -> Non
     assert ended.details["Lease"] == granted.details["Lease"]
 
 
-def test_a_variable_may_have_the_url(server: ServerProcess) -> None:
-    with receiver() as at:
-        gpu_pool("run", "--notify", "MY_HOOK", "--", "true", server=server, env={"MY_HOOK": at.url})
-        assert at.next().details["Command"] == "true"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
-def test_a_user_without_a_name_is_told_as_the_server_names_it() -> None:
-    told: list[Notice] = []
-    notices = CommandNotices(told.append, "mine")
-    notices.set_lease("run-1", "http://box:8000", ["GPU-a", "GPU-b"], ["gpu-1"], ["box:2", 3])
-    os.seteuid(424242)
-    try:
-        notices.granted()
-    finally:
-        os.seteuid(0)
-    (notice,) = told
-    assert notice.owner == "uid-424242"
-    assert notice.gpus == (NoticeGpu("gpu-1", "GPU-a", 2), NoticeGpu("box", "GPU-b", 3))
-
-
 def test_a_url_is_told_of_a_loss(server: ServerProcess) -> None:
     with receiver() as at:
         process = start_gpu_pool("run", "--notify", at.url, "--", "sleep", "1000", server=server)
@@ -64,19 +41,6 @@ def test_a_url_is_told_of_a_loss(server: ServerProcess) -> None:
     assert " lost GPU " in lost.title
     assert lost.details["Details"]
     assert ended.title.endswith("ended with exit code 125")
-
-
-def test_a_url_is_told_of_the_warning(server: ServerProcess) -> None:
-    with receiver() as at:
-        done = gpu_pool("run", "--time", "2", "--notify", at.url, "--", "sleep", "1000", server=server)
-        granted, warned, lost, ended = (at.next() for _ in range(4))
-
-    assert done.code == 123
-    assert " has GPU " in granted.title
-    assert " must end at " in warned.title
-    assert warned.title.endswith(": its time limit")
-    assert lost.details["Reason"] == "time limit"
-    assert "ended with exit code 123" in ended.title
 
 
 def test_a_receiver_that_hangs_ends_no_command(server: ServerProcess) -> None:
@@ -109,12 +73,6 @@ def test_a_program_runs_when_the_gpus_are_there_and_no_shell_reads_it(server: Se
     assert done.code == 0
     assert said == f"{os.path.realpath(tmp_path)} granted of the user $HOME; `id`"
     assert json.loads(notice)["on"] == "granted"
-
-
-def test_a_program_that_fails_is_said_and_the_command_goes_on(server: ServerProcess) -> None:
-    done = gpu_pool("run", "--on-granted", "false", "--", "sleep", "0.5", server=server)
-    assert done.code == 0
-    assert "false ended with 1" in done.err
 
 
 @pytest.mark.parametrize(("command", "code"), [("run", 125), ("submit", 2)])

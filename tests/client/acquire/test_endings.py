@@ -7,7 +7,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,11 +20,9 @@ from gpu_worker_pool import (
     RequestRefusedError,
     StaleAssignmentError,
 )
-from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.notices import EndNotice
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, running, soon
-from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
+from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen
 from tests.client.statistics_server import StatisticsServer
 from tests.server.leasing import OFTEN, eventually, get, queue
 
@@ -124,38 +122,6 @@ async def test_a_warning_is_asked_for_once_and_may_be_withdrawn() -> None:
     assert kinds(events)[:4] == ["requested", "assigned", "ending", "going_on"]
 
 
-async def test_many_warnings_one_after_the_other_are_all_heard_soon() -> None:
-    """An answer with news comes early; it is not one of a server that holds no answers back, which is asked less often."""
-    told = {"reason": "preempted", "ends_at": "2026-11-17T00:00:00Z", "ends_in_s": 30.0}
-
-    async def renew(seen: Seen) -> tuple[int, Any]:
-        ids, warned = seen.json["ids"], set(seen.json.get("warned", ()))
-        warned.add(next((id_ for id_ in ids if id_ not in warned), ids[0]))
-        return 200, {"renewed": [{"id": id_, "warning": told if id_ in warned else None} for id_ in ids], "lost": []}
-
-    with ForeignServer(ScriptedLeases(renew=renew).behaviour()) as foreign:
-        async with client_of(foreign) as client:
-            held = [await client.request_gpu(timeout=30) for _ in range(8)]
-            await soon(lambda: all(assignment.ending for assignment in held), "all are warned")
-
-
-async def test_what_is_not_wished_for_is_not_sent() -> None:
-    async def grant(seen: Seen) -> tuple[int, Any]:
-        times = {"granted_at": "2026-11-17T00:00:00Z", "ends_at": "2026-11-17T02:00:00Z"}
-        return 201, lease(seen.lease_id, "active", **times)
-
-    with ForeignServer(ScriptedLeases(put=grant).behaviour()) as foreign:
-        async with client_of(foreign) as client:
-            await client.request_gpu(timeout=30)
-            limited = await client.request_gpu(timeout=30, time_limit="2h", preemptible=True)
-        plain, wished = (seen.json for seen in foreign.asked("PUT"))
-    assert {"time_limit_s", "preemptible"} & plain.keys() == set()
-    assert (wished["time_limit_s"], wished["preemptible"]) == (7200, True)
-    # By the clock of this machine, whatever the server takes for the time.
-    assert limited.ends_at is not None
-    assert abs(limited.ends_at - datetime.now() - timedelta(hours=2)) < timedelta(minutes=1)  # noqa: DTZ005
-
-
 async def test_a_server_that_passes_over_the_limit_is_not_believed() -> None:
     scripted = ScriptedLeases()
     with ForeignServer(scripted.behaviour()) as foreign:
@@ -233,14 +199,3 @@ async def test_a_copy_learns_of_a_warning_and_a_pickled_one_does_not(server: Ser
         assert copy.copy(assignment).ending is assignment.ending
         sent = pickle.loads(pickle.dumps(assignment))  # noqa: S301 - our own
         assert (sent.ending, sent.ends_at) == (None, assignment.ends_at)
-
-
-def test_the_same_end_is_no_news() -> None:
-    at = datetime(2026, 11, 17, 14, 20)  # noqa: DTZ001 - local time
-    warned = EndNotice()
-    assert not warned.set(None)
-    assert warned.set(LeaseEnding("preempted", at))
-    assert not warned.set(LeaseEnding("preempted", at + timedelta(seconds=0.4)))
-    assert warned.set(LeaseEnding("time_limit", at))
-    assert warned.set(None)
-    assert not warned.is_set()

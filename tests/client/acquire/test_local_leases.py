@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_worker_pool import GPUWorkerPool, RequestRefusedError, StaleAssignmentError
+from gpu_worker_pool.client.local_client import LocalClient
+from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
@@ -144,3 +148,11 @@ def test_a_server_that_stops_says_which_leases_go_on_without_it(server: ServerPr
         log = (server.folder / "log").read_text()
         assert "this server stops; without it, 1 lease goes on while the process of the holder runs, and 1 of " in log
         server.start()
+
+
+async def test_a_holder_without_a_process_keeps_its_lease_when_the_client_has_let_it_go(server: ServerProcess) -> None:
+    async with LocalClient(replace(ClientConfig.build(service_endpoint=server.url), ttl_s=60.0), {}) as client:
+        assignment = await client.request(30.0, {"time_limit": 60}, holder=Holder(host="a laptop"))
+        client.let_go(assignment)
+    lease = get(server, assignment.lease_id or "")
+    assert (lease["state"], lease["host"], lease["pid"], lease["is_local"]) == ("active", "a laptop", None, False)

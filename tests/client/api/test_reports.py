@@ -7,7 +7,6 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from gpu_worker_pool import (
     MultiEndpointPoolStatus,
     PoolStatus,
     RequestRefusedError,
-    ServiceUnavailableError,
     WorkerTimeoutError,
 )
 from gpu_worker_pool.testing import ServerProcess
@@ -43,18 +41,6 @@ async def test_the_status_has_own_changes_at_once(big: ServerProcess) -> None:
         assert client.get_pool_status() == PoolStatus(3, 3, 0, 0, {})
 
 
-async def test_the_status_has_own_changes_at_once_on_a_shared_gpu(big: ServerProcess) -> None:
-    async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
-        first, second = [await client.request_gpu(model="T4", memory_mb=2000) for _ in range(2)]
-        status = client.get_pool_status()
-        workers = {worker.worker_id for worker in status.gpu_assignments[2]}
-        assert workers == {first.worker_id, second.worker_id}
-        assert status.active_workers == 2
-        await client.release_gpu(first)
-        status = client.get_pool_status()
-        assert [worker.worker_id for worker in status.gpu_assignments.get(2, [])] == [second.worker_id]
-
-
 async def test_the_status_shows_the_whole_pool_with_what_others_have(big: ServerProcess) -> None:
     async with (
         GPUWorkerPoolClient(big.url, polling_interval=0.05) as client,
@@ -71,19 +57,6 @@ async def test_the_status_shows_the_whole_pool_with_what_others_have(big: Server
         await client.release_gpu(mine)
         await blocked
         await until(lambda: client.get_pool_status().blocked_workers == 0, "nobody waits")
-
-
-async def test_workers_of_two_clients_are_two_workers(big: ServerProcess) -> None:
-    """As in two containers, where every program is process 7."""
-    async with (
-        GPUWorkerPoolClient(big.url, polling_interval=0.05) as client,
-        GPUWorkerPoolClient(big.url, polling_interval=0.05) as other,
-    ):
-        mine, theirs = await client.request_gpu(), await other.request_gpu()
-        await until(lambda: client.get_pool_status().available_gpus == 1, "the other's is seen")
-        assert len(client.get_pool_status().gpu_assignments) == 2
-        assert client.get_pool_status().active_workers == 2
-        assert mine.worker_id != theirs.worker_id
 
 
 @pytest.mark.usefixtures("names")
@@ -182,46 +155,6 @@ async def test_recovery_is_told_and_can_be_triggered(big: ServerProcess, capsys:
             assert client.get_pool_status().total_gpus == 5
 
 
-async def test_a_queued_request_is_made_when_an_endpoint_is_up() -> None:
-    async with StatisticsServer(1) as late:
-        await late.stop()
-        client = GPUWorkerPoolClient(
-            service_endpoints=[late.url], polling_interval=0.05, endpoint_health_check_interval=0.1, worker_timeout=10
-        )
-        async with client:
-            waiting = asyncio.create_task(client.queue_request_for_retry(lambda: client.request_gpu(timeout=30)))
-            await late.start()
-            assert (await waiting).gpu_id == "127.0.0.1:0"
-
-
-async def test_a_queued_request_that_failed_because_no_endpoint_was_up_is_made_again() -> None:
-    async with StatisticsServer(1) as server:
-        client = GPUWorkerPoolClient(
-            service_endpoints=[server.url],
-            polling_interval=0.05,
-            endpoint_health_check_interval=0.1,
-            endpoint_max_retries=0,
-            worker_timeout=5,
-        )
-        async with client:
-            tries: list[str] = []
-
-            async def ask() -> Any:
-                tries.append("asked")
-                if len(tries) == 1:
-                    await server.stop()
-                    await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is down")
-                    return await client.request_gpu(timeout=0.1)
-                return await client.request_gpu(timeout=30)
-
-            waiting = asyncio.create_task(client.queue_request_for_retry(ask))
-            await until(lambda: len(tries) == 1 and not client.get_error_recovery_status()["healthy_endpoints"], "down")
-            await asyncio.wait([waiting], timeout=0.3)
-            await server.start()
-            assert (await waiting).gpu_id == "127.0.0.1:0"
-            assert len(tries) == 2
-
-
 # --- wrong use -------------------------------------------------------------------------------------------------------
 
 
@@ -273,22 +206,6 @@ async def test_a_foreign_assignment_and_one_given_back_are_refused(big: ServerPr
         assert [lease["id"] for lease in active(big)] == [theirs.lease_id]
 
 
-async def test_two_releases_at_once_are_one(big: ServerProcess) -> None:
-    async with GPUWorkerPoolClient(big.url) as client:
-        mine = await client.request_gpu()
-        done = await asyncio.gather(client.release_gpu(mine), client.release_gpu(mine), return_exceptions=True)
-        assert [type(result) for result in done] == [type(None), ValueError]
-
-
-async def test_no_server_at_all_is_told_with_the_reason_of_each() -> None:
-    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-    async with GPUWorkerPoolClient(service_endpoints=urls) as client:
-        with pytest.raises(ServiceUnavailableError) as raised:
-            await client.request_gpu(timeout=0.1)
-        assert raised.value.reasons.keys() == {"127.0.0.1-1", "127.0.0.1-2"}
-        assert isinstance(raised.value, WorkerTimeoutError)
-
-
 # --- events and logs -------------------------------------------------------------------------------------------------
 
 
@@ -324,56 +241,6 @@ async def test_a_hook_hears_of_everything(big: ServerProcess) -> None:
     assert {event.lease_id for event in heard[:3]} == {assignment.lease_id}
     with pytest.raises(dataclasses.FrozenInstanceError):
         assigned.kind = "lost"  # type: ignore[misc]
-
-
-async def test_a_hook_that_fails_does_no_harm(big: ServerProcess, caplog: pytest.LogCaptureFixture) -> None:
-    def hook(event: ClientEvent) -> None:
-        raise ZeroDivisionError(event.kind)
-
-    async with GPUWorkerPoolClient(big.url, on_event=hook) as client:
-        await client.release_gpu(await client.request_gpu())
-    assert active(big) == []
-    assert len([record for record in caplog.records if "on_event failed" in record.getMessage()]) == 3
-
-
-async def test_log_records_tell_worker_gpu_endpoint_and_lease(
-    big: ServerProcess, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "gpu_worker_pool")
-    token = "not-to-be-seen-in-any-log"  # noqa: S105
-    async with GPUWorkerPoolClient(big.url) as client:
-        assignment = await client.request_gpu()
-        await client.release_gpu(assignment)
-    with pytest.raises(RequestRefusedError):
-        async with GPUWorkerPoolClient(big.url, token=token) as client:
-            await client.request_gpu(timeout=1)
-
-    events = {
-        record.__dict__["event"]: record
-        for record in caplog.records
-        if record.__dict__.get("lease_id") == assignment.lease_id
-    }
-    assert events.keys() == {"requested", "assigned", "released"}
-    for kind in ("assigned", "released"):
-        record = events[kind].__dict__
-        assert (record["worker_id"], record["gpu_id"]) == (assignment.worker_id, assignment.gpu_id)
-        assert record["endpoint"] == "127.0.0.1"
-        assert assignment.worker_id in events[kind].getMessage()
-    assert caplog.records
-    assert not any(token in str(record.__dict__) for record in caplog.records)
-
-
-async def test_a_request_that_fails_is_raised_and_not_said_twice(
-    big: ServerProcess, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without settings, logging shows warnings: the same words would stand on standard error twice."""
-    async with GPUWorkerPoolClient(big.url) as client:
-        with pytest.raises(RequestRefusedError):
-            await client.request_gpu(gpus=9)
-        await client.request_gpu(gpus=3)
-        with pytest.raises(WorkerTimeoutError):
-            await client.request_gpu(timeout=0)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_every_log_record_about_a_lease_or_an_endpoint_has_it_as_a_field(

@@ -23,7 +23,7 @@ def active(server: ServerProcess) -> set[str]:
 
 
 def fill(server: ServerProcess) -> list[str]:
-    """Somebody else has all GPUs; his leases."""
+    """Another caller has all GPUs; its leases."""
     return [take(server)["id"] for _ in range(4)]
 
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-import gpu_worker_pool
 from gpu_worker_pool import (
-    GlobalGPUAssignment,
     GPUWorkerPool,
     GPUWorkerPoolClient,
-    MultiEndpointPoolStatus,
     RequestRefusedError,
     WorkerTimeoutError,
 )
-from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
-from tests.client.foreign_servers import ForeignServer, hanging, slowed, statistics
 from tests.server.leasing import eventually, queued
 
 # --- the same methods ------------------------------------------------------------------------------------------------
@@ -56,71 +50,6 @@ def test_a_gpu_is_requested_and_given_back(server: ServerProcess) -> None:
             pool.release_gpu(assignment)
 
 
-def test_a_report_waits_for_endpoints_that_answer_later_than_the_first(server: ServerProcess) -> None:
-    with (
-        ForeignServer(slowed(statistics(), by_s=0.06)) as late,
-        ForeignServer(hanging) as silent,
-        GPUWorkerPool(service_endpoints=[server.url, late.url, silent.url]) as pool,
-    ):
-        recovery = pool.get_error_recovery_status()
-        assert recovery["endpoint_health_summary"]["healthy_count"] == 2
-        assert recovery["errors"] == {f"127.0.0.1-{silent.port}": "it has not answered yet"}
-        assert pool.get_pool_status().total_gpus == 6
-
-
-def test_several_endpoints(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    with GPUWorkerPool(service_endpoints=[server.url, "http://127.0.0.1:1"]) as pool:
-        endpoint_id = f"127.0.0.1-{server.port}"
-        with pool.gpu(timeout=30) as assignment:
-            assert isinstance(assignment, GlobalGPUAssignment)
-            assert assignment.endpoint_id == endpoint_id
-        status = pool.get_pool_status()
-        assert isinstance(status, MultiEndpointPoolStatus)
-        assert (status.total_endpoints, status.healthy_endpoints) == (2, 1)
-        assert pool.get_error_recovery_status()["degraded_endpoints"] == ["127.0.0.1-1"]
-        assert pool.trigger_endpoint_recovery(endpoint_id)
-        assert not pool.trigger_endpoint_recovery("127.0.0.1-1")
-        again = pool.queue_request_for_retry(lambda: pool.request_gpu(timeout=30))
-        assert again.endpoint_id == endpoint_id
-        pool.print_error_recovery_summary()
-        assert "Partial (1/2 endpoints healthy)" in capsys.readouterr().out
-
-
-def test_one_gpu_for_a_block(server: ServerProcess) -> None:
-    with gpu_worker_pool.gpu(memory_mb=1000, among=[3], service_endpoint=server.url) as assignment:
-        assert active(server) == {assignment.lease_id}
-        assert assignment.gpu_id == 3
-        assert assignment.env["CUDA_VISIBLE_DEVICES"] == str(assignment.gpu_id)
-        (lease,) = server.json("/pool")["leases"]
-        assert lease["memory_mb"] == 1000
-    assert active(server) == set()
-
-
-def test_one_gpu_for_a_block_takes_every_wish_of_a_request(server: ServerProcess) -> None:
-    with gpu_worker_pool.gpu(
-        memory="2GB", labels={"command": "train.py"}, pid=os.getpid(), service_endpoint=server.url
-    ) as assignment:
-        lease = server.json(f"/leases/{assignment.lease_id}")
-        assert lease["labels"] == {"command": "train.py"}
-        assert lease["memory_mb"] == 2048
-        assert lease["pid"] == os.getpid()
-
-    with (
-        pytest.raises(ValueError, match="memory: 'much' is not an amount of memory"),
-        gpu_worker_pool.gpu(memory="much", service_endpoint=server.url),
-    ):
-        pass
-
-
-def test_an_exception_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:
-    with pytest.raises(ZeroDivisionError), gpu_worker_pool.gpu(service_endpoint=server.url):
-        raise ZeroDivisionError
-    assert active(server) == set()
-    with GPUWorkerPool(server.url) as pool, pytest.raises(ZeroDivisionError), pool.gpu():
-        raise ZeroDivisionError
-    assert active(server) == set()
-
-
 def test_errors_are_those_of_the_client(server: ServerProcess) -> None:
     pool = GPUWorkerPool(server.url)
     with pytest.raises(RuntimeError, match="not started"):
@@ -142,15 +71,6 @@ def test_errors_are_those_of_the_client(server: ServerProcess) -> None:
         assert queued(server) == []
     with pytest.raises(ValueError, match="memory_threshold"):
         GPUWorkerPool(server.url, memory_threshold=101)
-
-
-def test_it_can_be_started_again(server: ServerProcess) -> None:
-    threads = threading.active_count()
-    pool = GPUWorkerPool(server.url)
-    for _ in range(2):
-        with pool, pool.gpu():
-            assert len(active(server)) == 1
-        assert threading.active_count() == threads
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
@@ -235,11 +155,3 @@ def test_a_program_that_forgets_to_stop_ends_and_holds_nothing(server: ServerPro
     with Child(server, program) as child:
         assert child.end() == (0, "", "")
     eventually(lambda: active(server) == set(), "the server sees that it is gone", within_s=15)
-
-
-def test_an_assignment_of_another_pool_is_refused(server: ServerProcess) -> None:
-    with GPUWorkerPool(server.url) as one, GPUWorkerPool(server.url) as other:
-        assignment: Assignment = one.request_gpu()
-        with pytest.raises(ValueError, match="not an assignment of this client"):
-            other.release_gpu(assignment)
-        assert active(server) == {assignment.lease_id}

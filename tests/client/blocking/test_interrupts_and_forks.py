@@ -25,75 +25,47 @@ from tests.server.running import ROOT
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_waiting_leaves_nothing_behind(server: ServerProcess) -> None:
+# The program lives on, so the server cannot see it die: what it does not take back, it keeps.
+INTERRUPTED = """
+    def use():
+        print("begins")
+        {use}
+
+    try:
+        use()
+    except KeyboardInterrupt:
+        print("interrupted")
+        input()
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "pool = GPUWorkerPool(url); pool.start(); pool.request_gpu()",
+        "with GPUWorkerPool(url) as pool: pool.request_gpu()",
+        "with gpu(service_endpoint=url): pass",
+    ],
+    ids=["request", "pool", "gpu"],
+)
+def test_ctrl_c_while_waiting_leaves_nothing_behind(server: ServerProcess, use: str) -> None:
     fill(server)
-    program = """
-        with GPUWorkerPool(url) as pool:
-            try:
-                pool.request_gpu()
-            except KeyboardInterrupt:
-                print("interrupted")
-                input()
-    """
-    with Child(server, program) as child:
+    with Child(server, INTERRUPTED.format(use=use)) as child:
+        assert child.hear() == "begins"
         eventually(lambda: len(queued(server)) == 1, "it waits")
         child.interrupt()
         assert child.hear() == "interrupted"
-        eventually(lambda: queued(server) == [], "it left the line", within_s=15)
+        eventually(lambda: queued(server) == [], "it left the queue")
         assert len(active(server)) == 4
-        assert child.end() == (0, "", "")
-
-
-def test_ctrl_c_that_leaves_the_pool_too_leaves_nothing_behind(server: ServerProcess) -> None:
-    """The program lives on, so the server cannot see it die: what it does not take back, it keeps."""
-    fill(server)
-    program = """
-        try:
-            with GPUWorkerPool(url) as pool:
-                pool.request_gpu()
-        except KeyboardInterrupt:
-            print("interrupted")
-            input()
-    """
-    with Child(server, program) as child:
-        eventually(lambda: len(queued(server)) == 1, "it waits")
-        child.interrupt()
-        assert child.hear() == "interrupted"
-        assert queued(server) == []
-        assert len(active(server)) == 4
-        assert child.end() == (0, "", "")
-
-
-def test_ctrl_c_while_waiting_in_gpu_leaves_nothing_behind(server: ServerProcess) -> None:
-    fill(server)
-    program = """
-        try:
-            with gpu(service_endpoint=url):
-                pass
-        except KeyboardInterrupt:
-            print("interrupted")
-            input()
-    """
-    with Child(server, program) as child:
-        eventually(lambda: len(queued(server)) == 1, "it waits")
-        child.interrupt()
-        assert child.hear() == "interrupted"
-        assert queued(server) == []
         assert child.end() == (0, "", "")
 
 
 def test_ctrl_c_in_the_body_gives_the_gpu_back(server: ServerProcess) -> None:
-    program = """
-        try:
-            with gpu(service_endpoint=url):
-                print("has it")
-                signal.pause()
-        except KeyboardInterrupt:
-            print("interrupted")
-            input()
-    """
-    with Child(server, program) as child:
-        assert child.hear() == "has it"
+    use = "with gpu(service_endpoint=url) as held: print(held.lease_id); signal.pause()"
+    with Child(server, INTERRUPTED.format(use=use)) as child:
+        assert child.hear() == "begins"
+        lease_id = child.hear()
+        assert active(server) == {lease_id}
         child.interrupt()
         assert child.hear() == "interrupted"
         assert active(server) == set()
@@ -220,28 +192,6 @@ def test_a_forked_child_that_ends_does_not_release_what_its_parent_holds(far_ser
     assert active(server) == set()
 
 
-def test_a_forked_child_that_leaves_the_blocks_does_not_release_what_its_parent_holds(server: ServerProcess) -> None:
-    """It leaves them as if nothing was: what it leaves is not its own."""
-    program = """
-        pid = None
-        with GPUWorkerPool(url) as pool:
-            with pool.gpu() as assignment:
-                pid = os.fork()
-                if pid:
-                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    print(code, assignment.lease_id)
-                    input()
-        if pid == 0:
-            sys.exit(0)
-    """
-    with Child(server, program) as child:
-        code, lease_id = child.hear().split()
-        assert active(server) == {lease_id}
-        returned, _, errors = child.end()
-        assert (code, returned, errors) == ("0", 0, "")
-    assert active(server) == set()
-
-
 def test_a_forked_child_does_not_keep_its_parents_lease_alive(far_server: ServerProcess) -> None:
     server = far_server
     program = """
@@ -287,26 +237,6 @@ def test_the_parents_pool_says_in_a_forked_child_that_it_is_not_the_childs(serve
             assignment = pool.request_gpu()
             print(assignment.lease_id, forked(work))
             input()
-    """
-    with Child(server, program_of(program)) as child:
-        lease_id, code = child.hear().split()
-        assert code == "0"
-        assert active(server) == {lease_id}
-        assert child.end() == (0, "", "")
-
-
-def test_a_pool_of_its_own_works_in_a_forked_child(server: ServerProcess) -> None:
-    program = """
-        def work():
-            with gpu(service_endpoint=url) as mine:
-                assert mine.gpu_id != assignment.gpu_id
-                assert mine.worker_id != assignment.worker_id
-
-        with GPUWorkerPool(url) as pool:
-            assignment = pool.request_gpu()
-            print(assignment.lease_id, forked(work))
-            input()
-            pool.release_gpu(assignment)
     """
     with Child(server, program_of(program)) as child:
         lease_id, code = child.hear().split()

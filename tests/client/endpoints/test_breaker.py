@@ -1,11 +1,23 @@
-"""A circuit breaker in each of its states, and what it shows."""
+"""A circuit breaker under any history, with late and lost reports and a clock that stands and jumps, and what it shows."""
 
+import copy
 import json
 
-import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_worker_pool.client.endpoints.breaker import BreakerState, CircuitBreaker, Permit
-from tests.client.endpoints.breakers import OPEN_FOR, PROBE_TIMEOUT_S, THRESHOLD, hand_back, new_breaker
+from gpu_worker_pool.host.pauses import Backoff
+
+THRESHOLD = 3
+# Without jitter it stays open for 2, 4, 8, 8, ... seconds.
+OPEN_FOR = Backoff(first_s=4.0, max_s=16.0)
+PROBE_TIMEOUT_S = 10.0
+
+
+def new_breaker(threshold: int = THRESHOLD) -> CircuitBreaker:
+    return CircuitBreaker(failure_threshold=threshold, open_for=OPEN_FOR.delay_s, probe_timeout_s=PROBE_TIMEOUT_S)
 
 
 def acquired(breaker: CircuitBreaker, now: float) -> Permit:
@@ -24,340 +36,210 @@ def succeed(breaker: CircuitBreaker, now: float, times: int = 1) -> None:
         breaker.succeeded(acquired(breaker, now))
 
 
-def opened_breaker(now: float) -> CircuitBreaker:
-    """A breaker that opened at `now` for 2 seconds."""
+def test_it_stays_open_longer_with_each_failed_probe_up_to_the_maximum_and_a_success_ends_that() -> None:
     breaker = new_breaker()
-    fail(breaker, now, times=THRESHOLD)
-    return breaker
-
-
-# --- closed --------------------------------------------------------------------------------------------------------
-
-
-def test_a_new_breaker_is_closed_and_lets_everyone_through() -> None:
-    breaker = new_breaker()
-
-    assert breaker.state_at(0.0) is BreakerState.CLOSED
-    assert None not in [breaker.try_acquire(0.0) for _ in range(100)]
-    assert breaker.retry_in_s(0.0) == 0.0
-
-
-def test_it_opens_with_the_last_of_the_failures_in_a_row_that_it_takes() -> None:
-    breaker = new_breaker()
-
-    fail(breaker, 0.0, times=THRESHOLD - 1)
-    assert breaker.state_at(0.0) is BreakerState.CLOSED
-
-    fail(breaker, 0.0)
-    assert breaker.state_at(0.0) is BreakerState.OPEN
-
-
-def test_a_success_starts_the_counting_of_failures_anew() -> None:
-    breaker = new_breaker()
-    for _ in range(10):
-        fail(breaker, 0.0, times=THRESHOLD - 1)
-        succeed(breaker, 0.0)
-
-    assert breaker.state_at(0.0) is BreakerState.CLOSED
-
-
-def test_failures_of_calls_made_side_by_side_open_it_too() -> None:
-    breaker = new_breaker()
-    permits = [acquired(breaker, 0.0) for _ in range(THRESHOLD)]
-
-    for permit in permits:
-        breaker.failed(permit, 1.0, jitter=0.0)
-
-    assert breaker.state_at(1.0) is BreakerState.OPEN
-
-
-def test_a_cancelled_call_neither_counts_as_a_failure_nor_breaks_a_row_of_them() -> None:
-    breaker = new_breaker()
-    fail(breaker, 0.0, times=THRESHOLD - 1)
-
-    for _ in range(10):
-        breaker.cancelled(acquired(breaker, 0.0))
-    assert breaker.state_at(0.0) is BreakerState.CLOSED
-
-    fail(breaker, 0.0)
-    assert breaker.state_at(0.0) is BreakerState.OPEN
-
-
-# --- open ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_open_breaker_lets_nobody_through_before_its_time() -> None:
-    breaker = opened_breaker(100.0)
-
-    assert [breaker.try_acquire(now) for now in (100.0, 101.0, 101.999)] == [None, None, None]
-    assert breaker.try_acquire(102.0) is not None
-
-
-def test_retry_in_says_how_long_it_stays_open() -> None:
-    breaker = opened_breaker(100.0)
-
-    assert [breaker.retry_in_s(now) for now in (100.0, 101.5, 102.0, 200.0)] == [2.0, 0.5, 0.0, 0.0]
-
-
-def test_it_stays_open_longer_with_each_failed_probe_up_to_the_maximum() -> None:
-    breaker = opened_breaker(0.0)
+    fail(breaker, 0.0, times=THRESHOLD)
     now, durations_s = 0.0, []
     for _ in range(5):
         durations_s.append(breaker.retry_in_s(now))
         now += breaker.retry_in_s(now)
         fail(breaker, now)
-
     assert durations_s == [2.0, 4.0, 8.0, 8.0, 8.0]
+    now += breaker.retry_in_s(now)
+    succeed(breaker, now)
+    fail(breaker, now, times=THRESHOLD)
+    assert breaker.retry_in_s(now) == 2.0
 
 
-def test_a_success_makes_the_next_opening_short_again() -> None:
-    breaker = opened_breaker(0.0)
-    fail(breaker, 2.0)
-    succeed(breaker, 6.0)
-
-    fail(breaker, 7.0, times=THRESHOLD)
-
-    assert breaker.retry_in_s(7.0) == 2.0
-
-
-def test_jitter_spreads_out_the_time_it_stays_open() -> None:
+def test_the_stats_say_what_happened() -> None:
     breaker = new_breaker()
-    fail(breaker, 0.0, times=THRESHOLD - 1)
-    breaker.failed(acquired(breaker, 0.0), 0.0, jitter=0.5)
-
-    assert breaker.retry_in_s(0.0) == 3.0
-
-
-def test_a_manual_trigger_lets_a_probe_through_at_once() -> None:
-    breaker = opened_breaker(0.0)
-
-    breaker.allow_probe_now(0.5)
-
-    assert breaker.state_at(0.5) is BreakerState.HALF_OPEN
-    acquired(breaker, 0.5)
-    assert breaker.try_acquire(0.5) is None
-
-
-def test_a_manual_trigger_changes_nothing_on_a_closed_breaker() -> None:
-    breaker = new_breaker()
-    fail(breaker, 0.0, times=THRESHOLD - 1)
-
-    breaker.allow_probe_now(0.0)
-    assert breaker.state_at(0.0) is BreakerState.CLOSED
-
-    fail(breaker, 0.0)
-    assert breaker.state_at(0.0) is BreakerState.OPEN
-
-
-def test_a_manual_trigger_does_not_send_a_second_probe() -> None:
-    breaker = opened_breaker(0.0)
-    acquired(breaker, 2.0)
-
-    breaker.allow_probe_now(2.0)
-
-    assert breaker.try_acquire(2.0) is None
-
-
-# --- half open -----------------------------------------------------------------------------------------------------
-
-
-def test_it_is_half_open_when_its_time_is_over() -> None:
-    breaker = opened_breaker(0.0)
-
-    assert breaker.state_at(1.999) is BreakerState.OPEN
-    assert breaker.state_at(2.0) is BreakerState.HALF_OPEN
-
-
-def test_one_probe_is_let_through_and_everyone_else_waits_for_it() -> None:
-    breaker = opened_breaker(0.0)
-
-    acquired(breaker, 2.0)
-    assert [breaker.try_acquire(2.0 + 0.1 * second) for second in range(90)] == [None] * 90
-    assert breaker.state_at(11.0) is BreakerState.HALF_OPEN
-
-
-def test_a_successful_probe_closes_it() -> None:
-    breaker = opened_breaker(0.0)
-    succeed(breaker, 2.0)
-
-    assert breaker.state_at(2.0) is BreakerState.CLOSED
-    assert None not in [breaker.try_acquire(2.0) for _ in range(100)]
-
-
-def test_a_closed_again_breaker_takes_the_full_number_of_failures_to_open() -> None:
-    breaker = opened_breaker(0.0)
-    succeed(breaker, 2.0)
-
-    fail(breaker, 2.0, times=THRESHOLD - 1)
-    assert breaker.state_at(2.0) is BreakerState.CLOSED
-
-    fail(breaker, 2.0)
-    assert breaker.state_at(2.0) is BreakerState.OPEN
-
-
-def test_a_failed_probe_opens_it_again_at_once() -> None:
-    breaker = opened_breaker(0.0)
-    fail(breaker, 2.0)
-
-    assert breaker.state_at(2.0) is BreakerState.OPEN
-    assert breaker.try_acquire(5.9) is None
-
-
-def test_a_cancelled_probe_gives_its_place_to_the_next_who_asks() -> None:
-    breaker = opened_breaker(0.0)
-    breaker.cancelled(acquired(breaker, 2.0))
-
-    assert breaker.state_at(2.0) is BreakerState.HALF_OPEN
-    assert breaker.retry_in_s(2.0) == 0.0
-    acquired(breaker, 2.0)
-    assert breaker.try_acquire(2.0) is None
-
-
-def test_a_probe_whose_caller_vanished_is_given_up_after_its_timeout() -> None:
-    breaker = opened_breaker(0.0)
-    acquired(breaker, 2.0)
-
-    assert breaker.retry_in_s(3.0) == PROBE_TIMEOUT_S - 1.0
-    assert breaker.try_acquire(11.999) is None
-    acquired(breaker, 12.0)
-    assert breaker.try_acquire(12.0) is None
-
-
-def test_a_slow_probe_still_counts_while_nobody_replaced_it() -> None:
-    breaker = opened_breaker(0.0)
-    slow = acquired(breaker, 2.0)
-
-    breaker.succeeded(slow)
-
-    assert breaker.state_at(1000.0) is BreakerState.CLOSED
-
-
-@pytest.mark.parametrize("report", ["succeeded", "failed", "cancelled"])
-def test_a_probe_that_was_replaced_decides_nothing(report: str) -> None:
-    breaker = opened_breaker(0.0)
-    replaced = acquired(breaker, 2.0)
-    current = acquired(breaker, 12.0)
-
-    hand_back(breaker, replaced, report, 13.0)
-
-    assert breaker.state_at(13.0) is BreakerState.HALF_OPEN
-    assert breaker.try_acquire(13.0) is None
-    breaker.succeeded(current)
-    assert breaker.state_at(13.0) is BreakerState.CLOSED
-
-
-# --- late --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("report", ["succeeded", "failed", "cancelled"])
-@pytest.mark.parametrize("now", [0.5, 2.0])
-def test_a_late_result_neither_closes_an_open_breaker_nor_extends_its_waiting(report: str, now: float) -> None:
-    breaker = new_breaker()
-    late = acquired(breaker, 0.0)
-    fail(breaker, 0.0, times=THRESHOLD)
-    before = breaker.state_at(now), breaker.retry_in_s(now), breaker.stats(now)["times_opened"]
-
-    hand_back(breaker, late, report, now)
-
-    assert (breaker.state_at(now), breaker.retry_in_s(now), breaker.stats(now)["times_opened"]) == before
-
-
-@pytest.mark.parametrize("report", ["succeeded", "failed", "cancelled"])
-def test_a_late_result_leaves_the_probe_in_flight_alone(report: str) -> None:
-    breaker = new_breaker()
-    late = acquired(breaker, 0.0)
-    fail(breaker, 0.0, times=THRESHOLD)
-    acquired(breaker, 2.0)
-
-    hand_back(breaker, late, report, 3.0)
-
-    assert breaker.state_at(3.0) is BreakerState.HALF_OPEN
-    assert breaker.try_acquire(3.0) is None
-
-
-def test_late_failures_do_not_open_a_breaker_that_has_closed_again() -> None:
-    breaker = new_breaker()
-    late = [acquired(breaker, 0.0) for _ in range(THRESHOLD)]
-    fail(breaker, 0.0, times=THRESHOLD)
-    succeed(breaker, 2.0)
-
-    for permit in late:
-        breaker.failed(permit, 3.0, jitter=0.0)
-
-    assert breaker.state_at(3.0) is BreakerState.CLOSED
-    assert breaker.stats(3.0)["consecutive_failures"] == 0
-
-
-# --- what it shows -------------------------------------------------------------------------------------------------
-
-
-def test_the_stats_of_a_new_breaker_are_zero() -> None:
-    assert new_breaker().stats(0.0) == {
-        "state": "closed",
-        "failure_rate": 0.0,
-        "failure_count": 0,
-        "success_count": 0,
-        "consecutive_failures": 0,
-        "times_opened": 0,
-        "retry_in_s": 0.0,
-    }
-
-
-def test_the_stats_tell_what_happened() -> None:
-    breaker = new_breaker()
+    breaker.cancelled(acquired(breaker, 0.0))
+    assert set(breaker.stats(0.0).values()) == {"closed", 0}
     succeed(breaker, 0.0, times=4)
+    late = [acquired(breaker, 0.0) for _ in range(2)]
     fail(breaker, 0.0, times=THRESHOLD)
     fail(breaker, 2.0)
-
-    assert breaker.stats(3.0) == {
-        "state": "open",
-        "failure_rate": 50.0,
-        "failure_count": 4,
-        "success_count": 4,
-        "consecutive_failures": 4,
-        "times_opened": 2,
-        "retry_in_s": 3.0,
-    }
+    expected = {"state": "open", "consecutive_failures": 4, "times_opened": 2, "retry_in_s": 3.0}
+    counted = {"failure_rate": 50.0, "failure_count": 4, "success_count": 4}
+    assert json.loads(json.dumps(breaker.stats(3.0))) == {**expected, **counted}
+    # Late results decide nothing, and are counted.
+    breaker.succeeded(late[0])
+    breaker.failed(late[1], 3.0, jitter=0.0)
+    assert breaker.stats(3.0) == {**expected, **counted, "failure_count": 5, "success_count": 5}
 
 
-def test_the_state_in_the_stats_is_a_plain_string() -> None:
-    stats = opened_breaker(0.0).stats(0.0)
-
-    assert type(stats["state"]) is str
-    assert json.loads(json.dumps(stats))["state"] == "open"
-
-
-def test_the_failure_rate_is_a_percentage_of_the_last_calls_only() -> None:
-    breaker = CircuitBreaker(failure_threshold=100, open_for=OPEN_FOR, probe_timeout_s=PROBE_TIMEOUT_S)
+def test_the_failure_rate_is_a_rounded_percentage_of_the_last_calls_only() -> None:
+    breaker = new_breaker(threshold=100)
     fail(breaker, 0.0, times=80)
     succeed(breaker, 0.0, times=35)
-
     stats = breaker.stats(0.0)
     assert (stats["failure_rate"], stats["failure_count"], stats["success_count"]) == (30.0, 80, 35)
-
-
-def test_the_failure_rate_is_rounded_for_people() -> None:
     breaker = new_breaker()
     fail(breaker, 0.0)
     succeed(breaker, 0.0, times=2)
-
     assert breaker.stats(0.0)["failure_rate"] == 33.3
 
 
-def test_cancelled_calls_do_not_show_in_the_stats() -> None:
-    breaker = new_breaker()
-    breaker.cancelled(acquired(breaker, 0.0))
+class AnyHistory(RuleBasedStateMachine):
+    """Calls that succeed, fail, are cancelled, vanish or come late, under a clock that stands and jumps.
 
-    assert breaker.stats(0.0) == new_breaker().stats(0.0)
+    Times and jitters are multiples of 1/8, so that all sums are exact.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = new_breaker()
+        self.now = 0.0
+        self.in_flight: list[Permit] = []
+        self.probe: Permit | None = None
+        self.probe_until = 0.0
+        self.open_until: float | None = None
+        self.failed_probes = 0
+        self.failures_in_a_row = 0
+        self.current: Permit | None = None
+        """Calls with this permit may still change the state."""
+
+    @initialize(eighths=st.integers(0, 10**6))
+    def start_at(self, eighths: int) -> None:
+        self.now = eighths / 8
+
+    @rule(eighths=st.integers(1, 200))
+    def time_passes(self, eighths: int) -> None:
+        self.now += eighths / 8
+
+    @rule()
+    def somebody_asks(self) -> None:
+        if self.open_until is not None:
+            expected = self.now >= self.open_until
+        else:
+            expected = self.probe is None or self.now >= self.probe_until
+        is_closed = self.breaker.state_at(self.now) is BreakerState.CLOSED
+
+        permit = self.breaker.try_acquire(self.now)
+
+        assert (permit is not None) == expected
+        if permit is None:
+            return
+        self.in_flight.append(permit)
+        self.current = permit
+        if not is_closed:
+            self.open_until = None
+            self.probe, self.probe_until = permit, self.now + PROBE_TIMEOUT_S
+
+    @rule()
+    def somebody_asks_after_every_wait_is_over(self) -> None:
+        self.now += max(OPEN_FOR.max_s, PROBE_TIMEOUT_S)
+        self.somebody_asks()
+
+    def take(self, data: st.DataObject) -> Permit:
+        return self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def a_call_succeeds(self, data: st.DataObject) -> None:
+        permit = self.take(data)
+        before = self.situation()
+
+        self.breaker.succeeded(permit)
+
+        if permit != self.current:
+            assert self.situation() == before
+            return
+        assert self.breaker.state_at(self.now) is BreakerState.CLOSED
+        self.failures_in_a_row = 0
+        if permit == self.probe:
+            self.probe = self.current = None
+            self.failed_probes = 0
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), jitter_eighths=st.integers(0, 7))
+    def a_call_fails(self, data: st.DataObject, jitter_eighths: int) -> None:
+        permit, jitter = self.take(data), jitter_eighths / 8
+        before = self.situation()
+
+        self.breaker.failed(permit, self.now, jitter=jitter)
+
+        if permit != self.current:
+            assert self.situation() == before
+            return
+        self.failures_in_a_row += 1
+        is_probe = permit == self.probe
+        self.failed_probes += is_probe
+        if is_probe or self.failures_in_a_row == THRESHOLD:
+            longest_s = min(4.0 * 2.0 ** min(self.failed_probes, 10), 16.0)
+            self.open_until = self.now + longest_s * (0.5 + jitter / 2)
+            self.probe = self.current = None
+            assert self.breaker.state_at(self.now) is BreakerState.OPEN
+
+    @rule(data=st.data())
+    def every_call_fails_until_nobody_gets_through(self, data: st.DataObject) -> None:
+        for _ in range(THRESHOLD):
+            self.somebody_asks()
+            if self.in_flight:
+                self.a_call_fails(data, jitter_eighths=0)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def a_call_is_cancelled(self, data: st.DataObject) -> None:
+        permit = self.take(data)
+        before = self.situation()
+
+        self.breaker.cancelled(permit)
+
+        assert self.breaker.state_at(self.now) == before[0]
+        if permit == self.probe:
+            self.probe = None
+            assert self.breaker.retry_in_s(self.now) == 0.0
+        else:
+            assert self.situation() == before
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def a_caller_vanishes(self, data: st.DataObject) -> None:
+        self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+
+    @rule()
+    def somebody_triggers_a_recovery(self) -> None:
+        was_closed = self.breaker.state_at(self.now) is BreakerState.CLOSED
+
+        self.breaker.allow_probe_now(self.now)
+
+        self.open_until = None
+        assert self.breaker.state_at(self.now) is (BreakerState.CLOSED if was_closed else BreakerState.HALF_OPEN)
+
+    def situation(self) -> tuple[BreakerState, float, int, int]:
+        stats = self.breaker.stats(self.now)
+        return (
+            self.breaker.state_at(self.now),
+            self.breaker.retry_in_s(self.now),
+            stats["times_opened"],
+            stats["consecutive_failures"],
+        )
+
+    @invariant()
+    def the_state_is_the_expected_one(self) -> None:
+        if self.open_until is not None and self.now < self.open_until:
+            assert self.breaker.state_at(self.now) is BreakerState.OPEN
+        elif self.open_until is not None or self.probe is not None:
+            assert self.breaker.state_at(self.now) is BreakerState.HALF_OPEN
+        else:
+            assert self.breaker.state_at(self.now) is not BreakerState.OPEN
+
+    @invariant()
+    def it_is_never_stuck(self) -> None:
+        longest_s = max(OPEN_FOR.max_s, PROBE_TIMEOUT_S)
+
+        assert 0.0 <= self.breaker.retry_in_s(self.now) <= longest_s
+        assert copy.deepcopy(self.breaker).try_acquire(self.now + longest_s) is not None
+
+    @invariant()
+    def retry_in_is_exact(self) -> None:
+        retry_in_s = self.breaker.retry_in_s(self.now)
+
+        assert copy.deepcopy(self.breaker).try_acquire(self.now + retry_in_s) is not None
+        if retry_in_s > 0.0:
+            assert copy.deepcopy(self.breaker).try_acquire(self.now + retry_in_s - 1 / 64) is None
 
 
-def test_late_results_are_counted_though_they_decide_nothing() -> None:
-    breaker = new_breaker()
-    late = [acquired(breaker, 0.0) for _ in range(2)]
-    fail(breaker, 0.0, times=THRESHOLD)
-    breaker.succeeded(late[0])
-    breaker.failed(late[1], 1.0, jitter=0.0)
-
-    stats = breaker.stats(1.0)
-    assert (stats["success_count"], stats["failure_count"], stats["failure_rate"]) == (1, 4, 80.0)
-    assert stats["consecutive_failures"] == 3
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

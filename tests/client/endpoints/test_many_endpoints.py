@@ -24,7 +24,7 @@ class Hundred:
 
     @property
     def urls(self) -> list[str]:
-        """The dead ones first, where whoever goes through them one by one would be held up."""
+        """The dead ones first, where a client that goes through them one by one would be held up."""
         return [server.url for server in (*self.hanging, *self.refusing, *self.live)]
 
 

@@ -56,7 +56,9 @@ async def test_a_client_that_only_holds_a_gpu_makes_heartbeats_and_nothing_else(
         # Each takes a sixth of the TTL, and so four times a polling interval.
         await soon(lambda: wire.calls["POST /leases/renew"] >= beats + 5, "five more heartbeats")
         made = [wire.calls - known for wire, known in zip(wires, before, strict=True)]
-        assert sum(made, start=made[0]).keys() == {"POST /leases/renew"}
+        # The request at the other server may be withdrawn late.
+        kinds = {call for call in sum(made, start=made[0]) if not call.startswith("DELETE ")}
+        assert kinds == {"POST /leases/renew"}
         assert not held.is_lost
 
 

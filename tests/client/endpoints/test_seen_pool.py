@@ -25,7 +25,7 @@ def test_one_lease_that_cannot_be_read_does_not_make_the_server_unusable(odd: An
 
 @pytest.mark.parametrize("odd", [{"gpu_id": 1}, {**GPU, "gpu_id": "0"}, {**GPU, "gpu_id": -1}, "nonsense", None])
 def test_a_gpu_that_cannot_be_read_does(odd: Any) -> None:
-    with pytest.raises(ValueError, match=r"shows no gpus|is not an index"):
+    with pytest.raises(ValueError, match=r"shows no GPUs|is not an index"):
         parse_pool(pool(gpus=[GPU, odd]), 1.0)
 
 

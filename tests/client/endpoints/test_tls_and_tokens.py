@@ -16,7 +16,7 @@ import pytest
 
 from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError
 from gpu_worker_pool.testing import ServerProcess
-from tests.client.fault_tools import QUICK, as_at_first, client_of, healthy, nothing_left, running, soon
+from tests.client.fault_tools import QUICK, client_of, healthy, nothing_left, running, soon
 from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, redirecting
 
 TOKEN = "alice-secret-0123456789"  # noqa: S105 - of a test
@@ -163,17 +163,6 @@ async def test_a_token_goes_to_its_own_endpoint_only() -> None:
             assert (TOKEN in sent, OTHER_TOKEN in sent) == (server is one, server is two)
 
 
-async def test_a_token_in_the_environment_is_sent_to_nobody_where_the_constructor_has_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("GPU_POOL_TOKEN", OTHER_TOKEN)
-    with ForeignServer(ScriptedLeases().behaviour()) as one, ForeignServer(ScriptedLeases().behaviour()) as two:
-        async with client_of(one, two, token={one.url: TOKEN}) as client:
-            await healthy(client, one, two)
-        assert {seen.headers.get("authorization") for seen in one.seen} == {f"Bearer {TOKEN}"}
-        assert {seen.headers.get("authorization") for seen in two.seen} == {None}
-
-
 # --- a server that wants one -------------------------------------------------------------------------------------------
 
 
@@ -193,15 +182,6 @@ async def test_with_a_wrong_token_the_request_is_refused_at_once_and_says_so(ser
             await client.request_gpu(timeout=30)
     assert token not in f"{raised.value!r} {raised.value} {raised.value.reasons}"
     await nothing_left(server)
-
-
-async def test_with_a_wrong_token_at_one_the_other_serves(server: ServerProcess) -> None:
-    with running(1) as (open_server,):
-        async with client_of(server, open_server, token={server.url: "wrong-secret-5555555555"}) as client:
-            await healthy(client, server, open_server)
-            held = [await client.request_gpu(timeout=30) for _ in range(2)]
-            assert {assignment.local_gpu_id for assignment in held} == {0, 1}
-        as_at_first([open_server])
 
 
 async def test_no_token_is_in_logs_or_in_what_is_shown(

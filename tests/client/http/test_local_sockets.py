@@ -13,9 +13,8 @@ import pytest
 
 from gpu_worker_pool.client.http.transport import CallFailed, Transport
 from gpu_worker_pool.host.addresses import is_own_address, names_of_this_machine
-from gpu_worker_pool.host.unix_socket import client_sockets, find_socket, is_trustworthy, server_socket
+from gpu_worker_pool.host.unix_socket import find_socket, is_trustworthy, server_socket
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.in_process import called
 from tests.cli.own_process import gpu_pool
 from tests.other_user import ALICE
 
@@ -44,13 +43,6 @@ def listening(tmp_path: Path) -> Iterator[Path]:
 )
 def test_where_a_server_listens(configured: str | None, environ: dict[str, str], uid: int, path: str | None) -> None:
     assert server_socket(configured, environ, port=8000, uid=uid) == (None if path is None else Path(path))
-
-
-def test_where_a_client_looks() -> None:
-    system, own = Path("/run/gpu-worker-pool/1.sock"), Path("/run/user/7/gpu-worker-pool/1.sock")
-    assert client_sockets({"XDG_RUNTIME_DIR": "/run/user/7"}, port=1) == [system, own]
-    assert client_sockets({"GPU_POOL_SOCKET": "/srv/p.sock"}, port=1) == [Path("/srv/p.sock")]
-    assert client_sockets({"GPU_POOL_SOCKET": ""}, port=1) == []
 
 
 def test_only_a_socket_that_no_other_user_can_have_put_there_counts(listening: Path) -> None:
@@ -117,12 +109,6 @@ async def test_an_endpoint_that_was_named_wins_over_the_socket_of_another_server
         assert await ask(named, is_named=True) == "false"
     (said,) = caplog.messages
     assert f"{path} is the socket of another server than that of localhost:{false.port}, which was named" in said
-
-
-def test_status_shows_the_server_of_the_endpoint_that_was_named(two: tuple[ServerProcess, ServerProcess, Path]) -> None:
-    _, false, path = two
-    shown = called("status", "--endpoint", false.url, "--json", env={"GPU_POOL_SOCKET": str(path)})
-    assert shown.json["node"] == "false"
 
 
 async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(

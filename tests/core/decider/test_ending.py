@@ -9,107 +9,8 @@ import pytest
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
-from tests.core.build import START, WALL_OFFSET_S, Box, key, of_kind, process, reading, request
+from tests.core.build import START, WALL_OFFSET_S, Box, key, process, reading, request
 from tests.core.decider.examples import ENDINGS
-
-# --- expiring ------------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_lives_until_its_ttl_is_over() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-    box.pass_time(29.9)
-
-    assert box.stage("a") == "active"
-
-
-def test_a_lease_without_a_sign_of_life_expires() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-
-    (event,) = of_kind(box.pass_time(30), ev.LeaseEnded)
-
-    assert event == ev.LeaseEnded(130.0, "a", EndReason.EXPIRED, (key(),), 130.0 + WALL_OFFSET_S)
-
-
-def test_the_ttl_counts_from_the_grant_and_not_from_the_asking() -> None:
-    box = Box(reading(), awaits_reading_after_release=False)
-    box.ask("a")
-    box.ask("b", ttl_s=30)
-    box.pass_time(10)
-
-    box.release("a")
-
-    assert box.expires_in_s("b") == 30
-
-
-def test_a_waiter_without_a_sign_of_life_leaves_the_queue() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b", ttl_s=30)
-
-    box.pass_time(30)
-
-    assert box.stage("b") == "expired"
-    assert list(box.state.queue) == []
-
-
-def test_a_waiter_who_renews_stays_in_the_queue() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b", ttl_s=30)
-    box.pass_time(20)
-    box.renew("b")
-
-    box.pass_time(20)
-
-    assert box.stage("b") == "queued"
-
-
-def test_a_waiter_who_is_due_is_not_granted_what_frees_up_too_late() -> None:
-    box = Box(reading(), awaits_reading_after_release=False)
-    box.ask("a")
-    box.ask("b", ttl_s=30)
-    box.now += 30
-
-    box.release("a")
-
-    assert box.stage("b") == "expired"
-
-
-def test_every_command_ends_what_is_due_first() -> None:
-    box = Box(reading(), awaits_reading_after_release=False)
-    box.ask("a", ttl_s=10)
-    box.now += 10
-
-    box.ask("b")
-
-    assert (box.stage("a"), box.stage("b")) == ("expired", "active")
-
-
-def test_an_expired_leases_gpu_goes_to_the_next_once_it_is_seen_to_be_free() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=10)
-    box.ask("b")
-    box.pass_time(10)
-
-    box.observe_now(reading())
-
-    assert box.gpus_of("b") == (key(),)
-
-
-def test_a_clock_that_goes_back_ends_nothing_early_and_nothing_late() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-    box.now = 50.0
-    box.renew("a")
-    assert box.state.ttl_due.due_at("a") == 130.0
-
-    box.now = 130.0
-    box.do(cmd.Tick())
-
-    assert box.stage("a") == "draining"
-
 
 # --- ending --------------------------------------------------------------------------------------------------------
 
@@ -185,33 +86,10 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box.release("b")
 
     assert list(box.state.queue) == places
-    assert len(list(box.state.queue.classes)) == 2  # of its owner, and of any
+    assert len(list(box.state.queue.classes)) == 1
     assert repr(box.state.ttl_due) == deadlines
     assert box.state.reservation == reservation
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
-
-
-def test_a_cancelled_waiter_is_never_granted() -> None:
-    box = Box(reading(), awaits_reading_after_release=False)
-    box.ask("a")
-    box.ask("b")
-    box.ask("c")
-    box.release("b")
-
-    box.release("a")
-
-    assert (box.stage("b"), box.stage("c")) == ("cancelled", "active")
-
-
-def test_a_waiter_who_died_leaves_the_queue() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b")
-
-    box.do(cmd.EndLease("b", EndReason.HOLDER_DIED))
-
-    assert box.stage("b") == "holder_died"
-    assert list(box.state.queue) == []
 
 
 def test_only_so_many_ended_leases_are_remembered() -> None:
@@ -231,61 +109,6 @@ def test_a_forgotten_lease_is_unknown() -> None:
     box.release("a")
 
     assert box.renew("a") == [ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "a")]
-
-
-def test_an_active_lease_of_a_watched_process_has_no_deadline() -> None:
-    box = Box(reading())
-    box.ask("local", pid=7, ttl_s=10.0)
-
-    assert box.expires_in_s("local") is None
-    box.pass_time(1e6)
-    assert box.stage("local") == "active"
-    box.renew("local")
-    box.restart()
-    assert box.expires_in_s("local") is None
-    box.pass_time(1e6)
-    box.do(cmd.EndLease("local", EndReason.HOLDER_DIED))
-    assert box.stage("local") == "draining"
-
-
-def test_a_queued_request_of_a_watched_process_needs_a_sign_of_life() -> None:
-    box = Box(reading())
-    box.ask("first", pid=7, ttl_s=10.0)
-    box.ask("second", pid=8, ttl_s=10.0)
-
-    box.pass_time(10.0)
-
-    assert (box.stage("first"), box.stage("second")) == ("active", "expired")
-
-
-def test_a_release_by_another_caller_waits_for_the_processes_whatever_their_memory() -> None:
-    box = Box(reading())
-    box.ask("victim", pid=7)
-    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
-    box.ask("next", pid=8)
-
-    box.do(cmd.Release("victim", by="bob", why="the demo"))
-    box.pass_time(1.0)
-    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
-    assert (box.stage("victim"), box.stage("next")) == ("draining", "queued")
-
-    box.pass_time(1.0)
-    box.observe_now(reading())
-    ended = box.state.ended["victim"]
-    assert (ended.reason, ended.by, ended.why, box.stage("next")) == ("released", "bob", "the demo", "active")
-
-
-def test_a_process_does_not_reclaim_a_gpu_that_another_caller_released() -> None:
-    box = Box(reading())
-    box.ask("victim", pid=7)
-    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
-    box.do(cmd.Release("victim", by="bob"))
-    box.pass_time(1.0)
-    box.observe_now(reading(used_mb=300, processes=(process(7, 300),)))
-
-    box.ask("again", pid=7)
-
-    assert box.stage("again") == "queued"
 
 
 def test_a_release_without_a_name_is_told_from_the_holders_own() -> None:

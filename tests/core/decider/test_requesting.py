@@ -11,7 +11,7 @@ from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
-from tests.core.build import START, WALL_OFFSET_S, Box, key, reading, refusals, request
+from tests.core.build import START, WALL_OFFSET_S, Box, key, reading, request
 from tests.core.decider.examples import ENDINGS, held
 
 # --- asking --------------------------------------------------------------------------------------------------------
@@ -25,45 +25,6 @@ def test_a_lease_that_is_granted_at_once_is_never_queued() -> None:
     asked: dict[str, Any] = {"request": request(worker="a"), "seq": 1}
     assert granted == ev.LeaseGranted(START, "a", (key(),), 1, START + WALL_OFFSET_S, **asked)
     assert not any(isinstance(event, ev.DurableEvent) for event in others)
-
-
-def test_a_lease_that_is_granted_at_once_goes_before_those_that_cannot_be() -> None:
-    box = Box(reading())
-    box.ask("wide", among=("7", "GPU-none"), node="elsewhere")
-
-    granted, *_ = box.ask("a")
-
-    assert isinstance(granted, ev.LeaseGranted)
-    assert box.stage("wide") == "queued"
-
-
-def test_asking_again_does_not_take_a_second_gpu() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("a")
-
-    assert box.ask("a") == []
-    assert len(box.gpus_of("a")) == 1
-
-
-def test_asking_again_while_queued_keeps_ones_place() -> None:
-    box = Box(reading())
-    for lease_id in ("a", "b", "c"):
-        box.ask(lease_id)
-
-    box.ask("b")
-
-    assert list(box.state.queue) == ["b", "c"]
-
-
-def test_asking_again_while_queued_is_a_sign_of_life() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b", ttl_s=30)
-    box.pass_time(20)
-
-    box.ask("b", ttl_s=30)
-
-    assert box.expires_in_s("b") == 30
 
 
 def test_asking_again_for_an_active_lease_does_not_renew_it() -> None:
@@ -117,26 +78,6 @@ def test_an_ended_lease_still_conflicts_with_other_wishes() -> None:
 # --- renewing ------------------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_gives_the_full_ttl_again() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-    box.pass_time(20)
-
-    box.renew("a")
-
-    assert box.expires_in_s("a") == 30
-
-
-def test_a_lease_that_is_renewed_outlives_its_first_ttl() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-    for _ in range(10):
-        box.pass_time(10)
-        box.renew("a")
-
-    assert box.stage("a") == "active"
-
-
 def test_all_leases_of_a_client_are_renewed_in_one_event() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a")
@@ -147,14 +88,6 @@ def test_all_leases_of_a_client_are_renewed_in_one_event() -> None:
 
 def test_renewing_an_unknown_lease_is_refused() -> None:
     assert Box(reading()).renew("never heard of") == [ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "never heard of")]
-
-
-def test_renewing_an_unknown_lease_does_not_create_it() -> None:
-    box = Box(reading())
-
-    box.renew("never heard of")
-
-    assert box.stage("never heard of") == "unknown"
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
@@ -175,16 +108,6 @@ def test_renewing_a_draining_lease_is_refused_with_how_it_ended() -> None:
     box.release("a")
 
     assert box.renew("a") == [ev.Refused(START, ev.RefusalCode.ENDED, "a", EndReason.RELEASED)]
-
-
-def test_a_renewal_at_the_last_instant_comes_too_late() -> None:
-    box = Box(reading())
-    box.ask("a", ttl_s=30)
-    box.now += 30
-
-    events = box.renew("a")
-
-    assert refusals(events, ev.RefusalCode.ENDED) == [ev.Refused(box.now, ev.RefusalCode.ENDED, "a", EndReason.EXPIRED)]
 
 
 def test_a_due_lease_is_refused_even_before_anybody_has_ended_it() -> None:

@@ -52,37 +52,6 @@ def test_a_holder_that_ends_after_the_warning_is_known_to_have_obeyed() -> None:
     ]
 
 
-def test_a_short_lease_is_warned_at_half_its_time() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=10.0)
-
-    (warned,) = of_kind(box.run_to(START + 9.0), ev.LeaseWarned)
-
-    assert warned.at == START + 5.0
-
-
-def test_a_lease_without_a_limit_goes_on() -> None:
-    box = box_with()
-    box.ask("a")
-
-    assert of_kind(box.run_to(START + 100 * HOUR_S), ev.LeaseWarned) == []
-
-
-def test_the_pools_default_is_for_those_who_declare_none() -> None:
-    box = box_with(default_time_limit_s=2 * HOUR_S)
-    box.ask("a")
-    box.ask("b", time_limit_s=3 * HOUR_S)
-
-    assert (limit_of(box, "a"), limit_of(box, "b")) == (START + 2 * HOUR_S, START + 3 * HOUR_S)
-
-
-def test_the_longest_limit_is_for_those_who_declare_none_too() -> None:
-    box = box_with(max_time_limit_s=HOUR_S)
-    box.ask("a")
-
-    assert limit_of(box, "a") == START + HOUR_S
-
-
 @pytest.mark.parametrize("is_by_quota", [False, True])
 def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
     box = box_with() if is_by_quota else box_with(max_time_limit_s=HOUR_S)
@@ -92,27 +61,6 @@ def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
     (refused,) = refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.UNSERVABLE)
 
     assert "a time limit of 2h was asked for; the longest allowed is 1h" in str(refused)
-
-
-def test_a_restart_leaves_the_limit_as_it_was() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=HOUR_S)
-    box.now += 600.0
-
-    box.restart()
-
-    assert limit_of(box, "a") == START + HOUR_S
-
-
-def test_a_restart_leaves_a_warning_as_it_was() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=HOUR_S)
-    box.run_to(START + HOUR_S - 30)
-
-    box.restart()
-
-    (ended,) = of_kind(box.run_to(START + HOUR_S), ev.LeaseEnded)
-    assert ended.at == START + HOUR_S
 
 
 def test_a_server_that_was_away_at_the_limit_warns_first() -> None:

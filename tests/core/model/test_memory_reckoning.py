@@ -24,61 +24,11 @@ def sharing(asked_mb: float = 10_000, *, pid: int | None = 7) -> Box:
 # --- each lease once -----------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_uses_nothing_yet_counts_as_what_it_asked_for() -> None:
-    assert use_of(sharing(10_000)).by_lease == {"a": 10_000}
-
-
-def test_what_a_lease_asked_for_and_what_it_uses_are_not_added_together() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=6_000, processes=(process(7, 6_000),)))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
-
-
-def test_a_lease_that_uses_more_than_it_asked_for_counts_as_what_it_uses() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=16_000, processes=(process(7, 16_000),)))
-
-    assert use_of(box) == MemoryUse({"a": 16_000}, outside_mb=0.0)
-
-
-def test_the_processes_of_a_lease_are_added_up() -> None:
-    box = sharing(10_000)
-    crowd = (process(7, 6_000), process(8, 6_000, parents=(7,)), process(9, 6_000, parents=(8, 7)))
-    box.observe_now(reading(used_mb=18_000, processes=crowd))
-
-    assert use_of(box).by_lease == {"a": 18_000}
-
-
-def test_memory_that_belongs_to_no_lease_is_added() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=9_000, processes=(process(7, 6_000), process(66, 3_000))))
-
-    use = use_of(box)
-
-    assert (use.by_lease, use.outside_mb, use.committed_mb) == ({"a": 10_000}, 3_000, 13_000)
-
-
-def test_memory_that_no_process_accounts_for_is_outside() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=6_700, processes=(process(7, 6_000),)))
-
-    assert use_of(box).outside_mb == 700
-
-
 def test_processes_that_account_for_more_than_is_used_do_not_make_room() -> None:
     box = sharing(10_000)
     box.observe_now(reading(used_mb=5_000, processes=(process(7, 6_000),)))
 
     assert use_of(box).outside_mb == 0.0
-
-
-def test_leases_on_one_gpu_are_added_up_each_by_itself() -> None:
-    box = sharing(10_000)
-    box.ask("b", memory_mb=10_000, pid=8)
-    box.observe_now(reading(used_mb=19_000, processes=(process(7, 4_000), process(8, 15_000))))
-
-    assert use_of(box) == MemoryUse({"a": 10_000, "b": 15_000}, outside_mb=0.0)
 
 
 def test_two_leases_of_one_process_are_not_counted_twice() -> None:
@@ -96,61 +46,6 @@ def test_a_process_belongs_to_its_own_lease_before_that_of_its_parent() -> None:
     box.observe_now(reading(used_mb=15_000, processes=crowd))
 
     assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=0.0)
-
-
-# --- room ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_share_that_just_fits_is_granted() -> None:
-    box = sharing(32_000)
-
-    box.ask("b", memory_mb=32_000)
-
-    assert box.gpus_of("b") == (key(),)
-
-
-def test_a_share_that_is_too_much_by_one_megabyte_waits() -> None:
-    box = sharing(32_000)
-
-    box.ask("b", memory_mb=32_001)
-
-    assert box.stage("b") == "queued"
-    assert box.verdict(memory_mb=32_001) == verdict(
-        "no_room", committed_mb=32_000, asked_mb=32_001, limit_mb=64_000, holders=("a",)
-    )
-
-
-def test_the_memory_of_people_outside_the_pool_leaves_less_room() -> None:
-    box = Box(reading(used_mb=40_000, processes=(process(66, 40_000),)))
-
-    assert box.verdict(memory_mb=24_001) == verdict(
-        "no_room", committed_mb=40_000, asked_mb=24_001, limit_mb=64_000, holders=()
-    )
-
-
-def test_a_request_with_a_threshold_of_its_own_has_its_own_room() -> None:
-    box = sharing(32_000)
-
-    assert box.verdict(memory_mb=40_000, memory_threshold_percent=90).is_eligible
-
-
-def test_a_lease_that_grows_beyond_what_it_asked_for_keeps_others_out() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=60_000, processes=(process(7, 60_000),)))
-
-    box.ask("b", memory_mb=8_000)
-
-    assert box.stage("b") == "queued"
-
-
-def test_room_that_a_lease_gives_back_goes_to_who_waits_for_it() -> None:
-    box = sharing(60_000)
-    box.ask("b", memory_mb=8_000)
-
-    box.release("a")
-    box.observe_now(reading())
-
-    assert box.gpus_of("b") == (key(),)
 
 
 # --- where it cannot be told whose it is ---------------------------------------------------------------------------
@@ -228,47 +123,6 @@ def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:
 # --- processes that do not count -----------------------------------------------------------------------------------
 
 
-def test_an_ignored_process_leaves_its_memory_to_others() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=12_000, processes=(process(66, 12_000, name="Xorg"),)))
-
-    box.ignore("Xorg")
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
-
-
-def test_an_ignored_process_does_not_keep_an_exclusive_lease_away() -> None:
-    box = Box(reading(used_mb=70_000, processes=(process(66, 70_000, name="Xorg"),)))
-    assert box.verdict(memory_threshold_percent=80.0) == verdict(
-        "over_memory", memory_percent=87.5, threshold_percent=80.0
-    )
-    box.ask("a")
-
-    box.ignore("Xorg")
-
-    assert box.stage("a") == "active"
-
-
-def test_a_process_that_counts_again_keeps_leases_away_again() -> None:
-    box = Box(reading(used_mb=70_000, processes=(process(66, 70_000, name="Xorg"),)))
-    box.ignore("Xorg")
-
-    box.count("Xorg")
-
-    assert box.verdict(memory_threshold_percent=80.0) == verdict(
-        "over_memory", memory_percent=87.5, threshold_percent=80.0
-    )
-
-
-def test_an_ignored_process_does_not_make_a_busy_shared_gpu_somebody_elses() -> None:
-    box = sharing(10_000)
-    box.ignore("Xorg")
-    crowd = (process(7, 9_000), process(66, 200, name="Xorg"))
-    box.observe_now(reading(used_mb=9_200, utilization=100, processes=crowd))
-
-    assert box.verdict(memory_mb=1_000).is_eligible
-
-
 def test_ignoring_twice_is_one_event() -> None:
     box = Box(reading())
 
@@ -278,15 +132,6 @@ def test_ignoring_twice_is_one_event() -> None:
 
 def test_counting_what_was_never_ignored_changes_nothing() -> None:
     assert Box(reading()).count("Xorg") == []
-
-
-def test_what_is_ignored_outlives_a_restart() -> None:
-    box = Box(reading())
-    box.ignore("Xorg")
-
-    box.restart()
-
-    assert box.state.ignored_processes == {"Xorg": "an operator"}
 
 
 def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:

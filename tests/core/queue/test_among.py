@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.verdicts import verdict
-from tests.core.build import A100, START, T4, Box, key, process, reading, refusals
+from tests.core.build import A100, START, T4, Box, key, reading, refusals
 from tests.core.queue.boxes import free_at_once
 
 
@@ -128,100 +128,6 @@ def test_the_verdict_names_the_gpus_asked_for() -> None:
 # --- who is given which --------------------------------------------------------------------------------------------
 
 
-def test_only_those_are_granted_and_one_waits_for_those_only() -> None:
-    box = four()
-    for lease_id in "abc":
-        box.ask(lease_id, among=("1", "3"))
-
-    assert {*box.gpus_of("a"), *box.gpus_of("b")} == {key(1), key(3)}
-    assert box.stage("c") == "queued"
-    assert str(box.explain("c")) == (
-        "Position 1 of 1, waiting for 1 GPU among 1, 3: 2 leased by a, b; 2 not among the GPUs asked for: 1, 3"
-    )
-    freed = box.gpus_of("b")
-    box.release("b")
-    assert box.gpus_of("c") == freed
-
-
-def test_who_waits_for_some_keeps_nobody_from_the_others() -> None:
-    box = four()
-    box.ask("holder", among=("1",))
-    box.ask("picky", among=("1",))
-    box.ask("later")
-    box.ask("wide", gpus=2)
-
-    assert box.stage("picky") == "queued"
-    assert box.gpus_of("later") == (key(0),)
-    assert box.gpus_of("wide") == (key(2), key(3))
-
-
-def test_only_gpus_that_were_asked_for_are_reserved() -> None:
-    box = four(reserve_after_s=0.0)
-    box.ask("holder", among=("1",), time_limit_s=3600.0)
-    box.ask("pair", gpus=2, among=("0", "1"))
-
-    assert box.state.reservation is not None
-    assert box.state.reservation.gpus == (key(0), key(1))
-    box.ask("later")
-    assert box.gpus_of("later") == (key(2),)
-    box.ask("zero", among=("0",))
-    assert box.stage("zero") == "queued"
-    box.release("holder")
-    assert box.gpus_of("pair") == (key(0), key(1))
-
-
-def test_no_share_is_kept_from_gpus_that_the_reservation_is_not_of() -> None:
-    box = free_at_once(reading(0), reading(1), reserve_after_s=0.0)
-    box.ask("small", memory_mb=1_000, among=("0",))
-    box.ask("large", memory_mb=60_000, among=("1",), time_limit_s=3600.0)
-    box.ask("alone", among=("1",))
-
-    assert box.state.reservation is not None
-    assert box.state.reservation.gpus == (key(1),)
-    box.ask("more", memory_mb=1_000)
-    assert box.gpus_of("more") == (key(0),)
-
-
-def test_what_ones_own_process_has_left_is_had_again_only_if_it_was_asked_for() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("mine", pid=7, among=("0",))
-    box.ask("other", among=("1",))
-    left = reading(0, used_mb=9_000, processes=(process(7, 9_000),))
-    box.observe_now(left, reading(1))
-    box.release("mine")
-    box.now += 1
-    box.observe_now(left, reading(1))
-
-    box.ask("elsewhere", pid=7, among=("1",))
-    assert (box.stage("mine"), box.stage("elsewhere")) == ("draining", "queued")
-    box.ask("again", pid=7, among=("GPU-box-0",))
-    assert box.gpus_of("again") == (key(0),)
-
-
-@pytest.mark.parametrize(
-    ("wishes", "is_refused"),
-    [
-        ({"among": ("2",)}, True),
-        ({"among": ("GPU-box",)}, True),
-        ({"among": ("0", "2"), "gpus": 2}, True),
-        ({"among": ("1",), "model": "A100"}, True),
-        ({"among": ("1",), "memory_mb": 20_000}, True),
-        ({"among": ("1",), "model": "T4"}, False),
-        ({"among": ("0", "1"), "gpus": 2}, False),
-        ({"among": ("0", "7")}, False),
-    ],
-    ids=str,
-)
-def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, Any], is_refused: bool) -> None:
-    box = Box(reading(0), reading(1, name=T4, total_mb=16_000))
-    box.ask("holder", gpus=2)
-
-    refused = refusals(box.ask("a", **wishes), ev.RefusalCode.UNSERVABLE)
-
-    assert bool(refused) == is_refused
-    assert box.stage("a") == ("unknown" if is_refused else "queued")
-
-
 def test_an_index_follows_the_gpu_that_has_it() -> None:
     box = free_at_once(reading(0), reading(1))
     box.ask("holder", among=("0",))
@@ -240,3 +146,44 @@ def test_before_anybody_has_looked_it_waits_and_after_a_restart_it_is_as_before(
     box.observe_now(reading(0), reading(1))
 
     assert box.gpus_of("a") == (key(1),)
+
+
+# --- wishes beside the names ---------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_left_out_is_not_granted_and_says_so() -> None:
+    box = Box(reading(0), reading(1))
+    box.ask("a", exclude=("0",))
+    box.ask("b", exclude=("0",))
+    assert box.gpus_of("a") == (key(1),)
+    assert str(box.verdict(0, exclude=("0",))) == "not among the GPUs asked for: all but 0"
+    assert "1 not asked for" in str(box.explain("b"))
+
+
+def test_all_that_begin_like_a_gpu_that_is_left_out_are_left_out() -> None:
+    """To name one of several is unsure: then none of them is granted."""
+    refused = refusals(Box(reading(0), reading(1)).ask("a", exclude=("GPU-box",)), ev.RefusalCode.UNSERVABLE)
+    assert refused[0].why == "1 GPU among all but GPU-box was asked for; this box has the GPUs 0, 1"
+
+
+def test_one_of_several_models_will_do() -> None:
+    box = Box(reading(0, name=T4), reading(1, name="NVIDIA L40S"), reading(2))
+    box.ask("a", model="H100, A100")
+    assert box.gpus_of("a") == (key(2),)
+    refused = refusals(box.ask("b", model="H100,H200"), ev.RefusalCode.UNSERVABLE)
+    assert refused[0].why.startswith("1 GPU of model H100 or H200 was asked for; this box has 1 Tesla T4")
+
+
+@pytest.mark.parametrize(("sold_mb", "seen_mb"), [(24_576, 23_034), (16_384, 15_360), (81_920, 81_559)])
+def test_a_gpu_has_what_it_is_sold_with(sold_mb: float, seen_mb: float) -> None:
+    box = Box(reading(0, total_mb=11_264.0), reading(1, total_mb=seen_mb))
+    box.ask("a", min_memory_mb=sold_mb)
+    assert box.gpus_of("a") == (key(1),)
+
+
+def test_what_is_smaller_than_it_must_be_says_so() -> None:
+    box = Box(reading(0, total_mb=16_384.0), reading(1, total_mb=None))
+    assert str(box.verdict(0, min_memory_mb=40_960.0)) == "too small: 40 GB or more asked, and it has 16 GB"
+    assert str(box.verdict(1, min_memory_mb=40_960.0)) == "its memory size is unknown"
+    refused = refusals(Box(reading()).ask("a", min_memory_mb=92_160.0), ev.RefusalCode.UNSERVABLE)
+    assert refused[0].why == "1 GPU of 90 GB or more was asked for; the largest GPU here has 78.1 GB"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
-from tests.core.build import START, WALL_OFFSET_S, Box, configured, key, of_kind, reading, refusals
+from tests.core.build import START, WALL_OFFSET_S, Box, configured, key, reading, refusals
 from tests.core.queue.boxes import free_at_once
 
 HOUR_S = 3600.0
@@ -28,21 +26,6 @@ def book(
     ends_at = None if hours is None else starts_at + hours * HOUR_S
     booking = Booking(id_, gpus, starts_at, ends_at, owner, "a course", "root")
     return box.do(cmd.BookGpus(booking, Wishes(gpus=number)))
-
-
-def test_a_request_that_lasts_into_a_booking_does_not_get_its_gpu() -> None:
-    box = box_of(1)
-    book(box)
-    box.run_to(NOON - 0.5 * HOUR_S)
-
-    box.ask("without")  # an hour, where nothing is known
-    box.ask("too long", time_limit_s=0.5 * HOUR_S + 1)
-
-    assert (box.stage("without"), box.stage("too long")) == ("queued", "queued")
-    said = str(box.explain("without"))
-    assert "booked for ada: a course; a request with --time 30m or less could start now" in said
-    box.ask("in time", time_limit_s=0.5 * HOUR_S)
-    assert box.stage("in time") == "active"
 
 
 def test_a_booking_far_ahead_keeps_nothing_from_a_request_without_a_limit() -> None:
@@ -66,40 +49,6 @@ def test_the_last_leases_of_an_owner_tell_how_long_the_next_one_lasts() -> None:
     assert box.stage("as long") == "queued"
     box.ask("of another", owner="carol", time_limit_s=0.9 * HOUR_S)
     assert box.stage("of another") == "active"
-
-
-def test_the_owner_gets_its_gpus_at_the_date() -> None:
-    box = box_of(1)
-    book(box)
-    box.ask("other", owner="bob", time_limit_s=4 * HOUR_S)
-    box.ask("waits", owner="carol")
-    box.ask("course", owner="ada")
-
-    box.run_to(NOON)
-
-    assert [box.stage(id_) for id_ in ("other", "waits", "course")] == ["time_limit", "queued", "active"]
-
-
-def test_after_its_end_a_booked_gpu_is_for_all() -> None:
-    box = box_of(1)
-    book(box)
-    box.ask("waits", owner="carol")
-
-    box.run_to(NOON + 2 * HOUR_S)
-
-    assert (box.stage("waits"), box.state.bookings) == ("active", {})
-
-
-def test_a_preemptible_lease_makes_room_in_time() -> None:
-    box = box_of(1)
-    book(box)
-    box.ask("idle", preemptible=True)
-    assert box.stage("idle") == "active"
-
-    (warned,) = of_kind(box.run_to(NOON - 1), ev.LeaseWarned)
-    box.run_to(NOON)
-
-    assert (warned.at, box.stage("idle")) == (NOON - 60.0, "preempted")
 
 
 def test_the_pool_chooses_gpus_that_are_free_by_then() -> None:
@@ -197,33 +146,6 @@ def test_a_planned_drain_that_began_while_the_server_was_away_ends_preemptible_l
     assert box.stage("guest") == "preempted"
 
 
-def test_a_booking_does_not_make_a_preemptible_lease_last_beyond_its_limit() -> None:
-    box = box_of(1, preempt_grace_s=600.0)
-    box.ask("guest", preemptible=True, time_limit_s=4 * HOUR_S - 300.0)
-    book(box, key(0))
-
-    box.run_to(NOON - 300.0)
-
-    assert box.stage("guest") in {"preempted", "time_limit"}
-
-
-def test_a_restart_and_a_reboot_leave_bookings_as_they_were() -> None:
-    box = box_of(1)
-    book(box)
-    before = dict(box.state.bookings)
-
-    box.restart()
-    assert box.state.bookings == before
-    box.now = NOON - 100.0 - 5.0
-    box.reboot()
-    box.observe_now(reading(0))
-    box.ask("waits", owner="carol")
-    box.ask("short", owner="carol", time_limit_s=99.0)
-
-    assert (box.stage("waits"), box.stage("short")) == ("queued", "active")
-    assert replace(before["course"]) == box.state.bookings["course"]
-
-
 def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:
     box = box_of(2)
     book(box)
@@ -238,20 +160,6 @@ def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:
     assert len(box.state.bookings["course"].gpus) == 2
 
 
-def test_the_warning_for_a_booking_stays_until_the_booking_is_cancelled() -> None:
-    box = free_at_once(reading(0), stale_after_s=1e9)
-    box.ask("idle", preemptible=True)
-    starts_at = box.now + WALL_OFFSET_S + 60.0
-    box.do(cmd.BookGpus(Booking("b1", (key(0),), starts_at, starts_at + 60.0, "ada", "a course"), Wishes()))
-    assert of_kind(box.pass_time(1.0), ev.LeaseWarned)
-    box.ask("job")
-    assert not of_kind(box.release("job"), ev.LeaseWarned)
-
-    (event,) = of_kind(box.cancel_booking("b1"), ev.LeaseWarned)
-
-    assert event == ev.LeaseWarned(box.now, "idle", None, box.now)
-
-
 def test_what_an_owner_has_booked_does_not_stop_maintenance() -> None:
     box = box_of(1)
     book(box)
@@ -259,16 +167,6 @@ def test_what_an_owner_has_booked_does_not_stop_maintenance() -> None:
     box.run_to(NOON)
     box.ask("late", owner="ada")
     assert (box.stage("late"), list(box.state.excluded)) == ("queued", [key(0)])
-
-
-def test_a_preemptible_lease_that_ends_in_time_by_its_limit_is_left_alone() -> None:
-    box = box_of(1, preempt_grace_s=2 * HOUR_S)
-    book(box)
-    box.run_to(NOON - HOUR_S)
-    box.ask("short", preemptible=True, time_limit_s=HOUR_S / 2)
-    (warned,) = of_kind(box.run_to(NOON), ev.LeaseWarned)
-    assert isinstance(warned, ev.LeaseWarned)
-    assert warned.reason == "time_limit"
 
 
 def later_bookings(box: Box, number: int, owner: str | None, *, first: int = 0) -> list[str]:

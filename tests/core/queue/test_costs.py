@@ -18,8 +18,7 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue import eligibility, placement, serve
 from gpu_worker_pool.core.queue.bookings import MOST_BOOKINGS
 from gpu_worker_pool.core.queue.explain import explain
-from gpu_worker_pool.core.queue.start_times import expected_starts
-from tests.core.build import T4, WALL_OFFSET_S, Box, key, reading
+from tests.core.build import T4, WALL_OFFSET_S, Box, expected_starts, key, reading
 from tests.core.queue.test_many_waiters import calls
 
 COUNTED: dict[str, Any] = {
@@ -193,7 +192,7 @@ def test_an_explanation_under_a_quota_grows_no_faster_than_the_pool() -> None:
         box.ask("half", owner="ada", memory_mb=40_000.0)
         box.ask("rest", owner="bob", memory_mb=20_000.0, among=("0",))
         box.ask("waiter", owner="ada", memory_mb=15_000.0)
-        assert f"{gpus - 1} its owner has 0.5 of at most 1 GPU" in str(box.explain("waiter"))
+        assert f"{gpus - 1} its owner's quota is 1 GPU, 0.5 in use" in str(box.explain("waiter"))
         costs.append(explaining(box))
 
     assert costs[1] <= LINEAR * costs[0] * 64 / 8

@@ -92,7 +92,7 @@ def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
 
     date = START + 3600.0 + WALL_OFFSET_S
     assert explanation.verdicts[1].verdict == verdict("held", for_lease_id="wide", for_holder="wilma", from_at=date)
-    assert "1 kept for wilma, ahead in the queue" in str(explanation)
+    assert "1 reserved for wilma, who is ahead in the queue" in str(explanation)
 
 
 def test_a_shared_gpu_kept_for_the_first_in_the_line_says_for_whom() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.lease import QueuedLease
 from gpu_worker_pool.core.queue.explain import MOST_GPUS, Explainer, explain
 from tests.core.build import T4, Box, reading
@@ -59,4 +60,15 @@ def test_a_waiter_is_told_of_a_hundred_gpus_and_how_many_more_there_are() -> Non
 
     assert told is not None
     assert len(told.verdicts) == MOST_GPUS
-    assert str(told).endswith("; 7 more GPUs were not looked at")
+    assert str(told).endswith("; and 7 more GPUs")
+
+
+def test_gpus_of_a_box_that_is_not_heard_of_are_counted_in_a_sentence() -> None:
+    box = Box(*(reading(index, node="gpu-03") for index in range(3)))
+    box.do(cmd.TakeOver(1, "boot"))
+    box.ask("waits")
+
+    told = explain(box.state, "waits", box.now)
+
+    assert told is not None
+    assert told.obstacles == "3 whose box, gpu-03, is not heard of, so its state is unknown"

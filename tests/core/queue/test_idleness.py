@@ -31,14 +31,6 @@ def look(box: Box, at: float, *utilization: float | None) -> list[ev.Event]:
     )
 
 
-def test_memory_alone_is_not_use() -> None:
-    box = box_with()
-
-    look(box, IDLE_S, 0, 0)
-
-    assert idle(box) == IDLE_S
-
-
 def test_one_gpu_that_computes_is_enough() -> None:
     box = box_with()
 
@@ -48,14 +40,6 @@ def test_one_gpu_that_computes_is_enough() -> None:
     assert idle(box) is None
     look(box, 2 * IDLE_S, 0, 0)
     assert idle(box) == IDLE_S
-
-
-def test_unknown_is_not_idle() -> None:
-    box = box_with()
-
-    look(box, IDLE_S, None, 0)
-
-    assert idle(box) is None
 
 
 def test_a_restart_does_not_make_a_lease_idle() -> None:
@@ -69,12 +53,6 @@ def test_a_restart_does_not_make_a_lease_idle() -> None:
     assert idle(box) is None
 
 
-def test_an_idle_lease_is_left_alone_by_default() -> None:
-    box = box_with()
-
-    assert of_kind(look(box, 10 * IDLE_S, 0, 0), ev.LeaseWarned) == []
-
-
 def test_where_idle_gpus_are_taken_back_the_lease_ends_after_a_warning() -> None:
     box = box_with(idle_reclaim=True)
 
@@ -83,14 +61,3 @@ def test_where_idle_gpus_are_taken_back_the_lease_ends_after_a_warning() -> None
     box.run_to(box.now + 60.0)
 
     assert box.stage("a") == "draining"
-
-
-def test_who_computes_again_keeps_the_lease() -> None:
-    box = box_with(idle_reclaim=True)
-    look(box, IDLE_S, 0, 0)
-
-    (withdrawn,) = of_kind(look(box, IDLE_S + 30, 90, 0), ev.LeaseWarned)
-    box.run_to(box.now + 600.0)
-
-    assert isinstance(withdrawn, ev.LeaseWarned)
-    assert (withdrawn.reason, box.stage("a")) == (None, "active")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import commands as cmd
-from gpu_worker_pool.core.model.configured import Booking, Quota
+from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.lease import Basis, Reservation
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.start_times import expected_starts
 from tests.core.build import START, WALL_OFFSET_S, Box, key, process, reading
 from tests.core.queue.boxes import free_at_once
 
@@ -33,54 +32,6 @@ def two(*more: Reading) -> tuple[Reading, ...]:
 
 
 # --- draining ------------------------------------------------------------------------------------------------------
-
-
-def test_no_waiter_passes_the_first_while_the_lease_before_it_drains() -> None:
-    box = wait_for_two()
-    box.ask("narrow", time_limit_s=20.0, priority=0)
-    box.run_to(reserved(box).date - 10.0)
-    box.ask("late", time_limit_s=20.0)
-    assert box.stage("late") == "queued"
-
-    box.run_to(START + HOUR_S)
-    box.ask("later", time_limit_s=20.0)
-
-    assert [box.stage(id_) for id_ in ("one", "late", "later", "wide")] == ["draining", "queued", "queued", "queued"]
-    box.now += 1.0
-    box.observe_now(*two())
-    assert (box.stage("wide"), box.stage("late")) == ("active", "queued")
-
-
-def test_what_the_processes_of_the_lease_before_hold_on_to_admits_no_waiter() -> None:
-    box = wait_for_two()
-    stays = reading(0, used_mb=9_000, processes=(process(7, 9_000),))
-    box.observe_now(*two(stays))
-    box.run_to(START + HOUR_S)
-
-    for _ in range(5):
-        box.now += 1.0
-        box.observe_now(*two(stays))
-        box.ask(f"late at {box.now}", time_limit_s=1.0)
-
-    assert reserved(box).date <= box.now
-    assert not box.gpus_of("late at 3705.0")
-    box.observe_now(*two())
-    assert box.stage("wide") == "active"
-
-
-def test_a_load_that_lingers_costs_no_reservation() -> None:
-    """The processes have gone. The utilization is that of the last second, and the lease's own."""
-    box = wait_for_two()
-    box.run_to(START + HOUR_S)
-    box.now += 0.1
-
-    box.observe_now(*two(reading(0, utilization=90)))
-    box.ask("late")
-
-    assert (box.stage("late"), reserved(box).lease_id) == ("queued", "wide")
-    box.now += 1.0
-    box.observe_now(*two())
-    assert box.stage("wide") == "active"
 
 
 def test_a_gpu_that_stays_in_use_outside_the_pool_is_given_up_in_the_end() -> None:
@@ -112,19 +63,6 @@ def test_a_restart_does_not_give_away_what_is_reserved() -> None:
     box.run_to(told.date)
     box.observe_now(*two())
     assert box.stage("wide") == "active"
-
-
-def test_readings_that_are_late_cost_no_reservation() -> None:
-    box = Box(reading(0), reading(1), stale_after_s=15.0, reserve_after_s=0.0)
-    box.ask("one", time_limit_s=HOUR_S, among=("0",))
-    box.ask("wide", gpus=2)
-    told = reserved(box)
-    box.ask("narrow")
-
-    box.run_to(START + 30.0)
-    box.observe_now(reading(1))
-
-    assert (reserved(box), box.stage("narrow")) == (told, "queued")
 
 
 def test_a_waiter_without_a_date_is_looked_at_again_when_something_happens() -> None:
@@ -160,19 +98,6 @@ def book(box: Box, index: int, starts: float, ends: float | None, owner: str | N
     box.do(cmd.BookGpus(booking, Wishes()))
 
 
-def test_a_booking_that_ends_is_a_date() -> None:
-    box = free_at_once(reading(0), reading(1), stale_after_s=1e9, reserve_after_s=0.0)
-    book(box, 0, START, START + 100.0)
-    box.ask("one", time_limit_s=50.0)
-
-    box.ask("wide", gpus=2)
-
-    assert reserved(box) == Reservation("wide", (key(0), key(1)), START + 100.0, Basis.DECLARED)
-    assert expected_starts(box.state, box.now)["wide"].at == START + 100.0
-    box.run_to(START + 100.0)
-    assert box.stage("wide") == "active"
-
-
 def test_the_leases_of_a_bookings_owner_may_last_for_longer() -> None:
     box = free_at_once(reading(0), reading(1), stale_after_s=1e9, reserve_after_s=0.0)
     book(box, 0, START, START + 100.0, owner="ada")
@@ -191,36 +116,3 @@ def test_all_gpus_must_be_free_of_bookings_at_the_same_time() -> None:
     box.ask("wide", gpus=2, time_limit_s=100.0)
 
     assert (reserved(box).date, reserved(box).after) == (START + 1000.0, None)
-
-
-def test_a_waiter_does_not_slip_behind_a_booking_while_its_gpus_drain() -> None:
-    """It needs GPU 0 for as long as there is from the drain limit after its date to the booking."""
-    box = wait_for_two(drain_limit_s=60.0)
-    book(box, 0, START + 2 * HOUR_S + 60.0, START + 9 * HOUR_S)
-    assert reserved(box).date == START + HOUR_S
-
-    box.run_to(START + HOUR_S + 59.0)
-    box.set_quota("ada", Quota())  # so the whole queue is looked at
-    box.ask("small", time_limit_s=HOUR_S / 2)
-    assert box.stage("small") == "queued"
-
-    box.observe_now(*two())
-    assert box.stage("wide") == "active"
-
-
-def test_a_date_before_a_booking_leaves_room_for_draining() -> None:
-    box = wait_for_two(drain_limit_s=60.0)
-
-    book(box, 0, START + 2 * HOUR_S + 59.0, START + 9 * HOUR_S)
-
-    assert reserved(box).date == START + 9 * HOUR_S
-
-
-def test_a_reservation_does_not_keep_a_booked_gpu_from_the_bookings_owner() -> None:
-    box = free_at_once(reading(0), reading(1), stale_after_s=1e9, reserve_after_s=0.0)
-    book(box, 0, START, START + 100.0, owner="ada")
-    box.ask("wide", gpus=2, owner="bob")
-
-    box.ask("hers", owner="ada")
-
-    assert box.gpus_of("hers") == (key(0),)

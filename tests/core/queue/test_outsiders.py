@@ -55,15 +55,6 @@ def test_the_memory_of_all_strangers_counts_and_the_largest_is_named() -> None:
     assert str(box.verdict()) == "in use outside the pool: python of eve (pid 8) and 2 more, 1.4 GiB"
 
 
-def test_strangers_that_the_operator_ignores_do_not_count() -> None:
-    box = Box(used_by(process(7, 5 * GIB, name="Xorg"), utilization=20))
-    box.ignore("Xorg")
-
-    box.ask("ada")
-
-    assert box.stage("ada") == "active"
-
-
 def test_without_a_process_list_the_thresholds_decide() -> None:
     box = Box(reading(used_mb=20_000, utilization=50, processes=None))
 
@@ -74,26 +65,6 @@ def test_load_without_a_process_is_left_to_the_thresholds() -> None:
     box = Box(reading(used_mb=20_000, utilization=50, processes=()))
 
     assert box.verdict().is_eligible
-
-
-def test_a_shared_request_reckons_with_the_memory_of_strangers() -> None:
-    box = Box(used_by(BOB, utilization=60))
-
-    box.ask("fits", memory_mb=4_000)
-    box.ask("does-not", memory_mb=10_000)
-
-    assert (box.stage("fits"), box.stage("does-not")) == ("active", "queued")
-
-
-@pytest.mark.parametrize("asked", [{"memory_threshold_percent": 80.0}, {"utilization_threshold_percent": 90.0}])
-def test_a_request_with_thresholds_of_its_own_has_said_what_in_use_means(asked: dict[str, float]) -> None:
-    box = Box(used_by(BOB, utilization=60), reading(1, used_mb=70_000, processes=()))
-
-    box.ask("two", gpus=2, **asked)
-    box.ask("ada", **asked)
-
-    assert box.stage("two") == "queued"
-    assert box.gpus_of("ada") == (key(0),)
 
 
 @pytest.mark.parametrize(
@@ -110,54 +81,6 @@ def test_the_operator_may_force_either_rule(outsiders: str, asked: dict[str, flo
     box.ask("ada", **asked)
 
     assert (box.stage("ada") == "active") == is_granted
-
-
-def test_a_waiter_is_served_when_the_stranger_goes() -> None:
-    box = Box(used_by(BOB, utilization=60))
-    box.ask("ada")
-
-    box.observe_now(reading(processes=()))
-
-    assert box.stage("ada") == "active"
-
-
-def test_a_stranger_is_noticed_that_comes_without_more_memory_or_load() -> None:
-    box = Box(reading(used_mb=2 * GIB, utilization=3, processes=()))
-    box.ask("first")
-    box.release("first")
-
-    box.observe_now(used_by(process(7, 2 * GIB), utilization=3))
-    box.ask("ada")
-
-    assert box.stage("ada") == "queued"
-
-
-def test_processes_of_an_ended_lease_drain_first_and_are_strangers_after_the_drain_limit() -> None:
-    box = Box(reading(), drain_limit_s=20.0, stale_after_s=1000.0)
-    box.ask("job", pid=10)
-    box.observe_now(used_by(process(10, 9 * GIB)))
-    box.revoke("job")
-    box.ask("ada", ttl_s=1000.0)
-    assert box.verdict().code == "draining"
-
-    box.pass_time(20.0)
-
-    assert (box.stage("job"), box.stage("ada")) == ("revoked", "queued")
-    assert box.verdict().code == "in_use_outside"
-
-
-def test_a_process_is_no_stranger_to_itself() -> None:
-    """A notebook that used the GPU an hour ago, and keeps its cache there, gets that GPU again."""
-    box = Box(used_by(process(20, 9 * GIB, parents=(10,), user="ada"), utilization=50))
-
-    box.ask("other", pid=30, owner="bob")
-    box.ask("own", pid=10, owner="ada")
-    box.ask("claimed", pid=10, owner="bob")
-    assert (box.stage("other"), box.stage("own")) == ("queued", "queued"), "nobody overtakes a waiter ahead"
-
-    box.release("other")
-
-    assert (box.stage("own"), box.stage("claimed")) == ("active", "queued")
 
 
 def test_a_process_is_a_stranger_to_others_even_if_their_users_are_the_same() -> None:

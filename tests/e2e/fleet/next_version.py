@@ -18,7 +18,7 @@ VERSION = f"{_MAJOR}.{int(_MINOR) + 1}.0"
 
 APPENDED = {
     "__init__.py": f"\n__version__ = {VERSION!r}\n",
-    "server/agent/message_codec.py": """
+    "server/agent/frames.py": """
 _encode_message, _encode_kept = encode_message, encode_kept
 
 def encode_message(message):
@@ -28,22 +28,13 @@ def encode_kept(thing):
     return _encode_kept(thing)[:-1] + ',"colour":"red"}'
 """,
     "server/agent/link.py": """
-_send = LeaderLink.send
-
-def send(self, message):
-    self._waiting.append('{"kind":"Painted"}')
-    _send(self, message)
-
-LeaderLink.send = send
-""",
-    "server/leader/endpoint.py": """
-_tell = _AgentConnection.tell
+_tell = BoxLink.tell
 
 def tell(self, text):
-    self._waiting.append('{"kind":"Painted"}')
+    self._queue(b'{"kind":"Painted"}')
     _tell(self, text)
 
-_AgentConnection.tell = tell
+BoxLink.tell = tell
 """,
     "ledger/codec.py": """
 _encode_event, _decode_event = encode_event, decode_event

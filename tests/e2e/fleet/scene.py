@@ -7,17 +7,19 @@ import re
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gpu_worker_pool.core.model.events import TakenOver
 from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.testing import COMMAND, inherited_environment
 from tests.e2e import histories
@@ -63,7 +65,7 @@ class SceneBox(Box):
         self.network = SilentProxy(self.url)
         self.address = f"http://127.0.0.1:{self.network.port}"
         self.env["GPU_POOL_FLEET_ADDRESS"] = self.address
-        self.is_candidate = bool(databases)
+        self.is_candidate = bool(databases) or fleet == "lead"
 
     def role(self) -> str | None:
         """What it says of itself; None if it says nothing at once."""
@@ -94,11 +96,13 @@ Role: TypeAlias = "tuple[Orders | ClientOrders, SceneBox | None]"
 
 
 class Scene:
-    """`candidates` and `agents` are how many of each. With a standby, that can be promoted once."""
+    """`candidates` and `agents` are how many of each. With a standby, that can be promoted once. Without a database, one box
+    leads with its own journal.
+    """
 
     def __init__(
         self,
-        primary: PostgresServer,
+        primary: PostgresServer | None,
         name: str,
         folder: Path,
         *,
@@ -107,7 +111,7 @@ class Scene:
         standby: PostgresServer | None = None,
         **settings: str,
     ) -> None:
-        self.database = primary
+        self._database = primary
         self.standby = standby
         self.name = name
         self.folder = folder
@@ -118,8 +122,10 @@ class Scene:
         # Faults by their kind, counted when they are injected.
         self.injected: Counter[str] = Counter()
         self._numbers = count()
-        servers = [primary] if standby is None else [primary, standby]
-        for number in range(candidates):
+        servers = [server for server in (primary, standby) if server is not None]
+        if primary is None:
+            self.boxes.append(SceneBox("lead", folder / "c0", (), **settings))
+        for number in range(0 if primary is None else candidates):
             proxies = [SilentProxy(server.url(name)) for server in servers]
             hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
             self.boxes.append(
@@ -128,6 +134,19 @@ class Scene:
         listed = ",".join(box.address for box in self.boxes)
         for number in range(agents):
             self.boxes.append(SceneBox(listed, folder / f"a{number}", (), **settings))
+
+    @property
+    def has_database(self) -> bool:
+        return self._database is not None
+
+    @property
+    def database(self) -> PostgresServer:
+        assert self._database is not None, "this fleet has none"
+        return self._database
+
+    @database.setter
+    def database(self, promoted: PostgresServer) -> None:
+        self._database = promoted
 
     # --- boxes -------------------------------------------------------------------------------------------------------
 
@@ -284,19 +303,35 @@ class Scene:
         self.say("patience", since=since)
 
     def history(self) -> FleetHistory:
-        """All that happened, from the workers' lines, the journal in PostgreSQL and the logs of the boxes."""
-        parts = [line.split(" ", 3) for line in self.database.execute(ROWS, self.name).splitlines()]
-        rows = [JournalRow(int(position), int(epoch), decode_event(body)) for _, position, epoch, body in parts]
-        recorded = json.loads(self.database.execute(RECORDED, self.name))
+        """All that happened, from the workers' lines, the journal and the logs of the boxes."""
+        head, rows, recorded = self._journal() if self.has_database else self._own_journal()
         return FleetHistory(
             histories.read(self.folder),
             rows,
-            int(parts[0][0]),
+            head,
             {box.node: joined(box) for box in self.boxes},
             # One that was ended before it asked a leader shows nothing.
             {twin.folder.name: joined(twin) for twin in self.twins if joined(twin) or REFUSED in twin.log()},
             {(lease, fence) for lease, fence in recorded},
         )
+
+    def _journal(self) -> tuple[int, list[JournalRow], list[tuple[str, int]]]:
+        parts = [line.split(" ", 3) for line in self.database.execute(ROWS, self.name).splitlines()]
+        rows = [JournalRow(int(position), int(epoch), decode_event(body)) for _, position, epoch, body in parts]
+        return int(parts[0][0]), rows, json.loads(self.database.execute(RECORDED, self.name))
+
+    def _own_journal(self) -> tuple[int, list[JournalRow], list[tuple[str, int]]]:
+        """That of the leader, in its file. Its events have the epoch of the take-over before them."""
+        (path,) = self.boxes[0].state_dir.glob("simulated-*.sqlite3")
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as journal:
+            found = journal.execute("SELECT position, body FROM event ORDER BY position").fetchall()
+            recorded = journal.execute("SELECT lease_id, fence FROM ended_lease").fetchall()
+        rows: list[JournalRow] = []
+        for position, body in found:
+            event = decode_event(body)
+            epoch = event.epoch if isinstance(event, TakenOver) else rows[-1].epoch if rows else 0
+            rows.append(JournalRow(position, epoch, event))
+        return rows[-1].position, rows, recorded
 
     def close(self) -> None:
         for worker in self.workers.values():

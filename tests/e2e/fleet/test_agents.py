@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.testing import ServerDidNotStartError
+from tests.cli.in_process import called
 from tests.e2e.fleet.faults import read, send
 from tests.e2e.fleet.fleet import GPUS, Box, Fleet, fleet_of, until
 from tests.e2e.worker import identity
@@ -180,9 +183,74 @@ def test_without_the_database_renewals_go_on_and_nothing_expires(boxes: Boxes, h
     try:
         until(lambda: not any(box.leads for box in boxes.fleet.candidates), "nobody leads")
         assert all(renewed(box, lease_id) for lease_id, box in held.items())
+        for lease_id, box in held.items():
+            until(lambda box=box: box.call("GET", "/fleet/pool")[0] == 503, "the box has noticed")
+            pool = box.json("/pool")
+            assert (pool["can_grant"], [lease["id"] for lease in pool["leases"]]) == (False, [lease_id])
+            assert "no leader at the moment; waiting" in pool["trouble"]
+            assert sorted(gpu["state"] for gpu in pool["gpus"]) == ["free", "leased"]
+            done = called("status", env={"GPU_SERVICE_ENDPOINT": box.url})
+            assert done.code == 0, done
+            assert "no leader at the moment; waiting" in " ".join(done.out.split())
+            assert f"{box.node}:0" in done.out
     finally:
         boxes.fleet.database.send_to_all(signal.SIGCONT)
     assert are_kept(boxes, held)
+
+
+def test_a_token_that_was_added_renews_at_the_box_without_the_database_and_without_a_leader(
+    boxes: Boxes, held: dict[str, Box]
+) -> None:
+    """Also at a box that was restarted meanwhile. A caller from elsewhere has nothing but its token."""
+    token, digest = "the-secret-token-of-ada", hashlib.sha256(b"the-secret-token-of-ada").hexdigest()
+    assert boxes.agent.call("PUT", f"/admin/tokens/{digest}", {"name": "ada", "role": "operator"})[0] == 200
+    headers = {"X-Forwarded-For": "192.0.2.1", "Authorization": f"Bearer {token}"}
+    (mine,) = [lease_id for lease_id, box in held.items() if box is boxes.agent]
+
+    def renews() -> bool:
+        answer = boxes.agent.ask("/leases/renew", "POST", headers, {"ids": [mine]})
+        return answer.status == 200 and [each["id"] for each in answer.json["renewed"]] == [mine]
+
+    until(renews, "the box has heard of the token")
+    boxes.fleet.database.send_to_all(signal.SIGSTOP)
+    try:
+        until(lambda: not any(box.leads for box in boxes.fleet.candidates), "nobody leads")
+        assert renews()
+        boxes.agent.kill()
+        boxes.agent.start()
+        assert renews()
+    finally:
+        boxes.fleet.database.send_to_all(signal.SIGCONT)
+    assert are_kept(boxes, held)
+    assert boxes.fleet.leader().call("DELETE", f"/admin/tokens/{digest}")[0] == 200
+    until(lambda: not renews(), "the box has heard that the token is revoked")
+
+
+def test_a_box_that_cannot_write_says_so_and_requests_are_served_elsewhere(boxes: Boxes) -> None:
+    agent, leader = boxes.agent, boxes.fleet.leader()
+    assert agent.process is not None
+    elsewhere = [f"full-{number}" for number in range(GPUS * len(boxes.fleet.candidates))]
+    # As on a full disk: no file can be written.
+    resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    try:
+        for lease_id in elsewhere:
+            assert leader.call("PUT", f"/fleet/leases/{lease_id}", {"ttl_s": 60.0, "wait_s": 1.0})[0] in {201, 202}
+        for lease_id in elsewhere:
+            lease = until(lambda id_=lease_id: granted(leader.call("GET", f"/fleet/leases/{id_}?wait_s=1")), "granted")
+            assert {gpu["node"] for gpu in lease["gpus"]} != {agent.node}
+        # If none came to the box so far, this one does.
+        status, waits = leader.call("PUT", "/fleet/leases/full", {"ttl_s": 60.0})
+        assert (status, waits["state"]) == (202, "queued"), waits
+        (trouble,) = [box["trouble"] for box in leader.json("/fleet")["boxes"] if box["node"] == agent.node]
+        assert trouble
+        until(lambda: trouble in (agent.health()["reason"] or ""), "the box says so, too")
+    finally:
+        resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    lease = until(lambda: granted(leader.call("GET", "/fleet/leases/full?wait_s=1")), "it has its place on the box")
+    assert {gpu["node"] for gpu in lease["gpus"]} == {agent.node}
+    assert renewed(agent, "full")
+    boxes.release("full", *elsewhere)
+    until(lambda: are_up(boxes), "all GPUs are free again")
 
 
 def test_a_lease_that_nobody_renews_ends_at_the_leader(boxes: Boxes) -> None:

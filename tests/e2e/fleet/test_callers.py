@@ -50,10 +50,9 @@ async def test_the_client_uses_all_boxes_as_one_pool(fleet: Fleet) -> None:
         assert {item.gpu_id for item in held} == names
         assert client.get_pool_status().total_gpus == 2 * GPUS
         # Each box shows its own, and together they are no more than all.
-        for scope in ((), ("--fleet",)):
-            listed = await asyncio.to_thread(shown, "leases", *scope, boxes=urls(fleet))
-            assert {lease["id"] for lease in listed["leases"]} == {item.lease_id for item in held}
-            assert len(listed["leases"]) == 2 * GPUS
+        listed = await asyncio.to_thread(shown, "jobs", boxes=urls(fleet))
+        assert {lease["id"] for lease in listed["leases"]} == {item.lease_id for item in held}
+        assert len(listed["leases"]) == 2 * GPUS
         for item in held:
             await client.release_gpu(item)
     await soon(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
@@ -94,42 +93,31 @@ def test_fleet_shows_who_leads_and_forgets_no_box_that_is_there(fleet: Fleet) ->
 def test_drain_names_a_node_of_the_fleet(fleet: Fleet) -> None:
     env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[0]}
     try:
-        done = called("drain", "candidate1", "--fleet", env=env)
+        done = called("drain", "candidate1", env=env)
         assert done.code == 0, done
         assert len(done.out.splitlines()) == GPUS
         assert {gpu["node"] for gpu in free(fleet.candidates[0])} == {"candidate0"}
-        wrong = called("drain", "candidate7", "--fleet", env=env)
+        wrong = called("drain", "candidate7", env=env)
         assert (wrong.code, "its nodes are candidate0, candidate1" in wrong.err) == (2, True)
     finally:
-        called("undrain", "candidate1", "--fleet", env=env)
+        called("undrain", "candidate1", env=env)
     until(lambda: len(free(fleet.candidates[0])) == 2 * GPUS, "all GPUs are free again")
 
 
 def test_a_gpu_of_another_box_is_booked_in_the_fleet(fleet: Fleet) -> None:
     env = {"GPU_SERVICE_ENDPOINT": urls(fleet)[0]}
-    span = ("--at", "2h", "--for", "1h", "--fleet")
+    span = ("--at", "2h", "--for", "1h")
     wrong = called("reserve", "--gpu", "candidate1:7", *span, env=env)
     assert (wrong.code, "'candidate1:7' is not a GPU of " in wrong.err) == (2, True)
-    booked = called("reserve", "--gpu", "candidate1:1", "--id", "course", *span, env=env)
+    booked = called("reserve", "--gpu", "candidate1:1", "--json", *span, env=env)
     assert booked.code == 0, booked
-    assert "candidate1:1" in booked.out
-    assert called("reserve", "--cancel", "course", env=env).code == 1, "it is of another box"
-    assert called("reserve", "--cancel", "course", "--fleet", env=env).code == 0
+    assert [gpu["node"] for gpu in booked.json["gpus"]] == ["candidate1"]
+    assert called("reserve", "--cancel", booked.json["id"], env=env).code == 0
 
 
 def test_usage_and_quotas_are_counted_once(fleet: Fleet) -> None:
-    once, twice = (shown("report", "--fleet", boxes=boxes) for boxes in (urls(fleet)[:1], urls(fleet)))
-    leases = once["total"]["leases"]
-    assert [(each["total"]["leases"], each["same_as"] is None) for each in twice["endpoints"]] == [
-        (leases, True),
-        (leases, False),
-    ]
-    # Each box reports its own, which is all of it together; the gang was on both.
-    assert sum(each["total"]["leases"] for each in shown("report", boxes=urls(fleet))["endpoints"]) == leases + 1
-    warning = "a lease on several of them is counted at each; --fleet counts it once"
-    for scope, is_warned in (((), True), (("--fleet",), False)):
-        told = called("report", *scope, env={"GPU_SERVICE_ENDPOINTS": ",".join(urls(fleet))}).err
-        assert (warning in " ".join(told.split())) is is_warned, told
+    first, second = (shown("report", boxes=[url])["total"]["leases"] for url in urls(fleet)[:2])
+    assert first == second > 0
     done = called("quota", "set", "carol", "--gpus", "1", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[0]})
     assert (done.code, len(done.out.splitlines())) == (0, 1), done
     called("quota", "remove", "carol", env={"GPU_SERVICE_ENDPOINT": urls(fleet)[1]})

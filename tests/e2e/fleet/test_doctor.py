@@ -54,7 +54,7 @@ def test_a_healthy_box_has_no_problem(box: Candidate, postgres: PostgresServer, 
     assert problems(found) == ""
     assert f"PostgreSQL {postgres.execute('SHOW server_version').split()[0]}, " in found["fleet-database"][0]["message"]
     # Of one machine only: the others would be led to themselves.
-    assert "leads each machine to itself" in found["fleet-settings"][1]["message"]
+    assert "on each machine means itself" in found["fleet-settings"][1]["message"]
 
 
 def test_a_fleet_that_cannot_be_used_is_a_problem(box: Candidate, tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ def test_a_fleet_that_cannot_be_used_is_a_problem(box: Candidate, tmp_path: Path
     assert "127.0.0.1:1" in problems(findings(box, tmp_path, GPU_POOL_FLEET=nowhere))
     assert "GPU_POOL_FLEET" in problems(findings(box, tmp_path, GPU_POOL_FLEET="mysql://admin:secret-word@host/none"))
     twin = findings(box, tmp_path, GPU_POOL_FLEET_ADDRESS="http://gpu-07:8000")
-    assert "with the name of this one, candidate0" in problems(twin)
+    assert "is also a box of the fleet named candidate0" in problems(twin)
 
 
 def test_a_candidate_that_does_not_run_asks_the_leader_of_the_database(box: Candidate, tmp_path: Path) -> None:
     before_its_start = {"GPU_POOL_NODE": "next", "PORT": str(free_port())}
     found = findings(box, tmp_path, **before_its_start)
-    assert [item["message"] for item in found["fleet-boxes"]] == ["1 boxes, 1 of them heard of, led by candidate0"]
+    assert [item["message"] for item in found["fleet-boxes"]] == ["1 boxes, 1 in contact, led by candidate0"]
 
 
 def test_boxes_are_judged_by_state_and_version() -> None:
@@ -82,6 +82,6 @@ def test_boxes_are_judged_by_state_and_version() -> None:
         (item.status, item.message)
         for item in judge_boxes(FleetList(id="x", epoch=1, leader="a", boxes=boxes), "d", "")
     ]
-    assert ("ok", "3 boxes, 2 of them heard of, led by a") in found
+    assert ("ok", "3 boxes, 2 in contact, led by a") in found
     assert ("warning", "the boxes have different versions: 1.0.0 on c; 9.0.0 on a") in found
-    assert ("warning", "b is not heard of; nothing is granted there") in found
+    assert ("warning", "there is no contact with b; nothing is granted there") in found

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from gpu_worker_pool.cli.run.gang import Gang, OtherBoxes
+from gpu_worker_pool.cli.run.ssh import SshCommands
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from tests.cli.in_process import called
 from tests.cli.own_process import Done, environment, gpu_pool
 from tests.client.fault_tools import QUICK, soon
 from tests.ledger.postgres.server import PostgresServer
 
-from .fleet import GPUS, Fleet, fleet_of, until
+from .fleet import GPUS, Box, Fleet, fleet_of, until
 from .sshd import sshd
 
 NODES = ("candidate0", "candidate1")
@@ -30,7 +34,7 @@ def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
     key = "a-key-that-is-long-enough"
     with fleet_of(postgres, "gang", tmp_path_factory.mktemp("fleet"), 3, GPU_POOL_FLEET_KEY=key) as found:
         until(lambda: free_gpus(found) == 3 * GPUS, "all boxes are up")
-        drained = called("drain", "candidate2", "--fleet", env={"GPU_SERVICE_ENDPOINT": found.candidates[0].url})
+        drained = called("drain", "candidate2", env={"GPU_SERVICE_ENDPOINT": found.candidates[0].url})
         assert drained.code == 0, drained
         yield found
 
@@ -43,7 +47,8 @@ def free_gpus(fleet: Fleet) -> int:
 @pytest.fixture(scope="module")
 def ssh(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """ssh leads to the first box."""
-    with sshd(tmp_path_factory.mktemp("ssh"), {"GPU_SERVICE_ENDPOINT": fleet.candidates[0].url}) as found:
+    there = {"GPU_SERVICE_ENDPOINT": fleet.candidates[0].url, "GPU_POOL_JOBS_DIR": str(tmp_path_factory.mktemp("jobs"))}
+    with sshd(tmp_path_factory.mktemp("ssh"), there) as found:
         yield {**found, "GPU_SERVICE_ENDPOINT": fleet.candidates[1].url}
 
 
@@ -185,10 +190,88 @@ def test_a_box_without_a_part_has_the_others_run_it(fleet: Fleet, tmp_path_facto
 
 
 async def test_the_name_of_a_host_is_not_an_option_of_ssh(tmp_path: Path) -> None:
-    gang = Gang(("a", "b"), "a", {"a": "a", "b": f"-oProxyCommand=touch {tmp_path}/seen"})
-    async with OtherBoxes() as others:
-        await others.start(gang, "id", ["true"], ())
+    async with SshCommands() as others:
+        await others.start("b", f"-oProxyCommand=touch {tmp_path}/seen", ["true"], {})
         failed = await others.wait()
     assert failed is not None
     assert failed[0] == 255
     assert not (tmp_path / "seen").exists()
+
+
+# --- one place, on any box -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def all_taken(box: Box) -> Iterator[None]:
+    held = [uuid4().hex for _ in range(GPUS)]
+    for lease_id in held:
+        assert box.call("PUT", f"/leases/{lease_id}", {"gpus": 1})[1]["state"] == "active"
+    yield
+    for lease_id in held:
+        box.call("DELETE", f"/leases/{lease_id}")
+
+
+@pytest.fixture
+def full(fleet: Fleet, ssh: dict[str, str]) -> Iterator[dict[str, str]]:
+    """All GPUs of the box at which commands are run are taken; ssh leads to the other one."""
+    with all_taken(fleet.candidates[1]):
+        yield ssh
+
+
+def test_a_command_runs_on_the_box_that_is_granted(full: dict[str, str], tmp_path: Path) -> None:
+    script = "pwd; echo problem >&2; env > there; exit 5"
+    done = gpu_pool(
+        "run", "--anywhere", "--env", "TOLD", "--", "sh", "-c", script, env={**full, "TOLD": "a\nb'c"}, cwd=tmp_path
+    )
+    assert (done.code, done.out.strip()) == (5, str(tmp_path)), done
+    assert "problem" in done.err
+    assert "GPU candidate0:" in done.err
+    assert "TOLD=a\nb'c\n" in (tmp_path / "there").read_text()
+    seen = variables(tmp_path / "there")
+    assert seen["GPU_POOL_LEASE_GPUS"] == seen["CUDA_VISIBLE_DEVICES"]
+    assert "GPU_POOL_NODES" not in seen
+
+
+def test_a_command_runs_here_where_this_box_is_granted(fleet: Fleet, ssh: dict[str, str]) -> None:
+    env = {**ssh, "PATH": os.environ["PATH"], "GPU_POOL_ANYWHERE": "true"}  # without an ssh that leads there
+    with all_taken(fleet.candidates[0]):
+        done = gpu_pool("run", "--", "sh", "-c", "echo $GPU_POOL_LEASE_GPUS; exit 4", env=env)
+    assert (done.code, done.out.strip().isdigit()) == (4, True), done
+
+
+@pytest.mark.parametrize("how", ["TERM", "KILL"])
+async def test_the_end_of_the_run_reaches_the_command_elsewhere(full: dict[str, str], tmp_path: Path, how: str) -> None:
+    told = tmp_path / "pid"
+    script = f"trap 'exit 9' TERM; echo $$ > {told}; while :; do sleep 0.1; done"
+    command = (sys.executable, "-m", "gpu_worker_pool", "run", "-q", "--anywhere", "--", "sh", "-c", script)
+    running = await asyncio.create_subprocess_exec(*command, env=environment(None, full))
+    await soon(lambda: told.exists() and told.read_text(), "the command has started")
+    running.send_signal(getattr(signal, f"SIG{how}"))
+    assert await running.wait() == (9 if how == "TERM" else -signal.SIGKILL)
+    await soon(lambda: not Path("/proc", told.read_text().strip()).exists(), "it has ended")
+
+
+def test_a_submitted_command_runs_anywhere(full: dict[str, str], tmp_path: Path) -> None:
+    env = {**full, "GPU_POOL_JOBS_DIR": str(tmp_path / "jobs")}
+    submitted = gpu_pool("submit", "--anywhere", "--", "sh", "-c", "echo it ran; exit 3", env=env)
+    assert submitted.code == 0, submitted
+    shown = gpu_pool("logs", "-f", submitted.out.strip(), env=env)
+    assert "it ran" in shown.out, shown
+
+
+def test_without_it_a_wait_says_where_gpus_are_free(full: dict[str, str]) -> None:
+    done = gpu_pool("run", "--timeout", "3s", "--", "true", env=full)
+    assert (done.code, f"{GPUS} GPUs are free on candidate0; add --anywhere" in done.err) == (124, True), done
+
+
+def test_what_ended_on_another_box_is_in_the_history_and_commands_are_run_there(
+    full: dict[str, str], tmp_path: Path
+) -> None:
+    env = {**full, "GPU_POOL_JOBS_DIR": str(tmp_path)}
+    assert gpu_pool("run", "-q", "--anywhere", "--name", "told-apart", "--", "true", env=env).code == 0
+    past = gpu_pool("history", "--since", "1h", "--json", env=env)
+    (lease,) = [each for each in json.loads(past.out)["leases"] if each["command"] == "told-apart"]
+    assert lease["gpus"][0].startswith("candidate0:")
+    there = gpu_pool("on", "candidate0", "jobs", "--json", env=env)
+    assert (there.code, json.loads(there.out)["jobs"]) == (0, []), there
+    assert gpu_pool("on", "candidate0", "logs", "12", env=env).code == 1

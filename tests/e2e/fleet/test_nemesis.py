@@ -1,4 +1,4 @@
-"""A fleet of real processes on a real PostgreSQL while all of it is broken: no lease ends, no GPU has two holders.
+"""A fleet of real processes while all of it is broken, on a real PostgreSQL and without: no lease ends, no GPU has two holders.
 
 FLEET_SEED repeats a schedule of faults, NEMESIS_KEEP keeps the histories in that folder. `make soak` runs for longer, with more
 boxes, a standby that is promoted, and fifty workers.
@@ -28,13 +28,19 @@ OF_LEADER = (
 OF_NETWORK = ("cut_boxes_from_leader", "lose_requests_to_leader", "lose_answers_of_leader", "cut_network_of_box")
 OF_DATABASE = ("kill_database", "stop_database")
 OF_BOX = ("kill_box", "stop_box", "duplicate_box", "duplicate_dead_box", "reboot_box")
+# Of a leader that nobody replaces.
+OF_SOLE_LEADER = ("kill_leader", "hand_over", "stop_leader", "reboot_leader")
 
 
-@pytest.fixture(scope="module")
-def scene(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    postgres.create_database("nemesis")
+@pytest.fixture(scope="module", params=["database", "own journal"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     base = Path(os.environ["NEMESIS_KEEP"]) if "NEMESIS_KEEP" in os.environ else tmp_path_factory.mktemp("fleet")
-    scene = Scene(postgres, "nemesis", base / "boxes")
+    if request.param == "database":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        postgres.create_database("nemesis")
+        scene = Scene(postgres, "nemesis", base / "boxes")
+    else:
+        scene = Scene(None, "", base / "own", agents=2)
     try:
         scene.start()
         yield scene
@@ -43,11 +49,13 @@ def scene(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_no_lease_ends_in_an_outage(scene: Scene) -> None:
-    """While the database is away for longer than the TTL and a box is restarted, and while the leader is replaced three times."""
+    """While the database is away for longer than the TTL and a box is restarted, and while the leader is replaced, or killed
+    and started again, three times.
+    """
     scene.begin(scene.folder.parent / "held")
     trials.employ_holders(scene)
 
-    lost = {name: trials.lost_by(scene, outage) for name, outage in trials.outages(0.0).items()}
+    lost = {name: trials.lost_by(scene, outage) for name, outage in trials.outages(scene, 0.0).items()}
 
     scene.end_workers()
     assert not any(lost.values()), lost
@@ -67,7 +75,10 @@ def test_the_promises_are_kept_whatever_fails(scene: Scene) -> None:
     seed = int(os.environ.get("FLEET_SEED", random.SystemRandom().randrange(10_000)))
     scene.begin(scene.folder.parent / f"nemesis-{seed}")
     drawn = random.Random(seed)
-    kinds = [drawn.choice(group) for group in (OF_LEADER, OF_NETWORK, OF_DATABASE, OF_BOX)]
+    groups = (
+        (OF_LEADER, OF_NETWORK, OF_DATABASE, OF_BOX) if scene.has_database else (OF_SOLE_LEADER, OF_NETWORK, OF_BOX)
+    )
+    kinds = [drawn.choice(group) for group in groups]
     plan = nemesis.FleetPlan(
         seed, chaos_s=0.0, calm_s=3.0, ttl_s=2.0, most_s=3.0, pause_s=0.6, kinds=[*kinds, "kill_worker"]
     )

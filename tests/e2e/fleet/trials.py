@@ -88,8 +88,23 @@ def boxes_restarted(scene: Scene) -> None:
         scene.await_boxes()
 
 
-def outages(minute_s: float) -> dict[str, Outage]:
+def leader_away(scene: Scene, within_s: float = 0.0) -> None:
+    """Kill a leader that nobody replaces, three times, spread over this long."""
+    for _ in range(3):
+        began = now()
+        leader = scene.await_leader()
+        leader.kill()
+        scene.injected["kill_leader"] += 1
+        time.sleep(within_s / 6)
+        leader.start()
+        scene.await_boxes()
+        time.sleep(max(began + within_s / 3 - now(), 0.0))
+
+
+def outages(scene: Scene, minute_s: float) -> dict[str, Outage]:
     """For a whole test, `minute_s` is a minute. Without it they are as short as they can be."""
+    if not scene.has_database:
+        return {"leader_away_three_times": partial(leader_away, within_s=minute_s), "boxes_restarted": boxes_restarted}
     how = signal.SIGKILL if minute_s else signal.SIGTERM
     found: dict[str, Outage] = {
         "database_down_and_box_restarted": partial(database_down, down_s=minute_s),

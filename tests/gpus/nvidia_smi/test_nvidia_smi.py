@@ -58,14 +58,6 @@ def test_it_reads_all_values(smi: FakeNvidiaSmi) -> None:
     assert [getattr(second, name) for name in NAMES] == [10240, 4096, 20, 50, 130, 320]
 
 
-def test_what_it_shows_may_change_between_looks(smi: FakeNvidiaSmi) -> None:
-    smi.say(ROW_A)
-    probe = NvidiaSmiProbe("box", PATIENCE_S)
-    assert [reading.memory_used_mb for reading in probe.read(1.0).readings] == [2048]
-    smi.say(ROW_A.replace("2048", "9000"))
-    assert [reading.memory_used_mb for reading in probe.read(2.0).readings] == [9000]
-
-
 def test_it_is_run_as_documented_and_in_plain_english(smi: FakeNvidiaSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     smi.say(ROW_A)
@@ -87,39 +79,7 @@ def test_a_name_with_commas_survives(smi: FakeNvidiaSmi, name: str) -> None:
     assert [getattr(reading, field) for field in NAMES] == [10240, 2048, 15, 45, 120.5, 320]
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n", "", "\n\n \n"])
-def test_line_endings_do_not_matter(smi: FakeNvidiaSmi, ending: str) -> None:
-    assert only(smi, ROW_A.rstrip("\n") + ending).power_limit_w == 320
-
-
-ODD = [
-    *(
-        "[N/A]",
-        "[Not Supported]",
-        "[Unknown Error]",
-        "[Insufficient Permissions]",
-        "N/A",
-        "",
-        "ERR!",
-        "-",
-        "nan",
-        "inf",
-    ),
-    *(
-        "-inf",
-        "1e3",
-        "1_0",
-        "0x10",
-        "12 MiB",
-        "12 %",
-        "--1",
-        "1.",
-        ".5",
-        "٣",
-        "9" * 30,
-        "[Requested functionality has been",
-    ),
-]
+ODD = ["[N/A]", "[Unknown Error]", "", "ERR!", "nan", "1e3", "12 MiB", "٣", "9" * 30]
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -142,11 +102,8 @@ def test_an_odd_value_is_unknown_and_it_alone(smi: FakeNvidiaSmi, odd: str) -> N
     ("numbers", "unknown"),
     [
         (("10240", "10241", "15", "45", "120.50", "320.00"), ["memory_used_mb"]),
-        (("10240", "-1", "15", "45", "120.50", "320.00"), ["memory_used_mb"]),
-        (("-10240", "2048", "15", "45", "120.50", "320.00"), ["memory_total_mb"]),
         (("0", "2048", "15", "45", "120.50", "320.00"), ["memory_total_mb"]),
         (("10240", "2048", "101", "45", "120.50", "320.00"), ["utilization_percent"]),
-        (("10240", "2048", "-1", "45", "120.50", "320.00"), ["utilization_percent"]),
         (("10240", "2048", "15", "45", "-1", "320.00"), ["power_draw_w"]),
         (("10240", "2048", "15", "45", "120.50", "0"), ["power_limit_w"]),
         (("10240", "0", "0", "-5", "0", "320.00"), []),
@@ -166,10 +123,8 @@ def test_a_value_that_cannot_be_is_unknown(smi: FakeNvidiaSmi, numbers: tuple[st
     [
         (("[GPU is lost]",) * 6, "GPU is lost"),
         (("[Unknown Error]",) * 6, "Unknown Error"),
-        (("Unknown Error",) * 6, "Unknown Error"),
         (("[N/A]", "[Unknown Error]", "[N/A]", "[N/A]", "[N/A]", "[N/A]"), "Unknown Error"),
         (("10240", "[GPU is lost]", "[GPU is lost]", "45", "1", "2"), "GPU is lost"),
-        (("[GPU requires reset]",) * 6, "GPU requires reset"),
     ],
 )
 def test_a_lost_gpu_is_a_reading_with_a_fault(smi: FakeNvidiaSmi, numbers: tuple[str, ...], says: str) -> None:
@@ -179,10 +134,6 @@ def test_a_lost_gpu_is_a_reading_with_a_fault(smi: FakeNvidiaSmi, numbers: tuple
     assert lost.fault == f"nvidia-smi says: {says}"
     assert (lost.memory_used_mb, lost.utilization_percent, lost.processes) == (None, None, None)
     assert (fine.fault, fine.memory_used_mb, fine.processes) == (None, 4096, ())
-
-
-def test_a_gpu_that_supports_nothing_is_not_faulty(smi: FakeNvidiaSmi) -> None:
-    assert only(smi, row(*["[N/A]"] * 6)).fault is None
 
 
 def test_a_gpu_that_does_not_tell_its_uuid_any_more_is_known_by_its_index(smi: FakeNvidiaSmi) -> None:
@@ -218,28 +169,13 @@ def test_a_gpu_that_vanishes_with_an_error_is_faulty_and_not_taken_out(smi: Fake
     assert result.readings[1].fault is None
 
 
-def test_a_gpu_that_was_taken_out_is_gone(smi: FakeNvidiaSmi) -> None:
-    probe = NvidiaSmiProbe("box", PATIENCE_S)
-    smi.say(ROW_A + ROW_B)
-    probe.read(1.0)
-    smi.say(ROW_B)
-    result = probe.read(2.0)
-    assert ([reading.gpu.index for reading in result.readings], result.error) == ([1], None)
-    smi.say(f"{ROW_B}WARNING: something else\n")
-    assert [reading.gpu.index for reading in probe.read(3.0).readings] == [1]
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "WARNING: infoROM is corrupted at gpu 0000:3B:00.0",
         row(*GOOD, index="x").strip(),
-        row(*GOOD, index="-1").strip(),
-        row(*GOOD, index="", uuid=B).strip(),
         row(*GOOD, index="5", uuid="").strip(),
-        row(*GOOD, index="5", uuid="[Unknown Error]").strip(),
         row(*GOOD[:-2], index="5", uuid=B).strip(),
-        ROW_A.strip(),
         row(*GOOD, index="0", uuid=B).strip(),
         row(*GOOD, index="5", uuid=A).strip(),
     ],
@@ -249,14 +185,6 @@ def test_a_row_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) -> N
     result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
     assert [reading.gpu.key.uuid for reading in result.readings] == [A, C]
     assert result.error == f"nvidia-smi printed a line that belongs to no GPU: {line.strip('[]')}"
-
-
-def test_bytes_that_are_no_text_are_no_exception(smi: FakeNvidiaSmi) -> None:
-    smi.command.write_bytes(b"#!/bin/sh\nprintf '\\377\\000\\033[31m\\n'\n")
-    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
-    assert result.readings == ()
-    assert result.error is not None
-    assert result.error.isprintable()
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
@@ -307,13 +235,6 @@ def test_a_process_of_no_gpu_is_skipped_and_said(smi: FakeNvidiaSmi, line: str) 
     result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
     assert [process.id.pid for process in result.readings[0].processes or ()] == [999999999]
     assert result.error == f"nvidia-smi printed a line that belongs to no process: {line.strip('[]')}"
-
-
-def test_without_the_list_of_processes_they_are_unknown_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:
-    smi.say(ROW_A, {"print": f"{A}, 4711, 7, python\n", "exit_code": 1})
-    result = NvidiaSmiProbe("box", PATIENCE_S).read(1.0)
-    assert result.error is None
-    assert [(reading.memory_used_mb, reading.processes) for reading in result.readings] == [(2048, None)]
 
 
 def test_a_list_of_processes_that_hangs_is_stopped_and_all_else_is_read(smi: FakeNvidiaSmi) -> None:

@@ -101,24 +101,6 @@ def test_all_gpus_are_read_in_their_order_and_each_look_anew(config: StubConfig,
     assert [r.memory_used_mb for r in second.readings] == [0, 0, 512]
 
 
-def test_what_does_not_change_is_read_once(config: StubConfig, start: Start) -> None:
-    probe = start()
-    at_start = config.calls()
-    probe.read(1.0)
-    at_read = config.calls()
-
-    constant = {"InitWithFlags", "GetHandleByIndex_v2", "GetName", "GetUUID"}
-    assert constant < set(at_start)
-    assert at_read
-    assert not constant & set(at_read)
-
-
-def test_a_machine_without_gpus_is_no_error(config: StubConfig, start: Start) -> None:
-    config.gpus = []
-
-    assert start().read(1.0) == ProbeResult(())
-
-
 # What is unknown
 
 
@@ -154,22 +136,6 @@ def test_a_gpu_that_cannot_draw_has_its_computing_processes_but_who_may_be_missi
     assert (reading.processes and [process.id.pid for process in reading.processes]) == processes
 
 
-@pytest.mark.parametrize(
-    ("newer", "older"),
-    [
-        (NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.NOT_SUPPORTED),
-        (NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND),
-    ],
-)
-def test_a_function_that_is_missing_does_not_hide_what_the_gpu_itself_answered(
-    config: StubConfig, start: Start, newer: NvmlCode, older: NvmlCode
-) -> None:
-    config.gpus[0].compute = {4_000_000: 10}
-    config.gpus[0].errors = {"GetGraphicsRunningProcesses_v3": newer, "GetGraphicsRunningProcesses_v2": older}
-
-    assert start().read(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_000), 10.0),)
-
-
 def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start) -> None:
     config.gpus[0].utilization_percent = 4_000_000_000
     config.gpus[1].memory_used_mb = config.gpus[1].memory_total_mb = 0
@@ -179,12 +145,6 @@ def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start
     assert unknown_of(readings[0]) == {"utilization_percent"}
     assert unknown_of(readings[1]) == {"memory_total_mb", "memory_used_mb"}
     assert unknown_of(readings[2]) == {"memory_used_mb"}
-
-
-def test_a_gpu_without_a_name_gets_one(config: StubConfig, start: Start) -> None:
-    config.gpus[0].name = None
-
-    assert start().read(1.0).readings[0].gpu.name == "NVIDIA GPU"
 
 
 def test_memory_that_the_driver_reserves_is_used_by_nobody(config: StubConfig, start: Start) -> None:
@@ -229,23 +189,6 @@ def test_a_process_is_known_by_its_start_time_its_name_and_its_ancestors(
     assert by_pid[child.pid].ancestors[1:] == by_pid[me.pid].ancestors
 
 
-def test_a_process_that_ended_meanwhile_is_gone_with_the_next_look(
-    config: StubConfig, start: Start, child: subprocess.Popen[bytes]
-) -> None:
-    config.gpus[0].compute = {child.pid: 300}
-    probe = start()
-    before = probe.read(1.0).readings[0].processes
-    child.communicate()
-    still_listed = probe.read(2.0).readings[0].processes
-    config.gpus[0].compute = {}
-    config.write()
-
-    assert before is not None
-    assert before[0].id.started is not None
-    assert still_listed == (GpuProcess(ProcessId(child.pid), 300.0),)
-    assert probe.read(3.0).readings[0].processes == ()
-
-
 @pytest.mark.parametrize(
     ("compute", "graphics", "merged"),
     [
@@ -271,14 +214,6 @@ def test_a_process_that_computes_and_draws_is_one(
     config.gpus[0].graphics = {pids[pid]: mb for pid, mb in graphics.items()}
 
     assert start().read(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_007), merged),)
-
-
-def test_many_processes_are_all_listed(config: StubConfig, start: Start) -> None:
-    config.gpus[0].compute = dict.fromkeys(range(4_000_000, 4_000_100), 1.0)
-    config.gpus[0].graphics = dict.fromkeys(range(4_000_050, 4_000_150), 1.0)
-    processes = start().read(1.0).readings[0].processes or ()
-
-    assert [process.id.pid for process in processes] == list(range(4_000_000, 4_000_150))
 
 
 def started(pid: int) -> float:

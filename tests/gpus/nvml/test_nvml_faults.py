@@ -12,7 +12,7 @@ from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId
 from gpu_worker_pool.gpus.nvml import RETRY, NvmlProbe
 from gpu_worker_pool.gpus.probe import ProbeResult, ProbeUnavailable
 from tests.gpus.nvml.looks import UUIDS, VALUES, Start, unknown_of
-from tests.gpus.nvml_driver import ROOT, NvmlProbeInChild
+from tests.gpus.nvml_driver import NvmlProbeInChild
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -48,27 +48,6 @@ def test_a_lost_gpu_says_so_keeps_its_name_and_comes_back(
     assert [reading.gpu for reading in back.readings] == [reading.gpu for reading in before.readings]
     assert [unknown_of(reading) for reading in back.readings] == [set()] * 3
     assert [reading.fault for reading in back.readings] == [None] * 3
-
-
-@pytest.mark.parametrize("call", ["GetMigMode", "GetMemoryInfo_v2", "GetPowerUsage", "GetGraphicsRunningProcesses_v3"])
-def test_a_gpu_may_be_lost_at_any_call(config: StubConfig, start: Start, call: str) -> None:
-    config.gpus[1].errors = {call: NvmlCode.GPU_IS_LOST}
-    result = start().read(1.0)
-
-    assert [reading.fault is None for reading in result.readings] == [True, False, True]
-    assert result.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
-
-
-@pytest.mark.parametrize("call", ["GetName", "GetUUID", "GetHandleByIndex_v2"])
-def test_a_lost_gpu_that_does_not_even_tell_its_name_keeps_it(config: StubConfig, start: Start, call: str) -> None:
-    probe = start()
-    config.gpus[1].errors = {"GetMemoryInfo_v2": NvmlCode.GPU_IS_LOST, call: NvmlCode.GPU_IS_LOST}
-    config.write()
-    results = [probe.read(1.0), probe.read(2.0)]
-
-    for result in results:
-        assert result.readings[1].gpu == Gpu(GpuKey("box", str(UUIDS[1])), 1, A100)
-        assert result.readings[1].fault
 
 
 @pytest.mark.parametrize(
@@ -154,18 +133,6 @@ def test_a_driver_that_goes_away_is_an_error_and_comes_back(
     assert [unknown_of(reading) for reading in back.readings] == [set()] * 3
 
 
-@pytest.mark.parametrize("code", [NvmlCode.UNKNOWN, NvmlCode.GPU_IS_LOST, NvmlCode.NOT_SUPPORTED])
-def test_any_error_of_the_count_is_one_of_the_driver(config: StubConfig, start: Start, code: NvmlCode) -> None:
-    probe = start()
-    config.errors = {"GetCount_v2": code}
-    config.write()
-
-    assert probe.read(1.0).readings == ()
-    config.errors = {}
-    config.write()
-    assert len(probe.read(10.0).readings) == 3
-
-
 def test_a_driver_that_stays_away_is_asked_for_less_and_less_often(config: StubConfig, start: Start) -> None:
     probe = start()
     config.error = NvmlCode.DRIVER_NOT_LOADED
@@ -183,53 +150,6 @@ def test_a_driver_that_stays_away_is_asked_for_less_and_less_often(config: StubC
     assert len(pauses) > 8
 
 
-def test_the_pauses_are_short_again_after_the_driver_was_back(config: StubConfig, start: Start) -> None:
-    probe = start()
-    config.error = NvmlCode.DRIVER_NOT_LOADED
-    config.write()
-    for at in (0.0, 10.0, 20.0, 30.0):
-        probe.read(at)
-    config.error = None
-    config.write()
-    assert probe.read(60.0).error is None
-    config.error = NvmlCode.DRIVER_NOT_LOADED
-    config.write()
-    probe.read(61.0)
-    config.error = None
-    config.write()
-
-    assert probe.read(61.0 + FIRST_PAUSE_S).error is None
-
-
-def test_a_driver_that_was_restarted_between_two_looks_is_found_with_other_gpus(
-    config: StubConfig, start: Start
-) -> None:
-    probe = start()
-    probe.read(1.0)
-    config.generation += 1
-    config.gpus = [StubGpu.numbered(7), StubGpu.numbered(8)]
-    config.write()
-    gone = probe.read(2.0)
-    back = probe.read(3.0)
-
-    assert gone.readings == ()
-    assert gone.error
-    assert [reading.gpu.key.uuid for reading in back.readings] == UUIDS[7:9]
-
-
-def test_a_gpu_that_is_lost_by_a_restart_of_the_driver_keeps_its_name(config: StubConfig, start: Start) -> None:
-    probe = start()
-    before = probe.read(1.0)
-    config.generation += 1
-    config.gpus[1].error = NvmlCode.GPU_IS_LOST
-    config.write()
-    probe.read(2.0)
-    after = probe.read(3.0)
-
-    assert [reading.gpu for reading in after.readings] == [reading.gpu for reading in before.readings]
-    assert [reading.fault is None for reading in after.readings] == [True, False, True]
-
-
 def test_a_lost_gpu_is_not_taken_for_one_that_moved(config: StubConfig, start: Start) -> None:
     """The first GPU was taken out, and what is now at index 1 cannot be opened: it is not the one that was there."""
     probe = start()
@@ -241,20 +161,6 @@ def test_a_lost_gpu_is_not_taken_for_one_that_moved(config: StubConfig, start: S
     probe.read(1.0)
 
     assert [reading.gpu.key.uuid for reading in probe.read(2.0).readings] == [UUIDS[1], "unknown-1"]
-
-
-def test_a_changed_number_of_gpus_is_noticed_at_once(config: StubConfig, start: Start) -> None:
-    probe = start()
-    del config.gpus[1]
-    config.write()
-    fewer = probe.read(1.0)
-    config.gpus = [StubGpu.numbered(index) for index in range(4)]
-    config.write()
-    more = probe.read(2.0)
-
-    assert [(r.gpu.index, r.gpu.key.uuid) for r in fewer.readings] == [(0, UUIDS[0]), (1, UUIDS[2])]
-    assert [(r.gpu.index, r.gpu.key.uuid) for r in more.readings] == list(enumerate(UUIDS[:4]))
-    assert fewer.error is more.error is None
 
 
 # MIG
@@ -364,12 +270,6 @@ def test_where_the_bindings_are_missing_the_probe_says_what_to_install(monkeypat
         NvmlProbe("box")
 
 
-def test_the_module_is_imported_without_the_bindings() -> None:
-    program = "import sys, gpu_worker_pool.gpus.nvml; sys.exit('pynvml' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT).returncode == 0
-
-
 def test_closing_shuts_nvml_down_once(config: StubConfig, start: Start) -> None:
     probe = start()
     probe.read(1.0)
@@ -380,39 +280,6 @@ def test_closing_shuts_nvml_down_once(config: StubConfig, start: Start) -> None:
     assert config.calls() == ["Shutdown"]
     with pytest.raises(RuntimeError, match="closed"):
         probe.read(2.0)
-
-
-def test_closing_while_the_driver_is_away_is_no_error(config: StubConfig, start: Start) -> None:
-    probe = start()
-    config.error = NvmlCode.DRIVER_NOT_LOADED
-    config.write()
-    probe.read(1.0)
-    config.calls()
-    probe.close()
-
-    assert config.calls() == []
-
-
-def test_a_driver_that_went_away_without_a_look_is_no_error_at_the_end(config: StubConfig, start: Start) -> None:
-    probe = start()
-    config.error = NvmlCode.DRIVER_NOT_LOADED
-    config.write()
-
-    probe.close()
-
-
-def test_repr_tells_how_it_stands(config: StubConfig, start: Start) -> None:
-    probe = start()
-    healthy = probe.ask("repr")["repr"]
-    config.error = NvmlCode.DRIVER_NOT_LOADED
-    config.write()
-    probe.read(1.0)
-    away = probe.ask("repr")["repr"]
-    probe.close()
-
-    assert healthy == "<NvmlProbe of 'box': 3 GPUs, initialised>"
-    assert "driver is not loaded" in away
-    assert probe.ask("repr")["repr"] == "<NvmlProbe of 'box': 3 GPUs, closed>"
 
 
 def uuids(result: ProbeResult) -> list[str]:

@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from gpu_worker_pool.gpus.nvml import positions
 from gpu_worker_pool.gpus.probe import ProbeResult
-from gpu_worker_pool.gpus.topology import positions
 from tests.core.build import Box
 from tests.gpus.nvml.looks import UUIDS, Start
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu
@@ -41,12 +41,6 @@ def positions_of(result: ProbeResult) -> list[int | None]:
     return [reading.gpu.position for reading in result.readings]
 
 
-def test_gpus_of_one_numa_node_are_at_one_position(config: StubConfig, start: Start) -> None:
-    config.gpus = joined(8, two_islands)
-
-    assert positions_of(start().read(1.0)) == [0, 1, 0, 1, 0, 1, 0, 1]
-
-
 def test_four_gpus_are_on_one_island_though_their_indices_are_not_adjacent(config: StubConfig, start: Start) -> None:
     config.gpus = joined(8, two_islands)
     box = Box(*start().read(100.0).readings)
@@ -66,28 +60,6 @@ def test_nvlink_counts_for_more_than_pcie(config: StubConfig, start: Start) -> N
     assert positions_of(start().read(1.0)) == [0, 1, 0, 1]
 
 
-def test_within_nvlink_pcie_and_numa_count(config: StubConfig, start: Start) -> None:
-    """All GPUs on one NVSwitch, two on each PCIe switch, four on each NUMA node."""
-
-    def ancestor(one: int, other: int) -> int:
-        return SINGLE if one // 2 == other // 2 else NODE if in_one_quad(one, other) else SYSTEM
-
-    config.gpus = joined(8, ancestor, lambda *_: True)
-
-    assert positions_of(start().read(1.0)) == [0, 0, 1, 1, 3, 3, 4, 4]
-
-
-def test_a_link_to_one_gpu_of_an_island_joins_no_islands(config: StubConfig, start: Start) -> None:
-    """Quads with NVLink, and one link from each GPU to the other quad, as in a DGX-1."""
-    config.gpus = joined(
-        8,
-        lambda one, other: HOST_BRIDGE if in_one_quad(one, other) else SYSTEM,
-        lambda one, other: in_one_quad(one, other) or other - one == 4,
-    )
-
-    assert positions_of(start().read(1.0)) == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "code", [NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.NO_PERMISSION, NvmlCode.UNKNOWN]
 )
@@ -99,13 +71,6 @@ def test_what_one_pair_does_not_tell_is_unknown_of_all(config: StubConfig, start
 
     assert positions_of(result) == [None] * 4
     assert (result.error, [reading.fault for reading in result.readings]) == (None, [None] * 4)
-
-
-def test_where_nvlink_is_not_told_of_a_pair_pcie_decides(config: StubConfig, start: Start) -> None:
-    config.gpus = joined(4, two_islands, lambda one, other: other - one == 1)
-    del config.gpus[0].nvlinks[3]
-
-    assert positions_of(start().read(1.0)) == [0, 1, 0, 1]
 
 
 def test_mig_devices_have_no_position(config: StubConfig, start: Start) -> None:
@@ -136,16 +101,6 @@ def test_the_topology_is_read_once_for_the_same_gpus(config: StubConfig, start: 
     assert not TOPOLOGY_CALLS & set(config.calls())
     assert positions_of(while_lost)[:3] == positions_of(back)[:3] == [0, 1, 0]
     assert positions_of(back)[3] == 1
-
-
-def test_a_gpu_that_is_lost_while_the_topology_is_read_leaves_it_unknown_for_now(
-    config: StubConfig, start: Start
-) -> None:
-    config.gpus = joined(3, two_islands)
-    config.gpus[1].errors = {"GetTopologyCommonAncestor": NvmlCode.GPU_IS_LOST}
-    probe = start()
-
-    assert positions_of(probe.read(1.0)) == [None] * 3
 
 
 def test_the_gap_between_islands_is_wider_than_each_of_them() -> None:

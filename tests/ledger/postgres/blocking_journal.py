@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from uuid import uuid4
 
+from gpu_worker_pool.core.fleet.leadership import BEGINNING
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.ledger.fleet_database import FleetDatabase
@@ -22,9 +23,9 @@ class BlockingJournal:
         self._term = uuid4().hex
         row = self._runner.run(self._database.claim(self._term, "test", "http://test", 0))
         assert row is not None
-        self._epoch, self._head = row.epoch, row.head
+        self._epoch, self._end = row.epoch, row.end
         snapshot = self._runner.run(self._database.load_snapshot())
-        self._compacted_to = 0 if snapshot is None else snapshot.position
+        self._compacted_to = 0 if snapshot is None else snapshot.end.position
         self._is_closed = False
 
     @property
@@ -35,20 +36,20 @@ class BlockingJournal:
         return self._runner.run(self._load(most_ended))
 
     def append(self, events: Sequence[DurableEvent], ended: Sequence[EndedLease]) -> None:
-        head = self._runner.run(self._database.append(self._epoch, self._term, self._head, uuid4().hex, events, ended))
-        assert head == self._head + len(events)
-        self._head = head
+        end = self._runner.run(self._database.append(self._epoch, self._term, self._end, uuid4().hex, events, ended))
+        assert end is not None and end.position == self._end.position + len(events)  # noqa: PT018
+        self._end = end
 
     def compact(self, events: Sequence[DurableEvent]) -> None:
-        self._runner.run(self._database.write_snapshot(self._head, events))
-        self._compacted_to = self._head
+        self._runner.run(self._database.write_snapshot(self._end, events))
+        self._compacted_to = self._end.position
 
     def replace_damaged(self, events: Sequence[DurableEvent]) -> None:
         raise NotImplementedError
 
     @property
     def events_since_compaction(self) -> int:
-        return self._head - self._compacted_to
+        return self._end.position - self._compacted_to
 
     @property
     def bytes_since_compaction(self) -> int:
@@ -65,11 +66,11 @@ class BlockingJournal:
 
     async def _load(self, most_ended: int) -> History:
         snapshot = await self._database.load_snapshot()
-        position, events = (0, ()) if snapshot is None else (snapshot.position, snapshot.events)
+        end, events = (BEGINNING, ()) if snapshot is None else (snapshot.end, snapshot.events)
         later = []
-        while some := await self._database.read_events(position, 7):
+        while some := await self._database.read_events(end, 7):
             later += [stored.event for stored in some]
-            position = some[-1].position
+            end = some[-1].end
         return History((*events, *later), await self._database.load_ended(most_ended))
 
 

@@ -9,8 +9,8 @@ import asyncio
 import json
 import sys
 
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from tests.ledger.examples import ended, note
+from tests.ledger.postgres.by_position import ByPosition
 
 BATCH = 3
 
@@ -19,36 +19,36 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)  # noqa: T201
 
 
-async def append(database: PostgresDatabase) -> None:
+async def append(database: ByPosition) -> None:
     """Leads, and appends twice; before the second time it waits for a line of standard input."""
     row = await database.claim("child", "child", "http://child", 0)
     assert row is not None
-    head = await database.append(row.epoch, "child", row.head, "b1", [note(1)], ())
+    head = await database.write(row.epoch, "child", row.end.position, "b1", [note(1)], ())
     assert head is not None
     say(head=head)
     await asyncio.to_thread(sys.stdin.readline)
-    say(second=await database.append(row.epoch, "child", head, "b2", [note(2)], [ended("a")]))
+    say(second=await database.write(row.epoch, "child", head, "b2", [note(2)], [ended("a")]))
 
 
-async def write(database: PostgresDatabase) -> None:
+async def write(database: ByPosition) -> None:
     """Batch after batch, with a snapshot after the second and the fourth."""
     row = await database.claim("child", "child", "http://child", 0)
     assert row is not None
-    head: int | None = row.head
+    head: int | None = row.end.position
     for number in range(6):
         assert head is not None
         first = number * BATCH
         events = [note(first + offset) for offset in range(BATCH)]
-        head = await database.append(row.epoch, "child", head, f"b{number}", events, [ended(f"lease{number}")])
+        head = await database.write(row.epoch, "child", head, f"b{number}", events, [ended(f"lease{number}")])
         say(appended=number)
         if number in {1, 3}:
             assert head is not None
-            await database.write_snapshot(head, [note(place) for place in range(head)])
+            await database.snapshot(head, [note(place) for place in range(head)])
             say(snapshot=head)
 
 
 async def main(role: str, url: str, pool: str) -> None:
-    database = PostgresDatabase(url, pool, command_timeout_s=60.0)
+    database = ByPosition(url, pool, command_timeout_s=60.0)
     await database.open()
     await {"append": append, "write": write}[role](database)
     await database.close()

@@ -9,7 +9,7 @@ from itertools import count
 import asyncpg
 import pytest
 
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.server import PostgresServer, programs
 
 _numbers = count(1)
@@ -57,24 +57,24 @@ def empty_url(server: PostgresServer) -> str:
 
 
 @pytest.fixture
-async def database(shared_url: str, pool: str) -> AsyncIterator[PostgresDatabase]:
-    database = PostgresDatabase(shared_url, pool)
+async def database(shared_url: str, pool: str) -> AsyncIterator[ByPosition]:
+    database = ByPosition(shared_url, pool)
     await database.open()
     yield database
     await database.close()
 
 
 @pytest.fixture
-async def other(database: PostgresDatabase, shared_url: str, pool: str) -> AsyncIterator[PostgresDatabase]:
+async def other(database: ByPosition, shared_url: str, pool: str) -> AsyncIterator[ByPosition]:
     """The same pool, as another candidate sees it."""
-    other = PostgresDatabase(shared_url, pool)
+    other = ByPosition(shared_url, pool)
     await other.open()
     yield other
     await other.close()
 
 
 @pytest.fixture
-async def admin(database: PostgresDatabase, shared_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def admin(database: ByPosition, shared_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A person at the shared database."""
     connection = await asyncpg.connect(shared_url)
     yield connection

@@ -12,9 +12,8 @@ import pytest
 
 from gpu_worker_pool.ledger.fleet_database import HistoryChanged
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from tests.ledger.examples import note
-from tests.ledger.postgres.conftest import execute
+from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.server import PostgresServer, programs
 from tests.ledger.postgres.test_leadership import lead, written
 
@@ -51,47 +50,38 @@ async def fall_behind(primary: PostgresServer, standby: PostgresServer) -> None:
         await at_standby.close()
 
 
-async def test_a_standby_that_was_behind_is_noticed_and_written_again(
+async def test_a_standby_that_was_behind_is_noticed_by_leader_and_follower(
     pair: tuple[PostgresServer, PostgresServer],
 ) -> None:
     primary, standby = pair
     url = f"postgresql://admin@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
-    leader, follower, third = PostgresDatabase(url), PostgresDatabase(url), PostgresDatabase(url)
-    for candidate in (leader, follower, third):
+    leader, follower = ByPosition(url), ByPosition(url)
+    for candidate in (leader, follower):
         await candidate.open()  # finds the primary, though the standby is named first
 
-    row = await lead(leader)
-    assert await leader.append(1, "t1", 0, "b1", [note(1), note(2)], ()) == 2
+    await lead(leader)
+    assert await leader.write(1, "t1", 0, "b1", [note(1), note(2)], ()) == 2
     await fall_behind(primary, standby)
-    assert await leader.append(1, "t1", 2, "b2", [note(3)], ()) == 3
-    assert await leader.append(1, "t1", 3, "b3", [note(4)], ()) == 4
-    assert await written(follower) == await written(third) == [1, 2, 3, 4]
+    assert await leader.write(1, "t1", 2, "b2", [note(3)], ()) == 3
+    known = await follower.end_at(3)
 
     primary.kill()
     standby.promote()
     with suppress(JournalError):  # if the end of the connection was not seen yet
-        await leader.append(1, "t1", 4, "b4", [note(5)], ())
-    assert await leader.append(1, "t1", 4, "b4", [note(5)], ()) is None
+        await leader.append(1, "t1", known, "b3", [note(4)], ())
+    assert await leader.append(1, "t1", known, "b3", [note(4)], ()) is None
     row = await leader.read_leader()
-    assert (row.epoch, row.term, row.head, row.batch) == (1, "t1", 2, "b1"), "mine, and the head went back"
+    assert (row.epoch, row.term, row.end.position, row.batch) == (1, "t1", 2, "b1"), "mine, and the head went back"
+    with pytest.raises(HistoryChanged, match="the journal ends at event 2"):
+        await follower.read_events(known, 10)
 
-    assert await follower.read_events(4, 10) == []
-    assert await leader.append(1, "t1", 2, "b5", [note(3), note(4), note(5)], ()) == 5
-    assert [int(stored.event.at) for stored in await follower.read_events(4, 10)] == [5], "the same past, and more"
-    assert await written(leader) == [1, 2, 3, 4, 5]
-
-    await execute(standby.url(), "UPDATE gpu_pool.leader SET expires_at = 'epoch', head = 4")
-    await execute(standby.url(), "DELETE FROM gpu_pool.event WHERE position > 3")
-    await execute(
-        standby.url(), "UPDATE gpu_pool.leader l SET head = 3, crc = e.crc FROM gpu_pool.event e WHERE e.position = 3"
-    )
-    row = await lead(third, "t2", seen_epoch=1)
-    assert (row.epoch, row.head) == (2, 3)
-    assert await third.append(2, "t2", 3, "b6", [note(40), note(50), note(60)], ()) == 6
-    with pytest.raises(HistoryChanged):
-        await follower.read_events(5, 10)
-    assert await written(follower) == [1, 2, 3, 40, 50, 60]
-    for candidate in (leader, follower, third):
+    await leader.hand_over(1, "t1")
+    await lead(follower, "t2", seen_epoch=1)
+    assert await follower.write(2, "t2", 2, "b4", [note(30), note(40)], ()) == 4
+    with pytest.raises(HistoryChanged, match="event 3 is another one"):
+        await leader.read_events(known, 10)
+    assert await written(leader) == [1, 2, 30, 40]
+    for candidate in (leader, follower):
         await candidate.close()
 
 
@@ -100,16 +90,16 @@ async def test_an_old_primary_that_comes_back_is_not_used(
 ) -> None:
     """It is named first and can be written. Whatever is written there is lost, and a leader there would be a second one."""
     primary, standby = pair
-    first = PostgresDatabase(primary.url())
+    first = ByPosition(primary.url())
     await first.open()
     await first.close()
     await fall_behind(primary, standby)
     standby.promote()
-    leader = PostgresDatabase(standby.url())
+    leader = ByPosition(standby.url())
     await leader.open()
     await lead(leader)
 
-    restarted = PostgresDatabase(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
+    restarted = ByPosition(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
     await restarted.open()
 
     assert (await restarted.read_leader()).term == "t1"
@@ -120,7 +110,7 @@ async def test_an_old_primary_that_comes_back_is_not_used(
 
 async def test_after_a_failover_nothing_waits_for_the_old_server(pair: tuple[PostgresServer, PostgresServer]) -> None:
     primary, standby = pair
-    database = PostgresDatabase(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
+    database = ByPosition(f"postgresql://admin@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres")
     await database.open()
     await fall_behind(primary, standby)
     primary.send_to_all(signal.SIGSTOP)
@@ -135,7 +125,7 @@ async def test_after_a_failover_nothing_waits_for_the_old_server(pair: tuple[Pos
 
         with pytest.raises(JournalError, match="cannot be used: connection was closed"):
             await reading
-        assert await database.read_events(0, 10) == []
+        assert await database.read(0, 10) == []
     finally:
         primary.send_to_all(signal.SIGCONT)
         await database.close()

@@ -11,10 +11,10 @@ import pytest
 
 from gpu_worker_pool.ledger.fleet_database import OutcomeUnknown
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT
 from tests.ledger.examples import ended, note
+from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.conftest import execute
 from tests.ledger.postgres.server import PostgresServer, free_port
 from tests.ledger.postgres.test_leadership import lead, written
@@ -24,7 +24,7 @@ ESCAPED = "s3cret%40%25%2F"
 
 
 async def refusal(url: str) -> str:
-    database = PostgresDatabase(url)
+    database = ByPosition(url)
     with pytest.raises(JournalError) as caught:
         await database.open()
     await database.close()
@@ -50,7 +50,7 @@ async def test_the_right_password_is_taken_however_it_is_written(locked: Postgre
     plain = locked.url("shared", f"secret_role:{ESCAPED}")
     asked = f"{locked.url('shared', 'secret_role')}?password={ESCAPED}"
     for url in (plain, asked, plain.replace("%40", "@")):
-        database = PostgresDatabase(url, "secrets")
+        database = ByPosition(url, "secrets")
         await database.open()
         assert "s3cret" not in repr(database)
         await database.close()
@@ -107,7 +107,7 @@ async def test_a_server_that_is_not_there_is_told_from_one_that_is_silent() -> N
 async def test_a_silent_or_missing_host_does_not_keep_from_the_next_one(server: PostgresServer, pool: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{server.port}"
-        database = PostgresDatabase(f"postgresql://admin@{hosts}/shared?connect_timeout=0.2", pool)
+        database = ByPosition(f"postgresql://admin@{hosts}/shared?connect_timeout=0.2", pool)
         await database.open()
         assert (await database.read_leader()).epoch == 0
         await database.close()
@@ -125,10 +125,10 @@ async def test_a_silent_or_missing_host_does_not_keep_from_the_next_one(server: 
     ],
 )
 async def test_an_append_that_the_server_refuses_changes_nothing_and_may_be_repeated(
-    database: PostgresDatabase, admin: RawConnection, pool: str, code: str, words: str
+    database: ByPosition, admin: RawConnection, pool: str, code: str, words: str
 ) -> None:
     await lead(database)
-    assert await database.append(1, "t1", 0, "b1", [note(1)], ()) == 1
+    assert await database.write(1, "t1", 0, "b1", [note(1)], ()) == 1
     name = f'"refusal {pool}"'
     await admin.execute(
         f"CREATE FUNCTION gpu_pool.{name}() RETURNS trigger LANGUAGE plpgsql AS "
@@ -139,23 +139,23 @@ async def test_an_append_that_the_server_refuses_changes_nothing_and_may_be_repe
         f"EXECUTE FUNCTION gpu_pool.{name}()"
     )
     with pytest.raises(JournalError, match=words) as caught:
-        await database.append(1, "t1", 1, "b2", [note(2)], [ended("a")])
+        await database.write(1, "t1", 1, "b2", [note(2)], [ended("a")])
     assert not isinstance(caught.value, OutcomeUnknown)
     assert (await database.read_leader()).batch == "b1"
     await admin.execute(f"DROP FUNCTION gpu_pool.{name}() CASCADE")
-    assert await database.append(1, "t1", 1, "b2", [note(2)], [ended("a")]) == 2
+    assert await database.write(1, "t1", 1, "b2", [note(2)], [ended("a")]) == 2
     assert await written(database) == [1, 2]
 
 
 async def test_a_server_that_ends_the_connection_may_have_committed(
-    database: PostgresDatabase, admin: RawConnection, pool: str
+    database: ByPosition, admin: RawConnection, pool: str
 ) -> None:
     """It ends one that waits for its synchronous standby after the commit, too."""
     await lead(database)
     transaction = admin.transaction()
     await transaction.start()
     await admin.execute("SELECT 1 FROM gpu_pool.leader WHERE pool = $1 FOR UPDATE", pool)
-    append = asyncio.ensure_future(database.append(1, "t1", 0, "b1", [note(1)], ()))
+    append = asyncio.ensure_future(database.write(1, "t1", 0, "b1", [note(1)], ()))
     ended_one = False
     while not ended_one:
         ended_one = bool(
@@ -167,11 +167,11 @@ async def test_a_server_that_ends_the_connection_may_have_committed(
     with pytest.raises(OutcomeUnknown, match=r"terminating connection.*not known whether"):
         await append
     await transaction.rollback()
-    assert await database.append(1, "t1", 0, "b1", [note(1)], ()) == 1
+    assert await database.write(1, "t1", 0, "b1", [note(1)], ()) == 1
 
 
 async def test_a_pool_that_was_deleted_is_said_to_be_damaged(
-    database: PostgresDatabase, admin: RawConnection, pool: str
+    database: ByPosition, admin: RawConnection, pool: str
 ) -> None:
     await admin.execute("DELETE FROM gpu_pool.leader WHERE pool = $1", pool)
     with pytest.raises(JournalDamaged, match=r"no longer there.*restore"):

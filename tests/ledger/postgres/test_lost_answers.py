@@ -15,10 +15,10 @@ import pytest
 
 from gpu_worker_pool.ledger.fleet_database import OutcomeUnknown
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT
 from tests.ledger.examples import ended, note
+from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.child import BATCH
 from tests.ledger.postgres.proxy import LossyProxy, lossy
 from tests.ledger.postgres.test_leadership import expire, lead, written
@@ -31,53 +31,53 @@ async def proxy(shared_url: str) -> AsyncIterator[LossyProxy]:
 
 
 @pytest.fixture
-async def behind(proxy: LossyProxy, database: PostgresDatabase, pool: str) -> AsyncIterator[PostgresDatabase]:
+async def behind(proxy: LossyProxy, database: ByPosition, pool: str) -> AsyncIterator[ByPosition]:
     """The same pool, through the proxy. It has led and written one event, so its statements are prepared."""
-    behind = PostgresDatabase(f"{proxy.url}?connect_timeout=0.3", pool, command_timeout_s=0.3)
+    behind = ByPosition(f"{proxy.url}?connect_timeout=0.3", pool, command_timeout_s=0.3)
     await behind.open()
     await lead(behind)
-    assert await behind.append(1, "t1", 0, "b0", [note(0)], ()) == 1
+    assert await behind.write(1, "t1", 0, "b0", [note(0)], ()) == 1
     yield behind
     await behind.close()
 
 
 async def test_a_commit_whose_answer_was_lost_is_known_by_its_batch_and_not_written_twice(
-    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
+    proxy: LossyProxy, behind: ByPosition, database: ByPosition
 ) -> None:
     proxy.cuts_at_answer = True
     with pytest.raises(OutcomeUnknown, match=r"connection was closed.*not known whether"):
-        await behind.append(1, "t1", 1, "b1", [note(1)], [ended("a")])
-    assert await behind.append(1, "t1", 1, "b1", [note(1)], [ended("a")]) is None
+        await behind.write(1, "t1", 1, "b1", [note(1)], [ended("a")])
+    assert await behind.write(1, "t1", 1, "b1", [note(1)], [ended("a")]) is None
     row = await behind.read_leader()
-    assert (row.epoch, row.term, row.head, row.batch) == (1, "t1", 2, "b1"), "it was written"
-    assert await behind.append(1, "t1", 2, "b2", [note(2)], ()) == 3
+    assert (row.epoch, row.term, row.end.position, row.batch) == (1, "t1", 2, "b1"), "it was written"
+    assert await behind.write(1, "t1", 2, "b2", [note(2)], ()) == 3
     assert await written(database) == [0, 1, 2]
     assert await database.load_ended(10) == (ended("a"),)
 
 
 async def test_an_append_that_never_arrived_is_written_by_the_next_try(
-    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
+    proxy: LossyProxy, behind: ByPosition, database: ByPosition
 ) -> None:
     connections = proxy.accepted
     proxy.requests.clear()
     with pytest.raises(OutcomeUnknown, match="did not answer in time"):
-        await behind.append(1, "t1", 1, "b1", [note(1)], ())
+        await behind.write(1, "t1", 1, "b1", [note(1)], ())
     assert await written(database) == [0]
     proxy.requests.set()
-    head = await behind.append(1, "t1", 1, "b1", [note(1)], ())
+    head = await behind.write(1, "t1", 1, "b1", [note(1)], ())
     row = await behind.read_leader()
     # What was held back may have arrived first.
-    assert (head, row.head, row.batch) in {(2, 2, "b1"), (None, 2, "b1")}
+    assert (head, row.end.position, row.batch) in {(2, 2, "b1"), (None, 2, "b1")}
     assert proxy.accepted == connections + 1, "it was connected again, and no request to cancel was sent"
     assert await written(database) == [0, 1]
 
 
 async def test_an_answer_that_comes_too_late_costs_the_connection_and_not_the_journal(
-    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
+    proxy: LossyProxy, behind: ByPosition, database: ByPosition
 ) -> None:
     proxy.answers.clear()
     with pytest.raises(OutcomeUnknown, match="did not answer in time"):
-        await behind.append(1, "t1", 1, "b1", [note(1)], ())
+        await behind.write(1, "t1", 1, "b1", [note(1)], ())
     with pytest.raises(JournalError) as caught:
         await behind.read_leader()
     assert not isinstance(caught.value, OutcomeUnknown), "reading changes nothing, and nothing was connected"
@@ -87,7 +87,7 @@ async def test_an_answer_that_comes_too_late_costs_the_connection_and_not_the_jo
 
 
 async def test_a_claim_whose_answer_was_lost_is_known_by_its_term(
-    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase
+    proxy: LossyProxy, behind: ByPosition, database: ByPosition
 ) -> None:
     await behind.hand_over(1, "t1")
     proxy.cuts_at_answer = True
@@ -96,50 +96,30 @@ async def test_a_claim_whose_answer_was_lost_is_known_by_its_term(
     assert await behind.claim("t2", "box", "http://box", 0) is None
     row = await behind.read_leader()
     assert (row.epoch, row.term) == (2, "t2")
-    assert await behind.append(2, "t2", row.head, "b1", [note(1)], ()) == 2
+    assert await behind.write(2, "t2", row.end.position, "b1", [note(1)], ()) == 2
     assert await written(database) == [0, 1]
 
 
-async def test_a_leader_of_the_past_goes_on_from_the_events_that_are_there_now(
-    proxy: LossyProxy, behind: PostgresDatabase, database: PostgresDatabase, admin: RawConnection, pool: str
-) -> None:
-    """The database lost its event, another leader wrote one in its place, and the answer to its claim was lost."""
-    await admin.execute("DELETE FROM gpu_pool.event WHERE pool = $1", pool)
-    await admin.execute("UPDATE gpu_pool.leader SET head = 0, crc = 0, expires_at = 'epoch' WHERE pool = $1", pool)
-    await lead(database, "t2")
-    assert await database.append(2, "t2", 0, "b1", [note(10)], ()) == 1
-    await expire(admin, pool)
-    proxy.cuts_at_answer = True
-    with pytest.raises(OutcomeUnknown):
-        await behind.claim("t3", "box", "http://box", 2)
-    row = await behind.read_leader()
-    assert (row.epoch, row.term, row.head) == (3, "t3", 1)
-    assert await behind.append(3, "t3", 1, "b2", [note(11)], ()) == 2
-    assert await written(database) == [10, 11]
-
-
 async def test_a_caller_that_gives_up_leaves_nothing_open(
-    proxy: LossyProxy, behind: PostgresDatabase, admin: RawConnection, pool: str
+    proxy: LossyProxy, behind: ByPosition, admin: RawConnection, pool: str
 ) -> None:
     proxy.requests.clear()
-    append = asyncio.ensure_future(behind.append(1, "t1", 1, "b1", [note(1)], ()))
+    append = asyncio.ensure_future(behind.write(1, "t1", 1, "b1", [note(1)], ()))
     await proxy.has_request.wait()
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
     proxy.requests.set()
-    assert (await behind.read_leader()).head in {1, 2}
+    assert (await behind.read_leader()).end.position in {1, 2}
     await admin.execute("SELECT 1 FROM gpu_pool.leader WHERE pool = $1 FOR UPDATE NOWAIT", pool)
 
 
-async def test_connections_that_the_server_ended_are_opened_again(
-    behind: PostgresDatabase, admin: RawConnection
-) -> None:
+async def test_connections_that_the_server_ended_are_opened_again(behind: ByPosition, admin: RawConnection) -> None:
     await admin.execute(
         "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
         "WHERE application_name = 'gpu-pool' AND datname = 'shared' AND pid <> pg_backend_pid()"
     )
-    for ask in (behind.read_leader, lambda: behind.read_events(0, 10), lambda: behind.append(1, "t1", 1, "b", (), ())):
+    for ask in (behind.read_leader, lambda: behind.read(0, 10), lambda: behind.write(1, "t1", 1, "b", (), ())):
         try:
             await ask()
         except JournalError as error:
@@ -178,7 +158,7 @@ async def heard(child: asyncio.subprocess.Process) -> dict[str, object]:
 
 
 async def test_a_leader_that_is_stopped_inside_an_append_writes_nothing_once_another_leads(
-    proxy: LossyProxy, database: PostgresDatabase, admin: RawConnection, pool: str
+    proxy: LossyProxy, database: ByPosition, admin: RawConnection, pool: str
 ) -> None:
     async with running("append", proxy.url, pool) as child:
         assert await heard(child) == {"head": 1}
@@ -189,8 +169,8 @@ async def test_a_leader_that_is_stopped_inside_an_append_writes_nothing_once_ano
         child.send_signal(signal.SIGSTOP)
         await expire(admin, pool)
         row = await lead(database, "t2")
-        assert (row.epoch, row.head) == (2, 1)
-        assert await database.append(2, "t2", 1, "b1", [note(10)], ()) == 2
+        assert (row.epoch, row.end.position) == (2, 1)
+        assert await database.write(2, "t2", 1, "b1", [note(10)], ()) == 2
         proxy.requests.set()
         child.send_signal(signal.SIGCONT)
         assert await heard(child) == {"second": None}
@@ -209,7 +189,7 @@ async def test_a_leader_that_is_stopped_inside_an_append_writes_nothing_once_ano
     ],
 )
 async def test_a_leader_that_is_killed_leaves_whole_batches(
-    database: PostgresDatabase,
+    database: ByPosition,
     shared_url: str,
     pool: str,
     failpoint: str,
@@ -223,10 +203,10 @@ async def test_a_leader_that_is_killed_leaves_whole_batches(
     assert child.returncode == -signal.SIGKILL
     assert len([line for line in said if "appended" in line]) == appended
     row = await database.read_leader()
-    assert (row.head, row.batch) == (batches * BATCH, f"b{batches - 1}")
+    assert (row.end.position, row.batch) == (batches * BATCH, f"b{batches - 1}")
     found = await database.load_snapshot()
     assert found is not None
-    assert (found.position, len(found.events)) == (snapshot, snapshot)
-    later = await database.read_events(snapshot, 100)
+    assert (found.end.position, len(found.events)) == (snapshot, snapshot)
+    later = await database.read(snapshot, 100)
     assert [int(stored.event.at) for stored in later] == list(range(snapshot, batches * BATCH))
     assert len(await database.load_ended(100)) == batches

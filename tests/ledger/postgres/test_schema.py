@@ -12,8 +12,8 @@ import pytest
 
 from gpu_worker_pool.ledger.journal import JournalError, JournalTooNew
 from gpu_worker_pool.ledger.postgres.accounts import QUERIES
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from tests.ledger.examples import note
+from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.conftest import execute
 from tests.ledger.postgres.server import PostgresServer
 from tests.ledger.postgres.test_leadership import lead, written
@@ -21,8 +21,8 @@ from tests.ledger.postgres.test_lost_answers import running
 
 
 @asynccontextmanager
-async def opened(url: str, pool: str | None = None) -> AsyncIterator[PostgresDatabase]:
-    database = PostgresDatabase(url, pool)
+async def opened(url: str, pool: str | None = None) -> AsyncIterator[ByPosition]:
+    database = ByPosition(url, pool)
     try:
         await database.open()
         yield database
@@ -46,7 +46,7 @@ async def contents(url: str) -> list[tuple[object, ...]]:
 
 
 async def test_candidates_that_start_at_once_on_an_empty_database_agree(empty_url: str) -> None:
-    candidates = [PostgresDatabase(empty_url) for _ in range(5)]
+    candidates = [ByPosition(empty_url) for _ in range(5)]
     await asyncio.gather(*(candidate.open() for candidate in candidates))
     assert {(candidate.pool, len(candidate.pool_id)) for candidate in candidates} == {("pool", 16)}
     assert len({candidate.pool_id for candidate in candidates}) == 1
@@ -85,7 +85,7 @@ async def test_a_candidate_that_is_killed_while_it_creates_the_tables_leaves_non
     async with running("write", empty_url, "pool", "after_creation:1") as child:
         await child.wait()
     async with opened(empty_url) as database:
-        assert (await database.read_leader()).head == 0
+        assert (await database.read_leader()).end.position == 0
 
 
 async def test_every_named_query_fits_the_tables(empty_url: str) -> None:
@@ -114,9 +114,9 @@ async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_
         assert first.pool_id != second.pool_id
         for database in (first, second):
             await lead(database)
-        await first.append(1, "t1", 0, "b1", [note(1)], ())
-        await second.append(1, "t1", 0, "b1", [note(2), note(3)], ())
-        await first.write_snapshot(1, [note(1)])
+        await first.write(1, "t1", 0, "b1", [note(1)], ())
+        await second.write(1, "t1", 0, "b1", [note(2), note(3)], ())
+        await first.snapshot(1, [note(1)])
         assert (await written(first), await written(second)) == ([1], [2, 3])
         assert await second.load_snapshot() is None
     with pytest.raises(JournalError, match=r"several pools \(blue, pool\): set GPU_POOL_FLEET_POOL"):
@@ -129,7 +129,7 @@ async def test_of_several_pools_one_must_be_named_and_they_know_nothing_of_each_
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 101])
 def test_an_odd_name_of_a_pool_is_refused(name: str) -> None:
     with pytest.raises(JournalError, match=r"GPU_POOL_FLEET_POOL is .* it must be a name of 1 to 100"):
-        PostgresDatabase("postgresql://host/pool", name)
+        ByPosition("postgresql://host/pool", name)
 
 
 # Rights
@@ -152,7 +152,7 @@ async def test_a_role_that_may_not_create_the_schema_is_told_so(server: Postgres
     await execute(empty_url, *(f"GRANT {grant} gpu_pool TO clerk" for grant in grants))
     async with opened(url) as database:
         await lead(database)
-        assert await database.append(1, "t1", 0, "b1", [note(1)], ()) == 1
+        assert await database.write(1, "t1", 0, "b1", [note(1)], ()) == 1
 
 
 # Servers and databases

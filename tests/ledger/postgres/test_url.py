@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.ledger.journal import JournalError
-from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.ledger.postgres.url import HIDDEN, parse_url, redacted
+from tests.ledger.postgres.by_position import ByPosition
 
 SECRETS = ("s3cret", "t0ken")
 
@@ -53,8 +53,8 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         texts = [
             str(parse_url(url)),
             repr(parse_url(url)),
-            repr(PostgresDatabase(url)),
-            repr(PostgresDatabase(url)._reads),
+            repr(ByPosition(url)),
+            repr(ByPosition(url)._reads),
         ]
     except JournalError as error:
         texts = [str(error), repr(error.__cause__), repr(error.__context__) if not error.__suppress_context__ else ""]

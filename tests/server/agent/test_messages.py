@@ -12,14 +12,16 @@ from gpu_worker_pool.core.fleet import messages as msg
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, InventoryGpu, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
-from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, Proof
-from gpu_worker_pool.server.agent.message_codec import decode_kept, decode_message, encode_kept, encode_message
+from gpu_worker_pool.server.agent import frames
+from gpu_worker_pool.server.agent.frames import decode_kept, decode_message, encode_kept, encode_message
+from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, ForgedFrame, Hello, Proof
 
 HOLDER = Holder("worker", "ada", process=ProcessId(7, 1.5), node="box")
 KEPT = msg.KeptLease("a", 3, Request(Wishes(memory_mb=8000), HOLDER), ("GPU-1",), None, True, 1.0, 2.0)
 READING = Reading(
     Gpu(GpuKey("box", "GPU-1"), 0, "A100", 3), 5.0, 80000, 10.5, processes=(GpuProcess(ProcessId(7), ancestors=()),)
 )
+ONE, TWO, THREE = ("1" * 64, "2" * 64, "3" * 64)
 OVER = msg.LeaseOver("a", None, EndReason.EXPIRED)
 MESSAGES: list[Any] = [
     msg.Announce(
@@ -37,16 +39,24 @@ MESSAGES: list[Any] = [
     ),
     msg.Report(4.0, (READING,)),
     msg.Report(4.0),
+    msg.Report(4.0, gone=("GPU-2",)),
+    msg.CannotKeep("the disk is full"),
     msg.GrantKept("a", 3),
     OVER,
     msg.HolderIsDead("a"),
-    msg.Welcome(1, 2.0, "key", "pool", (KEPT,), (msg.WatchOrder("b", ProcessId(8, None)),), (("box", "http://box"),)),
+    msg.Welcome(1, 2.0, "pool", (KEPT,), (msg.WatchOrder("b", ProcessId(8, None)),), (("box", "http://box"),)),
     msg.Orders(1, 2.0),
     msg.Orders(1, 2.0, (KEPT,), ("b",), warnings=(msg.ComingEnd("a", EndReason.PREEMPTED, 60.0),), look=True),
     msg.Rejected("another machine has this name"),
-    Hello("box", "nonce", "1"),
-    Challenge("leader", "nonce", "1"),
-    Proof("text"),
+    Hello("box", ONE, "1"),
+    Challenge("leader", ONE, "1"),
+    Proof(ONE),
+    frames.WhoLeads(),
+    frames.Leads("http://leader"),
+    frames.Ask(1, "PUT", "/leases/a?wait_s=5", (("accept", "*/*"),), "{}"),
+    frames.Begun(1, 201, (("etag", "x"),), is_whole=True, keeper="box"),
+    frames.BodyPart(1, is_last=True),
+    frames.GivenUp(1),
 ]
 
 
@@ -54,9 +64,9 @@ def test_every_kind_of_message_is_covered_here() -> None:
     assert {type(message) for message in MESSAGES} == {
         *get_args(msg.AgentMessage),
         *get_args(msg.LeaderMessage),
-        Hello,
-        Challenge,
-        Proof,
+        *get_args(frames.HandshakeFrame),
+        *get_args(frames.QuestionFrame),
+        *get_args(frames.CallFrame),
     }
 
 
@@ -98,21 +108,52 @@ def test_what_a_box_keeps_comes_back_from_its_disk() -> None:
     assert decode_kept(msg.LeaseOver, encode_kept(OVER)) == OVER
 
 
-HELLO, CHALLENGE = Hello("box", "n1", "1"), Challenge("leader", "n2", "1")
+HELLO, CHALLENGE = Hello("box", ONE, "1"), Challenge("leader", TWO, "1")
+KEY = FleetKey("a-key-that-is-long-enough")
 
 
 def test_a_proof_is_for_one_key_role_node_and_pair_of_nonces() -> None:
-    key = FleetKey("a-key-that-is-long-enough")
+    key = KEY
     proof = key.prove("agent", HELLO, CHALLENGE)
     assert key.is_proven(proof, "agent", HELLO, CHALLENGE)
     assert not FleetKey("another-key-of-a-stranger").is_proven(proof, "agent", HELLO, CHALLENGE)
     assert not key.is_proven(proof, "leader", HELLO, CHALLENGE)
     for hello, challenge in (
         (replace(HELLO, node="other"), CHALLENGE),
-        (replace(HELLO, nonce="n3"), CHALLENGE),
-        (HELLO, replace(CHALLENGE, nonce="n3")),
+        (replace(HELLO, nonce=THREE), CHALLENGE),
+        (HELLO, replace(CHALLENGE, nonce=THREE)),
     ):
         assert not key.is_proven(proof, "agent", hello, challenge)
+
+
+def test_a_frame_opens_once_in_its_place_and_direction_and_with_the_nonces_of_its_link() -> None:
+    agent, leader = KEY.seal("agent", HELLO, CHALLENGE), KEY.seal("leader", HELLO, CHALLENGE)
+    first, second = agent.seal(b"one"), agent.seal(b"two")
+    others = [
+        KEY.seal("agent", replace(HELLO, nonce=THREE), CHALLENGE),
+        KEY.seal("agent", HELLO, replace(CHALLENGE, node="other")),
+        FleetKey("another-key-of-a-stranger").seal("agent", HELLO, CHALLENGE),
+        leader,
+    ]
+    for forged in (second, first[:-1] + b"x", b"", *(other.seal(b"one") for other in others)):
+        with pytest.raises(ForgedFrame):
+            leader.open(forged)
+    assert leader.open(first) == b"one"
+    with pytest.raises(ForgedFrame):
+        leader.open(first)
+    assert leader.open(second) == b"two"
+
+
+@pytest.mark.parametrize("node", ["", "box\nERROR forged", "box\u2028", "\ud800", "x" * 256])
+def test_a_name_that_would_forge_lines_of_a_log_is_refused(node: str) -> None:
+    text = json.dumps({"kind": "Hello", "node": node, "nonce": ONE, "version": "1"})
+    with pytest.raises(ValueError, match="printable characters"):
+        decode_message(text, Hello)
+
+
+def test_a_proof_that_is_not_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="hexadecimal"):
+        decode_message('{"kind": "Proof", "proof": "\\ud800"}', Proof)
 
 
 def test_a_key_does_not_show_itself() -> None:

@@ -33,14 +33,6 @@ async def test_a_lease_is_claimed_by_any_call_of_its_caller() -> None:
     assert presence.unclaimed("a") is not first, "the time since the second 503 counts"
 
 
-async def test_after_a_take_over_no_lease_is_claimed_yet() -> None:
-    presence = Presence(await opened(), 10)
-    presence.note_unclaimed("forgotten")
-    presence.take_over(["a", "b"])
-    presence.note_heartbeat("b")
-    assert [presence.unclaimed(id_) is None for id_ in ("a", "b", "forgotten")] == [False, True, True]
-
-
 async def test_a_waiter_that_left_at_the_moment_of_its_grant_is_not_answered() -> None:
     driver = await opened()
     presence = Presence(driver, 10)

@@ -42,7 +42,7 @@ def bookings(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def at(hours: float) -> str:
-    """So many hours from now."""
+    """This number of hours from now."""
     return iso_time(time.time() + hours * HOUR_S) or ""
 
 
@@ -69,7 +69,7 @@ def test_gpus_are_booked_shown_and_cancelled(server: ServerProcess) -> None:
     assert gpu_states(server) == ["free", "free", "free"], "a request without a limit will have ended by tomorrow"
     book(server, "course", {**asked, "starts_at": at(0.5)})
     assert gpu_states(server) == ["held", "held", "free"]
-    assert "booked for ada: a course" in queue(server, owner="bob", model="A100")["reason"]
+    assert "booked for ada (a course)" in queue(server, owner="bob", model="A100")["reason"]
     assert take(server, owner="bob", model="A100", time_limit_s=HOUR_S / 3)["gpus"][0]["gpu_id"] in {0, 1}
 
     left = server.ask("/bookings/course", "DELETE", AS_ADMIN)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,77 +24,11 @@ from tests.server.shapes import misfits
 
 SEED = ROOT.parent / "shared" / "seeds" / "SERVER.md"
 
-# Our own copy of what the answers look like, so that nothing is lost where the document is not there.
-EXAMPLES: dict[str, Any] = {
-    "/": {
-        "message": "GPU Statistics Server",
-        "version": "1.0.0",
-        "endpoints": {
-            "/": "…",
-            "/gpu/stats": "…",
-            "/gpu/count": "…",
-            "/gpu/summary": "…",
-            "/health": "…",
-            "/config": "…",
-            "/docs": "…",
-            "/redoc": "…",
-        },
-    },
-    "/config": {
-        "server": {"host": "h", "port": 1, "reload": True, "log_level": "info", "access_log": True, "workers": 1},
-        "api": {
-            "title": "t",
-            "version": "v",
-            "docs_url": "/docs",
-            "redoc_url": "/redoc",
-            "enable_cors": True,
-            "api_prefix": "",
-        },
-        "monitoring": {"refresh_interval": 1.0, "max_history": 100},
-        "gpu_filtering": {
-            "visible_gpu_ids": [0],
-            "filtering_active": True,
-            "total_system_gpus": 4,
-            "visible_gpu_count": 2,
-        },
-    },
-    "/gpu/stats": {
-        "gpu_count": 2,
-        "gpus": [
-            {
-                "gpu_id": 0,
-                "name": "n",
-                "memory": {"total_mb": 10240, "used_mb": 2048, "free_mb": 8192, "usage_percent": 20.0},
-                "utilization_percent": 15,
-                "temperature_c": 45,
-                "power": {"draw_w": 120.5, "limit_w": 320.0},
-            }
-        ],
-        "timestamp": "t",
-    },
-    "/gpu/count": {"gpu_count": 2, "timestamp": "t"},
-    "/gpu/summary": {
-        "gpu_count": 2,
-        "total_memory_mb": 20480,
-        "total_used_memory_mb": 4096,
-        "total_memory_usage_percent": 20.0,
-        "average_utilization_percent": 17.5,
-        "gpus_summary": [{"gpu_id": 0, "name": "n", "memory_usage_percent": 20.0, "utilization_percent": 15}],
-        "timestamp": "t",
-    },
-    "/health": {"status": "healthy", "nvidia_smi_available": True, "timestamp": "t"},
-}
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess({"SIMULATED_GPUS": "2xA100-80GB,2xT4", "MAX_HISTORY": "5"}) as running:
         yield running
-
-
-@pytest.mark.parametrize("path", EXAMPLES)
-def test_an_answer_has_the_documented_shape(server: ServerProcess, path: str) -> None:
-    assert misfits(EXAMPLES[path], server.json(path)) == []
 
 
 def seed_examples() -> list[tuple[str, Any]]:
@@ -115,12 +48,6 @@ def test_every_example_of_the_users_document_is_held_against_the_server(server: 
     wrong = {path: misfits(example, server.json(path)) for path, example in examples}
 
     assert wrong == {path: [] for path, _ in examples}
-
-
-def test_a_timestamp_is_local_time_without_a_zone(server: ServerProcess) -> None:
-    stamp = datetime.fromisoformat(server.json("/gpu/count")["timestamp"])
-
-    assert stamp.tzinfo is None
 
 
 def test_simulated_gpus_cannot_be_taken_for_hardware(server: ServerProcess) -> None:
@@ -193,41 +120,6 @@ async def test_metrics_of_many_gpus_are_made_in_turns(tmp_path: Path) -> None:
     assert sum(sample.value for sample in parsed["gpupool_gpu_state"].samples) == 512
 
 
-def test_a_path_that_is_not_there_is_a_problem_that_says_what_to_do(server: ServerProcess) -> None:
-    answer = server.ask("/gpus")
-
-    assert answer.status == 404
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json["status"] == 404
-    assert "/gpus" in answer.json["detail"]
-    assert "/ lists all calls" in answer.json["detail"]
-
-
-@pytest.mark.parametrize("path", ["/gpu/stats", "/gpu/summary", "/health", "/"])
-def test_a_wrong_method_is_a_problem(server: ServerProcess, path: str) -> None:
-    answer = server.ask(path, "DELETE")
-
-    assert answer.status == 405
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.headers["allow"] == "GET, HEAD"
-
-
-def test_any_page_may_read_and_none_with_credentials(server: ServerProcess) -> None:
-    for path in ("/gpu/summary", "/health"):
-        headers = server.ask(path, headers={"Origin": "http://elsewhere.example"}).headers
-        assert headers["access-control-allow-origin"] == "*"
-        assert "access-control-allow-credentials" not in headers
-
-
-def test_a_page_elsewhere_may_not_ask_to_change_anything(server: ServerProcess) -> None:
-    asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "DELETE"}
-
-    answer = server.ask("/gpu/summary", "OPTIONS", asked)
-
-    assert answer.status == 400
-    assert "DELETE" not in answer.headers.get("access-control-allow-methods", "")
-
-
 def test_the_documentation_pages_ask_nobody_else(server: ServerProcess) -> None:
     for path, script in (("/docs", "swagger-ui-bundle.js"), ("/redoc", "redoc.standalone.js")):
         page = server.ask(path)
@@ -239,11 +131,6 @@ def test_the_documentation_pages_ask_nobody_else(server: ServerProcess) -> None:
             assert server.ask(link).status == 200
 
 
-def test_the_server_says_that_it_is_alive_and_ready(server: ServerProcess) -> None:
-    assert server.json("/livez") == {"status": "alive", "source": "simulated"}
-    assert server.json("/readyz") == {"status": "ready", "source": "simulated"}
-
-
 def test_the_home_page_lists_only_what_is_there(server: ServerProcess) -> None:
     described = server.json("/openapi.json")["paths"]
     for path, text in server.json("/")["endpoints"].items():
@@ -253,11 +140,3 @@ def test_the_home_page_lists_only_what_is_there(server: ServerProcess) -> None:
             assert server.ask(path, "HEAD").status == 200
         else:
             assert server.ask(path).status == 200, path
-
-
-@pytest.mark.parametrize("path", ["/gpu/summary", "/health", "/", "/metrics", "/docs"])
-def test_head_is_get_without_the_body(server: ServerProcess, path: str) -> None:
-    head = server.ask(path, "HEAD")
-
-    assert (head.status, head.body) == (200, b"")
-    assert head.headers["content-type"] == server.ask(path).headers["content-type"]

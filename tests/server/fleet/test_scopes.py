@@ -8,14 +8,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpu_worker_pool.server.agent.handshake import HEADER as SIGNATURE
-from gpu_worker_pool.server.agent.handshake import sign
+from gpu_worker_pool.core.decider.step import step
+from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, InventoryGpu, Reading
+from gpu_worker_pool.core.model.request import Request
+from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.http.connection import Connection
 from gpu_worker_pool.server.http.pool_route import PoolRoute
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.fleet import RENEW_AT_BOX
-from tests.server.fleet.two_boxes import FLEET_KEY, LEADER, OTHER, two_boxes
+from gpu_worker_pool.server.views.lease_view import lease_view
+from tests.server.fleet.two_boxes import LEADER, OTHER, two_boxes
 from tests.server.running import ROOT
 
 ADMIN = {"Authorization": "Bearer the-secret-of-admin"}
@@ -27,8 +29,8 @@ def ids(leases: list[dict[str, Any]]) -> set[str]:
 
 
 def examples() -> list[dict[str, Any]]:
-    """What docs/SERVER.md shows of a fleet."""
-    text = (ROOT / "docs/SERVER.md").read_text("utf-8")
+    """What docs/how-to/fleet-calls.md shows of a fleet."""
+    text = (ROOT / "docs/how-to/fleet-calls.md").read_text("utf-8")
     found = re.findall(r'```json held-by="tests/server/fleet/test_scopes.py"\n(.*?)```', text, re.DOTALL)
     return [json.loads(each) for each in found]
 
@@ -54,7 +56,7 @@ def test_every_call_that_the_leader_answers_exists_for_the_fleet_too() -> None:
         (route.declared.method, f"/fleet{route.path_format}") for route in own if route.declared.answered_by != "box"
     }
     assert twice < for_fleet
-    assert {path for _, path in for_fleet - twice} == {"/fleet", "/fleet/nodes/{node}", RENEW_AT_BOX}
+    assert {path for _, path in for_fleet - twice} == {"/fleet", "/fleet/nodes/{node}"}
     answered_here = {route.path_format for route in own if route.declared.answered_by == "box"}
     assert answered_here >= {"/gpu/stats", "/health", "/livez", "/readyz", "/config", "/metrics", "/ui", "/ui/{file}"}
 
@@ -136,15 +138,15 @@ async def test_events_are_those_of_the_box(tmp_path: Path) -> None:
     async with two_boxes(tmp_path) as boxes:
         await boxes.read_the_other()
         leader, other = boxes.leader, boxes.other
-        async with other.session.get(f"{other.url}/events") as of_box:
-            await of_box.content.readany()
+        async with other.answering("/events") as (_, of_box):
+            await of_box.read(65536)
             assert (await leader.ask("/leases/here", "PUT", {}))[0] == 201
             assert (await other.ask("/leases/there", "PUT", {}))[0] == 201
             told = b""
             while b"lease_granted" not in told:
-                told += await of_box.content.readany()
-            assert b'"id":"there"' in told
-            assert b'"id":"here"' not in told
+                told += await of_box.read(65536)
+            assert b'"lease_id":"there"' in told
+            assert b'"lease_id":"here"' not in told
 
 
 async def test_a_lease_is_renewed_at_the_box_that_keeps_it(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ async def test_a_lease_is_renewed_at_the_box_that_keeps_it(tmp_path: Path) -> No
         assert (status, ids(answer["renewed"])) == (200, {"there", "waits"})
         # Without a leader: what this box keeps, and what is known to be at another box.
         assert (await other.ask("/leases/here"))[0] == 200
-        other.membership.leader_url = None
+        other.membership.leader_url = other.membership.leader = None
         status, answer = await other.ask("/leases/renew", "POST", {"ids": wanted})
         assert (status, ids(answer["renewed"]), answer["lost"]) == (200, {"here", "there"}, [])
         status, _ = await other.ask("/leases/renew", "POST", {"ids": ["waits"]})
@@ -184,29 +186,18 @@ async def test_the_home_page_of_a_box_names_the_fleets_calls(tmp_path: Path) -> 
             assert "/fleet" in (await box.ask("/"))[1]["endpoints"]
 
 
-async def test_what_boxes_say_to_each_other_is_signed(tmp_path: Path) -> None:
-    async with two_boxes(tmp_path) as boxes:
-        body = b'{"ids":["a"],"caller":"ada","is_local":false,"is_admin":true}'
-        url = f"{boxes.other.url}{RENEW_AT_BOX}"
-        good = sign(FLEET_KEY, "POST", RENEW_AT_BOX, body)
-        for signature, sent in (("", body), ("x", body), (sign("another key", "POST", RENEW_AT_BOX, body), body)):
-            async with boxes.other.session.post(url, data=sent, headers={SIGNATURE: signature}) as answer:
-                assert answer.status == 403
-        async with boxes.other.session.post(url, data=body + b" ", headers={SIGNATURE: good}) as answer:
-            assert answer.status == 403
-        async with boxes.other.session.post(url, data=body, headers={SIGNATURE: good}) as answer:
-            assert (answer.status, (await answer.json())["elsewhere"]) == (200, ["a"])
+def test_after_a_take_over_a_gpu_has_its_number_also_before_its_box_is_back() -> None:
+    state, installed = PoolState(), (InventoryGpu("GPU-x-0", 3, "NVIDIA A100", 80_000.0),)
+    key = GpuKey("x", "GPU-x-0")
+    for command in (
+        cmd.TakeOver(1, "boot"),
+        cmd.AnnounceNode("x", "boot", installed),
+        cmd.Observe((Reading(Gpu(key, 3, "NVIDIA A100"), 1.0, 80_000.0, 0.0, 0.0, processes=()),)),
+        cmd.RequestLease("a", Request()),
+        cmd.TakeOver(2, "another boot"),
+    ):
+        step(state, command, 1.0)
 
+    view = lease_view(state, state.leases["a"], 2.0)
 
-async def test_without_a_key_only_processes_of_the_same_user_on_the_machine_are_boxes(tmp_path: Path) -> None:
-    async with two_boxes(tmp_path) as boxes:
-        boxes.other.app._renewals.secret = ""
-        body = b'{"ids":["a"],"caller":"ada","is_local":false,"is_admin":true}'
-        url = f"{boxes.other.url}{RENEW_AT_BOX}"
-        headers = {SIGNATURE: sign("", "POST", RENEW_AT_BOX, body)}
-        async with boxes.other.session.post(url, data=body, headers=headers) as answer:
-            assert answer.status == 200
-        by_proxy = {**headers, "X-Forwarded-For": "10.0.0.7"}
-        async with boxes.other.session.post(url, data=body, headers=by_proxy) as answer:
-            assert answer.status == 403
-    assert not Connection(("10.0.0.7", 4000), ("10.0.0.1", 8000)).is_own
+    assert [(gpu.node, gpu.gpu_id, gpu.name) for gpu in view.gpus] == [("x", 3, "NVIDIA A100")]

@@ -65,21 +65,6 @@ def test_the_first_guesses_are_answered_at_once_and_the_next_ones_ever_later() -
     assert guesses.must_wait_s("10.0.0.8", "right") is None
 
 
-def test_guesses_are_forgotten_and_right_tokens_are_remembered() -> None:
-    clock = Clock()
-    guesses = Guesses(clock)
-    guesses.note_right("10.0.0.7", "right")
-    for number in range(MOST_GUESSES):
-        guesses.note_wrong("10.0.0.7", f"{number}")
-    assert guesses.must_wait_s("10.0.0.7", "right") is None
-    assert guesses.must_wait_s("10.0.0.7", "new") is not None
-
-    clock.now = 60.0
-
-    assert guesses.must_wait_s("10.0.0.7", "new") is None
-    assert guesses.note_wrong("10.0.0.7", "new") == 0.0
-
-
 def test_a_caller_that_repeats_a_token_does_not_guess() -> None:
     guesses = Guesses(Clock())
     assert {guesses.note_wrong("10.0.0.7", "revoked") for _ in range(10 * MOST_GUESSES)} == {0.0}

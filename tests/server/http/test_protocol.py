@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
-import aiohttp
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+from websockets.asyncio.client import connect as open_websocket
 
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.http.protocol import BoundedProtocol
@@ -58,13 +58,6 @@ def test_a_head_without_end_is_refused_before_it_fills_the_memory(server: Server
         assert answer.startswith(b"HTTP/1.1 400")
 
 
-def test_a_large_head_that_comes_at_once_is_refused(server: ServerProcess) -> None:
-    with connect(server) as sender:
-        sender.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n")
-        assert sender.recv(1000).startswith(b"HTTP/1.1 400")
-    assert server.ask("/livez").status == 200
-
-
 def test_many_requests_over_one_connection_are_not_taken_for_one_large_head(server: ServerProcess) -> None:
     request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Some: " + b"x" * 8_000 + b"\r\n\r\n"
     with connect(server) as sender:
@@ -82,7 +75,8 @@ def test_many_requests_over_one_connection_are_not_taken_for_one_large_head(serv
         (b"FETCH /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "method"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "not valid HTTP"),
         (b"GET /livez HTTP/1.1\r\nHost : localhost\r\n\r\n", "not valid HTTP"),
-        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n", "larger than 65536"),
+        # One byte too many, so that nothing is left unread: that would reset the connection.
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ".ljust(65_537, b"x"), "larger than 65536"),
         (b"GET http://evil.example/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "evil.example"),
         (b"GET http://localhost:80/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "localhost:80"),
         (b"GET http://a@localhost/livez HTTP/1.1\r\nHost: localhost\r\n\r\n", "a@localhost"),
@@ -102,12 +96,6 @@ def test_a_head_that_is_not_valid_is_a_problem_that_says_what_is_wrong(
     problem = json.loads(body)
     assert (problem["status"], problem["title"]) == (400, "Bad Request")
     assert says in problem["detail"]
-
-
-def test_an_address_that_names_the_host_as_the_host_header_does_is_taken(server: ServerProcess) -> None:
-    with connect(server) as sender:
-        sender.sendall(b"GET http://LOCALHOST/livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert sender.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 @asynccontextmanager
@@ -234,14 +222,15 @@ async def test_trailers_are_not_kept_as_headers() -> None:
 
 
 async def test_a_websocket_on_a_connection_that_served_a_call_stays_open() -> None:
-    async with listening(empty, keep_alive_s=0.05, head_s=0.05) as (host, port), aiohttp.ClientSession() as session:
-        async with session.get(f"http://{host}:{port}/") as answer:
-            await answer.read()
-        async with session.ws_connect(f"http://{host}:{port}/link") as link:
+    async with listening(empty, keep_alive_s=0.05, head_s=0.05) as (host, port):
+        connected = socket.create_connection((host, port))
+        connected.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.to_thread(connected.recv, 65536)).startswith(b"HTTP/1.1 200")
+        async with open_websocket(f"ws://{host}:{port}/link", sock=connected, proxy=None) as link:
             # A connection that begins to be idle now is closed, and so all timers before are over.
             await until_closed((host, port), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            await link.send_str("still there")
-            assert (await link.receive()).data == "still there"
+            await link.send("still there")
+            assert await link.recv() == "still there"
 
 
 def test_the_names_of_uvicorn_that_the_protocol_relies_on_are_there() -> None:

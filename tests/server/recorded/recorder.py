@@ -129,7 +129,7 @@ class Connection:
 
 
 class Stream(Connection):
-    """Events as they come. Those with readings come when somebody happens to look, and are kept apart."""
+    """Events as they come."""
 
     def __init__(self, server: Server, path: str, *headers: str) -> None:
         super().__init__(server)
@@ -140,7 +140,6 @@ class Stream(Connection):
             lines.append(self.file.readline())
         self.head = b"".join(lines)
         self.events: list[bytes] = []
-        self.readings: list[bytes] = []
         self._rest = b""
 
     def until(self, text: bytes) -> None:
@@ -151,7 +150,7 @@ class Stream(Connection):
                 self._rest += read_chunk(self.file)
                 continue
             self._rest = rest
-            (self.readings if b"event: readings\n" in event else self.events).append(event + end)
+            self.events.append(event + end)
             if text in event:
                 return
 
@@ -186,7 +185,7 @@ _VARYING = re.compile(
     r'|"(?P<id_key>server_id|pool_id|machine)":"[0-9a-f]{16}"'
     r'|"port":(?P<port>\d+)'
     r'|"version":"(?P<version>[^"]+)"\}$'
-    r"|(?P<room>\d+) MB of (?P<limit>\d+) MB left",
+    r"|left: (?P<room>[\d.]+ [MG]B) of (?P<limit>[\d.]+ [MG]B)",
     re.MULTILINE,
 )
 
@@ -211,7 +210,7 @@ def _without(found: re.Match[str]) -> str:
         return '"port":<port>'
     if found["version"]:
         return '"version":"<version>"}'
-    return f"<room> MB of {found['limit']} MB left"
+    return f"left: <room> of {found['limit']}"
 
 
 _HEADERS = (
@@ -219,13 +218,6 @@ _HEADERS = (
     (re.compile(r'^etag: "[0-9a-f]{32}"', re.MULTILINE), 'etag: "<etag>"'),
     (re.compile(r"^last-modified: .+", re.MULTILINE), "last-modified: <date>"),
 )
-_ENDED = re.compile(
-    r'(event: lease_ended\ndata: \{"id":"[^"]+","state":")(?:ended|draining)","reason":"[^"]+"(.*?)'
-    r'(?:,"draining_gpus":\[[^]]*\])?(?=\}$)',
-    re.MULTILINE,
-)
-# The end and the next grant are one commit, or two if the reading is late: then the queue is told in between as well.
-_QUEUE_AFTER_END = re.compile(r"(event: (?:lease_ended|gpu_drained)\n.*\n\n)event: queue\ndata: \{.*\}\n\n")
 _LENGTH = re.compile(r"^content-length: \d+", re.MULTILINE)
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{.*\})?) \S+$", re.MULTILINE)
 
@@ -284,10 +276,6 @@ class Scene:
     def stream(self, stream: Stream) -> None:
         """Record what a stream has told so far."""
         body = self.shown(b"".join(stream.events).decode())
-        # Whether its GPU has been looked at again by the time that the end of a lease is told depends on the disk, and with
-        # that who waits then.
-        body = _ENDED.sub(r'\1<ended or draining>","reason":"<why>"\2', body)
-        body = _QUEUE_AFTER_END.sub(r"\1", body)
         self._put(stream.request, self._head(stream.head), re.sub(',(?=")', ",\n ", body))
 
     def shown(self, text: str) -> str:

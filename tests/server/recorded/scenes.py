@@ -93,7 +93,7 @@ def play_end(scene: Scene, stream: Stream) -> None:
     """The leases end, one after the other; after each its GPU has been looked at again."""
     scene.ask("DELETE /leases/one")
     scene.ask("GET /leases/waits?wait_s=20")
-    stream.until(b'"id":"waits","state":"active"')
+    stream.until(b'"kind":"granted","lease_id":"waits"')
     scene.ask("DELETE /leases/one")
     scene.ask("GET /leases/one")
     scene.ask("PUT /leases/one", CALLS["granted"][0])

@@ -14,7 +14,7 @@ from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
 from gpu_worker_pool.server.app import create_app
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.routes.events import CHANGED, STILL_HERE, Streams
+from gpu_worker_pool.server.routes.events import CHANGED, MOST_PENDING, MOST_SENT, STILL_HERE, Streams
 from gpu_worker_pool.server.settings import ServerSettings
 from tests.server.settling import settled
 
@@ -79,7 +79,7 @@ async def test_what_is_a_change_and_what_is_not(pool: Pool) -> None:
     assert await page.next() == CHANGED
 
 
-async def test_what_was_measured_counts_once_whoever_tells_of_it_first(pool: Pool) -> None:
+async def test_what_was_measured_counts_once_whichever_tells_of_it_first(pool: Pool) -> None:
     changes = Streams(pool, heartbeat_s=0.001)
     page = await Page(changes, pace_s=0.001).opened()
     changes.follow([ev.GpusObserved(1.0, ())])
@@ -98,3 +98,14 @@ async def test_in_quiet_it_hears_that_the_server_is_still_here(pool: Pool) -> No
     assert [await page.next(), await page.next()] == [STILL_HERE, STILL_HERE]
     changes.follow([A_CHANGE])
     assert await page.next() == CHANGED
+
+
+async def test_what_a_slow_follower_missed_comes_in_pieces_and_what_is_kept_for_it_is_bounded(pool: Pool) -> None:
+    changes = Streams(pool)
+    messages = changes.subscribe("ann")
+    assert b": connected" in await anext(messages)
+    changes.follow([A_CHANGE] * (MOST_SENT + 1))
+    assert [(await anext(messages)).count(b"event: lease_queued") for _ in range(2)] == [MOST_SENT, 1]
+    changes.follow([A_CHANGE] * (MOST_PENDING + 1))
+    assert await anext(messages) == b"event: reset\ndata: {}\n\n", "what is not kept cannot be sent"
+    await messages.aclose()

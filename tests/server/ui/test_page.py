@@ -7,7 +7,7 @@ import http.client
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import gpu_worker_pool
-from gpu_worker_pool.server.http.response import takes_gzip, wants_page
 from gpu_worker_pool.server.routes.page import TYPES, PageFiles
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import OFTEN, assert_problem, eventually
@@ -75,29 +74,6 @@ def assert_is_the_pages(answer: Answer) -> None:
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("accept", "is_page"),
-    [
-        (BROWSER, True),
-        ("text/html", True),
-        ("TEXT/HTML;q=0.5, application/json;q=0.5", True),
-        ("text/html;q=0.4, application/json;q=0.5", False),
-        ("text/html;q=0.4, */*;q=0.8", False),
-        ("application/json, text/html;q=0", False),
-        ("text/html;q=0.0", False),
-        ("application/json", False),
-        ("*/*", False),
-        ("text/*", False),
-        ("", False),
-        (None, False),
-        ("text/html;q=nonsense", True),
-        (", ;, text/html ; level=1 ; q=0.3 ,", True),
-    ],
-)
-def test_who_would_rather_have_a_page(accept: str | None, is_page: bool) -> None:
-    assert wants_page(accept) is is_page
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: ServerProcess, method: str) -> None:
     browser, program = ask(server, "/", method, Accept=BROWSER), ask(server, "/", method, Accept="application/json")
@@ -108,14 +84,6 @@ def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: Serve
         assert "Accept" in re.split(", *", answer.headers["vary"])
     if method == "GET":
         assert program.json["endpoints"][f"{PREFIX}/ui"]
-
-
-def test_from_an_address_above_one_is_sent_on_without_being_told_a_host(server: ServerProcess) -> None:
-    above = server.ask(PREFIX, headers={"X-Forwarded-Proto": "https"})
-    assert (above.status, above.headers["location"]) == (307, f"{PREFIX.rpartition('/')[2]}/")
-    root = server.ask("/", headers={"Accept": "text/html"})
-    assert (root.status, root.headers["location"]) == (307, f"{PREFIX[1:]}/ui")
-    assert server.ask("/").status == 404  # a program
 
 
 def test_the_page_is_there_with_and_without_a_slash(server: ServerProcess) -> None:
@@ -131,52 +99,27 @@ def test_the_page_is_there_with_and_without_a_slash(server: ServerProcess) -> No
 
 
 def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: ServerProcess) -> None:
-    names = frozenset(PageFiles()._paths)
-    assert {"index.html", "page.css"} <= names
-    assert any(name.endswith(".js") for name in names)
+    """The page names each file below the version of all of them, so that a browser keeps it until another version is there."""
+    names, version = PageFiles().names(), PageFiles().version
+    assert {"index.html", "page.css", "app.js", "vendor/preact.js"} <= names
+    named = re.findall(r'(?:href|src)="ui/([^"]+)"', ask(server, "/ui").body.decode())
+    assert {f"{version}/{name}" for name in names if name.endswith((".js", ".css"))} <= set(named)
     for name in names - {"index.html"}:
-        file = ask(server, f"/ui/{name}")
-        assert file.status == 200, name
-        assert file.headers["content-type"] == TYPES[f".{name.rpartition('.')[2]}"]
-        assert file.headers["cache-control"] == "no-cache"
-        assert_is_the_pages(file)
-        for known in (file.headers["etag"], f'"other", W/{file.headers["etag"]}', "*"):
+        kept, plain, old = (ask(server, f"/ui/{path}{name}") for path in (f"{version}/", "", "v-of-another/"))
+        assert (kept.status, kept.body) == (200, plain.body) == (200, old.body), name
+        assert kept.headers["content-type"] == TYPES[f".{name.rpartition('.')[2]}"]
+        assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert plain.headers["cache-control"] == old.headers["cache-control"] == "no-cache"
+        packed = ask(server, f"/ui/{version}/{name}", Accept_Encoding="gzip")
+        assert (packed.headers["content-encoding"], gzip.decompress(packed.body)) == ("gzip", kept.body)
+        assert packed.headers["vary"] == "Accept-Encoding"
+        assert_is_the_pages(kept)
+        etag = kept.headers["etag"]
+        for known in (etag, f'"other", W/{etag}', "*"):
             again = ask(server, f"/ui/{name}", If_None_Match=known)
-            assert (again.status, again.body, again.headers["etag"]) == (304, b"", file.headers["etag"])
+            assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
             assert_is_the_pages(again)
         assert ask(server, f"/ui/{name}", If_None_Match='"other"').status == 200
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/ui/index.html",
-        "/ui/nothing.js",
-        "/ui/../app.py",
-        "/ui/%2e%2e/app.py",
-        "/ui/..%2fapp.py",
-        "/ui//etc/passwd",
-        "/ui/page.css/",
-        "/ui/data",
-        "/ui/data/",
-        "/ui/data/nothing",
-        "/ui/__init__.py",
-    ],
-)
-def test_what_is_not_there_is_not_found_whatever_the_path_looks_like(server: ServerProcess, path: str) -> None:
-    answer = ask(server, path)
-    assert_problem(answer, 404)
-    if "%2e" not in path:
-        assert_is_the_pages(answer)
-
-
-@pytest.mark.parametrize("path", ["/ui", "/ui/page.css", "/ui/data/pool"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_there_is_nothing_to_change(server: ServerProcess, path: str, method: str) -> None:
-    answer = ask(server, path, method, Origin="http://elsewhere.example", Access_Control_Request_Method="GET")
-    assert_problem(answer, 405)
-    assert answer.headers["allow"] == "GET, HEAD"
-    assert_is_the_pages(answer)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -229,62 +172,39 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
         act(server, f"/leases/{lease_id}", "DELETE")
 
 
-def test_the_weeks_end_with_this_one_and_have_the_hours_of_each_owner(server: ServerProcess) -> None:
-    act(server, "/leases/of-weeks", "PUT", ANN, {"ttl_s": 600})
-    act(server, "/leases/of-weeks", "DELETE", ANN)
-    for weeks in (4, 12):
-        answer = data(server, f"weeks?weeks={weeks}")
-        starts = [datetime.fromisoformat(week["since"]).astimezone() for week in answer["weeks"]]
-        assert len(starts) == weeks
-        assert {(start.weekday(), start.hour, start.minute) for start in starts} == {(0, 0, 0)}
-        assert starts[-1] <= datetime.fromisoformat(answer["until"])
-        (ann,) = [row["gpu_hours"] for row in answer["owners"] if row["owner"] == "ann"]
-        assert (len(ann), ann[:-1]) == (weeks, [0.0] * (weeks - 1))
-    assert_problem(ask(server, "/ui/data/weeks?weeks=5"), 422)
+def test_until_when_a_lease_is_predicted_to_last_is_told(server: ServerProcess) -> None:
+    for lease_id in ("first", "second", "third"):
+        act(server, f"/leases/{lease_id}", "PUT", ANN, {"ttl_s": 600})
+        if lease_id != "third":
+            act(server, f"/leases/{lease_id}", "DELETE", ANN)
+            eventually(lambda: server.json(f"{PREFIX}/pool")["gpus"][0]["state"] == "free", "it is free")
+    (end,) = data(server, "pool")["ends"]
+    assert end["lease_id"] == "third"
+    assert datetime.fromisoformat(end["at"]) > datetime.fromisoformat(data(server, "pool")["started_at"])
+    act(server, "/leases/third", "DELETE", ANN)
 
 
-def test_the_rest_is_as_the_calls_of_these_names_have_it(server: ServerProcess) -> None:
-    usage = data(server, "usage")
-    assert usage.keys() == server.json(f"{PREFIX}/usage").keys()
-    since = datetime.fromisoformat(usage["since"]).astimezone()
-    assert (since.hour, since.minute, since.second) == (0, 0, 0)
-    six, day = data(server, "timeline"), data(server, "timeline?hours=24")
-    assert six.keys() == day.keys() == server.json(f"{PREFIX}/timeline").keys()
-    assert (_span_h(six), _span_h(day)) == (6, 24)
-    history = data(server, "history")
-    (line,) = history["gpus"].values()
-    assert len(line["memory_percent"]) == len(line["utilization_percent"]) == len(history["measured_at"]) > 0
+def test_a_forecast_tells_when_a_request_that_is_made_now_would_start(server: ServerProcess) -> None:
+    def forecast(query: str = "") -> Any:
+        return server.json(f"{PREFIX}/forecast{query}")
 
+    eventually(lambda: forecast()["models"][0]["free"] == 1, "the GPU is free")
+    free = forecast()
+    (model,) = free["models"]
+    (start,) = free["starts"]  # no box has more than one GPU
+    assert (model["gpus"], model["free"], model["starts"]) == (1, 1, [start])
+    assert (start["gpus"], start["at"], start["why"]) == (1, free["now"], None)
 
-def _span_h(timeline: Mapping[str, str]) -> int:
-    since, until = (datetime.fromisoformat(timeline[name]) for name in ("since", "until"))
-    return round((until - since).total_seconds() / 3600)
-
-
-@pytest.mark.parametrize(
-    "query", ["timeline?hours=2", "timeline?hours=", "timeline?hours=6.0", "timeline?day=1", "pool?queue=1"]
-)
-def test_a_question_that_is_not_possible_is_refused(server: ServerProcess, query: str) -> None:
-    answer = ask(server, f"/ui/data/{query}")
-    assert_problem(answer, 422)
-    assert_is_the_pages(answer)
-    if "hours" in query:
-        assert "1, 6, 24, 168" in answer.json["detail"]
-
-
-@pytest.mark.parametrize(
-    ("accepted", "is_gzip"),
-    [
-        ("gzip, deflate, br", True),
-        ("br, GZIP;q=0.5", True),
-        ("gzip;q=0", False),
-        ("identity", False),
-        ("*", False),
-        (None, False),
-    ],
-)
-def test_who_can_read_gzip(accepted: str | None, is_gzip: bool) -> None:
-    assert takes_gzip(accepted) is is_gzip
+    act(server, "/leases/limited", "PUT", ANN, {"ttl_s": 600, "time_limit_s": 3600})
+    ends_at = server.json(f"{PREFIX}/leases/limited")["ends_at"]
+    (start,) = forecast()["starts"]
+    assert (start["at"], start["basis"]) == (ends_at, "declared")
+    eventually(lambda: data(server, "pool")["forecast"]["starts"][0]["at"] == ends_at, "the page has it too")
+    (start,) = forecast("?gpus=2&model=A100")["starts"]
+    assert start["at"] is None
+    assert "this box has 1" in start["why"]
+    assert_problem(ask(server, "/forecast?gpus=0"), 422)
+    act(server, "/leases/limited", "DELETE", ANN)
 
 
 def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: ServerProcess) -> None:
@@ -299,26 +219,6 @@ def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: Serve
         assert_is_the_pages(answer)
 
 
-def test_whose_a_token_is(server: ServerProcess) -> None:
-    for token, whose in (
-        (ANN, {"name": "ann", "is_admin": False, "role": "user"}),
-        (ADMIN, {"name": "admin", "is_admin": True, "role": "administrator"}),
-    ):
-        answer = ask(server, "/ui/data/me", Authorization=f"Bearer {token}")
-        assert (answer.status, answer.json) == (200, whose)
-        assert_is_the_pages(answer)
-    for headers in (
-        {"X_Forwarded_For": "192.0.2.1"},
-        {"Authorization": "Bearer wrong-token"},
-        {"Authorization": "nonsense"},
-    ):
-        refused = ask(server, "/ui/data/me", **headers)
-        assert_problem(refused, 401)
-        assert refused.headers["www-authenticate"].startswith("Bearer")
-    elsewhere = ask(server, "/ui/data/me", Authorization=f"Bearer {ANN}", Sec_Fetch_Site="cross-site")
-    assert_problem(elsewhere, 403)
-
-
 # --- what it hears ---------------------------------------------------------------------------------------------------
 
 
@@ -330,13 +230,6 @@ def test_it_hears_that_something_happened(server: ServerProcess) -> None:
     lines = [response.readline().decode().rstrip("\n") for _ in range(9)]
     connection.close()
     assert lines == ["retry: 1000", ": connected", "", *2 * ["event: changed", "data: {}", ""]]
-
-
-@pytest.mark.parametrize("pace", ["0.09", "60.1", "", "x", "nan", "-1"])
-def test_a_pace_that_is_none_is_refused(server: ServerProcess, pace: str) -> None:
-    answer = ask(server, f"/events?pace_s={pace}")
-    assert_problem(answer, 422)
-    assert "0.1 to 60" in answer.json["detail"]
 
 
 def test_who_waits_for_data_or_listens_does_not_keep_the_server_from_stopping(server: ServerProcess) -> None:

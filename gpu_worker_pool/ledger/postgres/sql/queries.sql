@@ -18,6 +18,10 @@ SELECT pool, pool_id FROM gpu_pool.pool ORDER BY pool;
 -- name: create_pool
 INSERT INTO gpu_pool.pool (pool, pool_id) VALUES ($1, $2);
 
+-- name: name_pool
+-- Further arguments: its identity, and since when its ended leases are complete.
+UPDATE gpu_pool.pool SET pool_id = $2, complete_since = $3 WHERE pool = $1;
+
 -- name: create_leader
 INSERT INTO gpu_pool.leader (pool) VALUES ($1);
 
@@ -32,8 +36,7 @@ SELECT epoch, term, holder, url, head, batch, crc,
         WHEN expires_at > clock_timestamp() + 2 * $2::double precision * interval '1 second' THEN 0.0
         ELSE extract(epoch FROM expires_at - clock_timestamp())
     END::double precision AS expires_in_s,
-    extract(epoch FROM clock_timestamp())::double precision AS wall_now,
-    coalesce(instance <> extract(epoch FROM pg_postmaster_start_time())::double precision, FALSE) AS has_moved
+    extract(epoch FROM clock_timestamp())::double precision AS wall_now
 FROM gpu_pool.leader WHERE pool = $1;
 
 -- name: claim
@@ -42,7 +45,6 @@ FROM gpu_pool.leader WHERE pool = $1;
 WITH claimed AS (
     UPDATE gpu_pool.leader
     SET epoch = greatest(epoch, $6) + 1, term = $3, holder = $4, url = $5,
-        instance = extract(epoch FROM pg_postmaster_start_time()),
         expires_at = clock_timestamp() + $2::double precision * interval '1 second'
     WHERE pool = $1 AND (
         expires_at <= clock_timestamp()
@@ -53,19 +55,17 @@ WITH claimed AS (
 SELECT epoch, term, holder, url, head, batch, crc,
     $2::double precision AS expires_in_s,
     extract(epoch FROM clock_timestamp())::double precision AS wall_now,
-    FALSE AS has_moved,
     pg_notify('gpu_pool', pool)
 FROM claimed;
 
 -- name: renew
 -- Further arguments: for how long, epoch, term.
 UPDATE gpu_pool.leader
-SET expires_at = clock_timestamp() + $2::double precision * interval '1 second', instance = extract(epoch FROM pg_postmaster_start_time())
+SET expires_at = clock_timestamp() + $2::double precision * interval '1 second'
 WHERE pool = $1 AND epoch = $3 AND term = $4 AND expires_at > clock_timestamp()
 RETURNING epoch, term, holder, url, head, batch, crc,
     $2::double precision AS expires_in_s,
-    extract(epoch FROM clock_timestamp())::double precision AS wall_now,
-    FALSE AS has_moved;
+    extract(epoch FROM clock_timestamp())::double precision AS wall_now;
 
 -- name: hand_over
 -- Further arguments: epoch, term. Without a term, an append that is still on its way changes nothing.
@@ -77,21 +77,20 @@ WITH left_by AS (
 SELECT pg_notify('gpu_pool', pool) FROM left_by;
 
 -- name: append
--- Further arguments: for how long, epoch, term, head; the number of events, the last one's crc, the batch; the events, one
--- a line, each after its crc and a space; the ended leases as JSON. One text for all events costs a tenth of what an
+-- Further arguments: for how long, epoch, term; the journal's end, position and crc, before and after; the batch; the events,
+-- one a line, each after its crc and a space; the ended leases as JSON. One text for all events costs a tenth of what an
 -- array costs. A lease that is already there is replaced, and counts as the latest again.
 WITH fence AS (
     UPDATE gpu_pool.leader
-    SET head = head + $6::bigint, crc = $7, batch = $8, instance = extract(epoch FROM pg_postmaster_start_time()),
-        expires_at = clock_timestamp() + $2::double precision * interval '1 second'
-    WHERE pool = $1 AND epoch = $3 AND term = $4 AND head = $5
+    SET head = $7, crc = $8, batch = $9, expires_at = clock_timestamp() + $2::double precision * interval '1 second'
+    WHERE pool = $1 AND epoch = $3 AND term = $4 AND head = $5 AND crc = $6
     RETURNING head
 ),
 events AS (
     INSERT INTO gpu_pool.event (pool, position, epoch, body, crc)
     SELECT $1, $5 + line.ordinal, $3, substr(line.text, strpos(line.text, ' ') + 1),
         split_part(line.text, ' ', 1)::bigint
-    FROM fence, unnest(string_to_array($9::text, E'\n')) WITH ORDINALITY AS line (text, ordinal)
+    FROM fence, unnest(string_to_array($10::text, E'\n')) WITH ORDINALITY AS line (text, ordinal)
 ),
 ended AS (
     INSERT INTO gpu_pool.ended_lease (
@@ -100,7 +99,7 @@ ended AS (
     )
     SELECT $1, body, crc, lease_id, owner, gpus, is_shared, requested_at, granted_at, ended_at, reason,
         mean_utilization_percent
-    FROM fence, json_to_recordset($10::text::json) AS lease (
+    FROM fence, json_to_recordset($11::text::json) AS lease (
         body text, crc bigint, lease_id text, owner text, gpus jsonb, is_shared boolean, requested_at double precision,
         granted_at double precision, ended_at double precision, reason text, mean_utilization_percent double precision
     )
@@ -139,7 +138,7 @@ SELECT position FROM gpu_pool.event WHERE pool = $1 ORDER BY position LIMIT 1;
 SELECT position FROM gpu_pool.snapshot WHERE pool = $1 ORDER BY position DESC;
 
 -- name: read_snapshot
-SELECT body, body_crc FROM gpu_pool.snapshot WHERE pool = $1 AND position = $2;
+SELECT crc, body, body_crc FROM gpu_pool.snapshot WHERE pool = $1 AND position = $2;
 
 -- name: write_snapshot
 -- Further arguments: position, crc, body, its crc.

@@ -17,8 +17,7 @@ CREATE TABLE gpu_pool.pool (
 
 -- Who leads each pool. `epoch` rises with each claim. `term` is the random id of a claim, NULL after a hand-over. `head`
 -- is the position of the last event, `crc` that event's, and `batch` the id of the last append. Only this database's
--- clock says whether the leadership has expired. `instance` is when the server started on which the leader last wrote, in
--- seconds since 1970: it tells a failover, and a restart. NULL: not known.
+-- clock says whether the leadership has expired.
 -- Every append updates the row: the free room in its page lets PostgreSQL do so without touching the index.
 CREATE TABLE gpu_pool.leader (
     pool text PRIMARY KEY,
@@ -29,8 +28,7 @@ CREATE TABLE gpu_pool.leader (
     head bigint NOT NULL DEFAULT 0,
     crc bigint NOT NULL DEFAULT 0,
     batch text,
-    expires_at timestamptz NOT NULL DEFAULT 'epoch',
-    instance double precision
+    expires_at timestamptz NOT NULL DEFAULT 'epoch'
 ) WITH (fillfactor = 20);
 
 -- What happened, in order and without gaps. `body` is the whole event as JSON. `crc` is the CRC-32 of the epochs and

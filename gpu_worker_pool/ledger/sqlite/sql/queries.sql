@@ -7,6 +7,10 @@ INSERT INTO event (position, body, crc) VALUES (?, ?, ?);
 -- name: read_events
 SELECT body, crc FROM event ORDER BY position;
 
+-- name: last_epoch
+-- That of the last driver: above 0 if it led a fleet, whose events name several nodes.
+SELECT json_extract(body, '$.epoch') FROM event WHERE kind = 'TakenOver' ORDER BY position DESC LIMIT 1;
+
 -- name: last_position
 -- The last position ever written, compacted events included; positions are never reused.
 SELECT max((SELECT compacted_to FROM pool), (SELECT coalesce(max(position), 0) FROM event));

@@ -1,7 +1,89 @@
-// The live pool: when the event stream reports a change, the page reads the pool again. Without a stream it reads every
-// few seconds. Without an answer it shows that.
+// Calls to the server, and the live pool: when the event stream reports a change, the page reads the pool again. Without a stream
+// it reads every few seconds. Without an answer it shows that.
 
-import { ask } from "./ask.js";
+import { readView } from "./pool.js";
+import { useEffect, useRef, useState } from "./vendor/preact.js";
+
+const ANSWER_WITHIN_MS = 15_000;
+
+/** `status` is that of the answer; null if there was none. `isServers` tells whether the GPU server itself has refused. */
+export class Refusal extends Error {
+  constructor(message, status = null, isServers = false) {
+    super(message);
+    this.status = status;
+    this.isServers = isServers;
+  }
+}
+
+/** Make a call. An error answer becomes a Refusal with the server's message. */
+export async function ask(path, { method = "GET", body = null, token = null, withinMs = ANSWER_WITHIN_MS } = {}) {
+  const headers = { Accept: "application/json" };
+  if (token !== null) headers.Authorization = `Bearer ${token}`;
+  if (body !== null) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      headers,
+      body: body === null ? null : JSON.stringify(body),
+      cache: "no-store",
+      // A proxy in front may need cookies; the server itself ignores them.
+      credentials: "same-origin",
+      redirect: "error",
+      referrerPolicy: "no-referrer",
+      signal: AbortSignal.timeout(withinMs),
+    });
+  } catch (error) {
+    throw new Refusal(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
+  }
+  const answer = await response.json().catch(() => null);
+  const detail = typeof answer?.detail === "string" ? answer.detail : null;
+  if (!response.ok) throw new Refusal(detail ?? `the answer has status ${response.status}`, response.status, detail !== null);
+  if (answer === null) throw new Refusal("the answer cannot be read; is it from the GPU server?", response.status);
+  return answer;
+}
+
+const SOON_MS = 3000;
+// Answers may be slightly older than the time that they state.
+const LAG_MS = 2000;
+
+/**
+ * The answer to a call that is repeated while the page is visible and `isOn`, as `{answer, error}`. It is repeated soon when `changedAt`,
+ * the time of the last event, grows.
+ */
+export function useRepeated(path, everyMs, isOn, changedAt = 0) {
+  const [state, set] = useState({ path: null, answer: null, error: null });
+  const asked = useRef({ path: null, at: -Infinity });
+  useEffect(() => {
+    if (!isOn || path === null) return undefined;
+    let timer = null;
+    let isOver = false;
+    const plan = (ms) => {
+      clearTimeout(timer);
+      timer = setTimeout(repeat, ms);
+    };
+    async function repeat() {
+      plan(everyMs);
+      if (document.hidden) return;
+      asked.current = { path, at: performance.now() };
+      try {
+        const answer = await ask(path);
+        if (isOver) return;
+        set({ path, answer, error: null });
+        // The server may make one answer for several callers: this one may be older than the last event.
+        if (Date.parse(answer.until) < changedAt + LAG_MS) plan(SOON_MS);
+      } catch (error) {
+        if (!isOver) set((before) => ({ ...before, error: error.message }));
+      }
+    }
+    plan(asked.current.path === path ? Math.max(0, asked.current.at + SOON_MS - performance.now()) : 0);
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, [path, everyMs, isOn, changedAt]);
+  return state.path === path ? state : { answer: null, error: state.error };
+}
 
 // The server makes one answer for all pages that ask at about the same time, so no page needs to ask more often.
 const PACE_S = 0.5;
@@ -12,8 +94,8 @@ const SPREAD_MS = 300;
 const QUIET_READ_EVERY_MS = 10_000;
 const POLL_EVERY_MS = 3000;
 const RETRY_EVERY_MS = 2000;
-const ANSWER_WITHIN_MS = 5000;
-// A stream that came back is trusted after so long: the word in the header must not flicker.
+const POOL_WITHIN_MS = 5000;
+// A stream that came back is trusted after this time: the word in the header must not flicker.
 const STEADY_AFTER_MS = 5000;
 // A stream reports each reading, and sends a heartbeat every 15 s. A proxy may hold back a stream that is silent for
 // longer: it is not relied on, and is opened again in the end.
@@ -36,13 +118,12 @@ export class Live {
   #isReading = false;
   #hasAnswered = false;
   #silenceMs = MOST_SILENCE_MS;
-  #scope = "";
 
-  /** Whether the server has the calls of a whole fleet, as far as is known. */
-  hasFleetCalls = true;
+  /** The start of the paths: `fleet/` on a box of a fleet, so that the whole fleet is meant. */
+  scope = "";
 
-  /** Why there is no answer; null if there is one. */
-  whyLost = null;
+  /** The Refusal that the last call ended with; null if it was answered. */
+  failure = null;
 
   /** `onView` is called with each answer, `onState` when the `state` may have changed. */
   constructor(onView, onState) {
@@ -50,9 +131,9 @@ export class Live {
     this.#onState = onState;
   }
 
-  /** connecting, live, polling (without the stream) or lost (without an answer). */
+  /** connecting, live, polling (without the stream), paused (the server has no leader or database) or lost (no answer). */
   get state() {
-    if (this.whyLost !== null) return "lost";
+    if (this.failure !== null) return this.failure.isServers ? "paused" : "lost";
     if (!this.#hasAnswered) return "connecting";
     if (this.#isReliable()) return "live";
     return performance.now() - this.#openedAt < STEADY_AFTER_MS && this.#failedAt === -Infinity ? "connecting" : "polling";
@@ -77,18 +158,6 @@ export class Live {
     this.#scheduleRead(performance.now());
   }
 
-  /** Show the whole fleet (`fleet/`), or this box. */
-  set scope(scope) {
-    if (scope === this.#scope) return;
-    this.#scope = scope;
-    this.#open();
-    this.read();
-  }
-
-  get scope() {
-    return this.#scope;
-  }
-
   #scheduleRead(at) {
     if (at >= this.#dueAt) return;
     this.#dueAt = at;
@@ -108,24 +177,26 @@ export class Live {
     this.#readAt = performance.now();
     let view = null;
     try {
-      view = checked(await ask(`${this.#scope}ui/data/pool`, { withinMs: ANSWER_WITHIN_MS }));
+      view = readView(await ask(`${this.scope}ui/data/pool`, { withinMs: POOL_WITHIN_MS }));
       this.#hasAnswered = true;
-      this.whyLost = null;
-      this.#silenceMs = Math.min(Math.max(3000 * view.refresh_interval_s, LEAST_SILENCE_MS), MOST_SILENCE_MS);
+      this.failure = null;
+      this.#silenceMs = Math.min(Math.max(3000 * view.refreshS, LEAST_SILENCE_MS), MOST_SILENCE_MS);
     } catch (error) {
-      // A server of an older version has no calls of the whole fleet: its own box is shown.
-      if (error.status === 404 && this.#scope !== "") this.hasFleetCalls = false;
-      this.whyLost = error.message;
+      this.failure = error;
     } finally {
       this.#isReading = false;
     }
-    if (view !== null) this.#onView(view);
+    if (view?.isInFleet && this.scope === "") {
+      this.scope = "fleet/";
+      this.#open();
+      this.read();
+    } else if (view !== null) this.#onView(view);
     this.#onState();
   }
 
   #open() {
     this.#close();
-    const stream = new EventSource(`${this.#scope}events?pace_s=${PACE_S}`);
+    const stream = new EventSource(`${this.scope}events?pace_s=${PACE_S}`);
     this.#stream = stream;
     this.#openedAt = performance.now();
     this.#noteMessage();
@@ -171,15 +242,8 @@ export class Live {
       if (!isClosed) this.#failedAt = now;
       this.#open();
     }
-    const everyMs = this.whyLost !== null ? RETRY_EVERY_MS : this.#isReliable() ? QUIET_READ_EVERY_MS : POLL_EVERY_MS;
+    const everyMs = this.failure !== null ? RETRY_EVERY_MS : this.#isReliable() ? QUIET_READ_EVERY_MS : POLL_EVERY_MS;
     if (now - this.#readAt >= everyMs) this.read();
+    this.#onState();
   }
-}
-
-/** Check an answer: an old page may ask a new server, and a proxy may answer anything. */
-function checked(view) {
-  if (!Array.isArray(view?.pool?.gpus) || !Array.isArray(view.happened) || !Number.isFinite(Date.parse(view.now))) {
-    throw new Error("the server's answer cannot be read; reload the page");
-  }
-  return view;
 }

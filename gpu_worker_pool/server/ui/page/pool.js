@@ -1,107 +1,101 @@
-// Reads a pool. The server may have another version than this page, so a value of an unexpected kind counts as unknown.
+// Reads the server's answers. The server may have another version than this page, so a value of an unexpected kind counts as unknown.
 
-/** All states of a GPU, in the order in which they are shown. */
-export const STATES = ["free", "leased", "shared", "held", "draining", "busy", "outside", "out_of_service", "unhealthy", "unknown"];
+/** What a state means to a user who wants a GPU. Each GPU is of one kind, so the numbers of all kinds add up. */
+export const KIND_OF = {
+  free: "free",
+  leased: "used",
+  shared: "used",
+  held: "kept",
+  draining: "blocked",
+  busy: "blocked",
+  outside: "blocked",
+  unhealthy: "broken",
+  out_of_service: "off",
+  unknown: "unknown",
+};
+
+/** The kinds in the order in which they are shown, with their words. */
+export const KINDS = { free: "free", used: "in use", kept: "kept", blocked: "blocked", broken: "faulty", off: "off", unknown: "unknown" };
+
+/** The word for a state where there is more room than for its kind. */
+export const STATE_WORDS = { leased: "in use", held: "kept", out_of_service: "off", unhealthy: "faulty" };
 
 const word = (value) => (typeof value === "string" ? value : null);
 const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const time = (value) => Date.parse(word(value) ?? "");
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const objects = (value) => (Array.isArray(value) ? value.filter(isObject) : []);
 const words = (value) => (Array.isArray(value) ? value.filter((item) => typeof item === "string") : []);
 
-/** Give each item a unique `key`, even if two have the same name. */
-function withKeys(items, name) {
-  const seen = new Map();
-  return items.map((item) => {
-    const number = seen.get(item[name]) ?? 0;
-    seen.set(item[name], number + 1);
-    return { ...item, key: number === 0 ? item[name] : `${item[name]} ${number}` };
-  });
+/** What the page is told, once a second; an Error if it is not the answer of a GPU server. */
+export function readView(answer) {
+  if (!isObject(answer?.pool) || !Array.isArray(answer.pool.gpus) || !Number.isFinite(time(answer.now))) {
+    throw new Error("the server's answer cannot be read; reload the page");
+  }
+  const isInFleet = isObject(answer.pool.fleet);
+  const told = isInFleet ? readBoxes(answer.boxes) : null;
+  const pool = readPool(answer.pool, told);
+  return {
+    pool,
+    isInFleet,
+    boxes: boxesOf(pool, told),
+    isFleet: told !== null,
+    now: time(answer.now),
+    startedAt: time(answer.started_at),
+    measuredAt: number(answer.measured_at),
+    readingAgeS: number(answer.reading_age_s),
+    staleAfterS: number(answer.stale_after_s) ?? Infinity,
+    refreshS: number(answer.refresh_interval_s) ?? 1,
+    maxHistory: number(answer.max_history) ?? 0,
+    advice: word(answer.advice),
+    forecast: readForecast(answer.forecast),
+    ends: readEnds(answer.ends),
+    happened: objects(answer.happened).map(readEvent),
+    hasTokens: answer.has_tokens === true,
+    title: word(answer.title) ?? "GPU pool",
+    docs: word(answer.docs),
+    version: word(answer.version) ?? "unknown",
+  };
 }
 
-export function readPool(answer) {
-  const pool = isObject(answer) ? answer : {};
+function readPool(pool, told) {
   const leases = new Map(objects(pool.leases).map(readLease).map((lease) => [lease.id, lease]));
-  const queue = withKeys(objects(pool.queue).map(readLease), "id");
-  const gpus = withKeys(objects(pool.gpus).map(readGpu), "uuid");
-  nameGpus(leases, gpus);
+  const unknown = new Set((told ?? []).filter((box) => box.isUnknown).map((box) => box.node));
+  const gpus = objects(pool.gpus).map((gpu, i) => readGpu(gpu, i, leases, unknown));
+  const queue = objects(pool.queue).map(readLease);
   return {
     node: word(pool.node),
     source: word(pool.source),
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
-    thresholds: {
-      memory_percent: number(pool.thresholds?.memory_percent) ?? 100,
-      utilization_percent: number(pool.thresholds?.utilization_percent) ?? 100,
-    },
+    memoryThreshold: number(pool.thresholds?.memory_percent) ?? 100,
+    utilizationThreshold: number(pool.thresholds?.utilization_percent) ?? 100,
     gpus,
     leases,
     queue,
-    hasIdle: [...leases.values()].some((lease) => lease.idle_s !== null),
     reservation: readReservation(pool.reservation),
     bookings: objects(pool.bookings).map(readBooking),
     queueLength: Math.max(number(pool.queue_length) ?? 0, queue.length),
   };
 }
 
-/** In brief a lease does not name its GPUs: they name it. */
-function nameGpus(leases, gpus) {
-  for (const gpu of gpus) {
-    for (const id of gpu.leases) {
-      const lease = leases.get(id);
-      if (lease === undefined || lease.namesGpus) continue;
-      lease.gpus.push(gpu);
-      if (!lease.nodes.includes(gpu.node)) lease.nodes.push(gpu.node);
-    }
-  }
-}
-
-/** Add what the server says of one GPU in full to a pool that it sent in brief. */
-export function addDetails(pool, answer) {
-  const gpu = readGpu(isObject(answer.gpu) ? answer.gpu : {});
-  const place = pool.gpus.findIndex((each) => each.uuid === gpu.uuid && each.node === gpu.node);
-  if (place < 0) return;
-  const { reason, processes, outside_mb, temperature_c, power_draw_w } = gpu;
-  pool.gpus[place] = { ...pool.gpus[place], reason, processes, outside_mb, temperature_c, power_draw_w };
-  for (const lease of objects(answer.leases).map(readLease)) {
-    if (pool.leases.has(lease.id)) pool.leases.set(lease.id, lease); // else it has ended since
-  }
-}
-
-/** What the leader knows of the boxes of a fleet; null on one box. */
-export function readBoxes(boxes) {
-  if (!Array.isArray(boxes)) return null;
-  return objects(boxes).map((box) => ({
-    node: word(box.node),
-    url: /^https?:/.test(word(box.url) ?? "") ? box.url : null,
-    state: box.state === "up" ? "up" : "unknown",
-    isLeader: box.is_leader === true,
-    version: word(box.version),
-    heardAgoS: number(box.heard_ago_s),
-  }));
-}
-
-export function readFleet(fleet) {
-  if (!isObject(fleet)) return null;
-  return { id: word(fleet.id), leader: word(fleet.leader), epoch: number(fleet.epoch), role: word(fleet.role), lag_s: number(fleet.lag_s) };
-}
-
-/** The leases on a GPU. */
-export function holdersOf(gpu, pool) {
-  return gpu.leases.map((id) => pool.leases.get(id)).filter((lease) => lease !== undefined);
-}
-
-function readGpu(gpu) {
+function readGpu(gpu, i, leases, unknownNodes) {
   const total_mb = number(gpu.memory_total_mb);
   const used_mb = number(gpu.memory_used_mb);
+  const node = word(gpu.node);
+  const uuid = word(gpu.uuid) ?? `unknown ${i}`;
+  const isSilent = unknownNodes.has(node);
+  const state = !isSilent && Object.hasOwn(KIND_OF, gpu.state) ? gpu.state : "unknown";
   return {
-    uuid: word(gpu.uuid) ?? "unknown",
-    node: word(gpu.node),
+    key: `${node ?? ""}:${uuid}`,
+    uuid,
+    node,
     gpu_id: number(gpu.gpu_id),
     name: word(gpu.name),
-    state: STATES.includes(gpu.state) ? gpu.state : "unknown",
-    reason: word(gpu.reason) ?? "",
-    leases: words(gpu.leases),
+    state,
+    kind: KIND_OF[state],
+    reason: isSilent ? "its box does not answer; its leases go on" : (word(gpu.reason) ?? ""),
+    holders: words(gpu.leases).map((id) => leases.get(id)).filter((lease) => lease !== undefined),
     isOutOfService: gpu.is_out_of_service === true,
     total_mb,
     used_mb,
@@ -114,38 +108,21 @@ function readGpu(gpu) {
   };
 }
 
-function readProcess(process) {
-  return {
-    pid: number(process.pid),
-    name: word(process.name),
-    user: word(process.user),
-    used_mb: number(process.used_mb),
-    isOutside: typeof process.is_outside === "boolean" ? process.is_outside : null,
-    isIgnored: process.is_ignored === true,
-  };
-}
+const readProcess = (process) => ({
+  pid: number(process.pid),
+  name: word(process.name),
+  user: word(process.user),
+  used_mb: number(process.used_mb),
+  isOutside: typeof process.is_outside === "boolean" ? process.is_outside : null,
+  isIgnored: process.is_ignored === true,
+});
 
-const uuids = (gpus) => objects(gpus).map((gpu) => word(gpu.uuid));
-
-function readReservation(reservation) {
-  if (!isObject(reservation)) return null;
-  const { holder, gpus, starts_at, basis } = reservation;
-  return { holder: word(holder) ?? "unknown", gpus: uuids(gpus), starts_at: Date.parse(word(starts_at) ?? ""), basis: word(basis) };
-}
-
-function readBooking(booking) {
-  return {
-    gpus: uuids(booking.gpus),
-    owner: word(booking.owner),
-    starts_at: Date.parse(word(booking.starts_at) ?? ""),
-    ends_at: Date.parse(word(booking.ends_at) ?? ""),
-    reason: word(booking.reason) ?? "",
-  };
-}
+const readRef = (gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", node: word(gpu.node), gpu_id: number(gpu.gpu_id), name: word(gpu.name) });
 
 function readLease(lease) {
   const labels = isObject(lease.labels) ? lease.labels : {};
-  const gpus = objects(lease.gpus).map((gpu) => ({ uuid: word(gpu.uuid) ?? "unknown", node: word(gpu.node), gpu_id: number(gpu.gpu_id), name: word(gpu.name) }));
+  const wishes = isObject(lease.wishes) ? lease.wishes : {};
+  const gpus = objects(lease.gpus).map(readRef);
   return {
     id: word(lease.id) ?? "unknown",
     state: word(lease.state) ?? "unknown",
@@ -153,25 +130,99 @@ function readLease(lease) {
     end_reason: word(lease.end_reason),
     position: number(lease.position),
     gpus,
-    namesGpus: Array.isArray(lease.gpus),
     nodes: [...new Set(gpus.map((gpu) => gpu.node))],
     owner: word(lease.owner),
     worker_id: word(lease.worker_id),
     host: word(lease.host),
     pid: number(lease.pid),
-    priority: number(lease.priority),
-    requested_at: Date.parse(word(lease.requested_at) ?? ""),
-    granted_at: Date.parse(word(lease.granted_at) ?? ""),
-    ended_at: Date.parse(word(lease.ended_at) ?? ""),
-    expires_in_s: number(lease.expires_in_s),
-    time_limit_s: number(lease.time_limit_s),
-    preemptible: lease.preemptible === true,
-    ends_at: Date.parse(word(lease.ends_at) ?? ""),
-    warning: isObject(lease.warning) ? { reason: word(lease.warning.reason) ?? "unknown", ends_at: Date.parse(word(lease.warning.ends_at) ?? "") } : null,
+    wishes: {
+      gpus: number(wishes.gpus) ?? 1,
+      nodes: number(wishes.nodes) ?? 1,
+      memory_mb: number(wishes.memory_mb),
+      model: word(wishes.model),
+      among: Array.isArray(wishes.among) ? words(wishes.among) : null,
+      time_limit_s: number(lease.time_limit_s),
+      priority: number(lease.priority) ?? 0,
+      preemptible: lease.preemptible === true,
+    },
+    requested_at: time(lease.requested_at),
+    granted_at: time(lease.granted_at),
+    ended_at: time(lease.ended_at),
+    ends_at: time(lease.ends_at),
+    warning: isObject(lease.warning) ? { reason: word(lease.warning.reason) ?? "unknown", ends_at: time(lease.warning.ends_at) } : null,
     idle_s: number(lease.idle_s),
-    expected_start_at: Date.parse(word(lease.expected_start_at) ?? ""),
-    expected_start_basis: word(lease.expected_start_basis),
-    expected_after: word(lease.expected_after),
+    start: { at: time(lease.expected_start_at), basis: word(lease.expected_start_basis), after: word(lease.expected_after) },
     labels: Object.fromEntries(Object.entries(labels).filter(([, value]) => typeof value === "string")),
   };
+}
+
+function readReservation(reservation) {
+  if (!isObject(reservation)) return null;
+  const { lease_id, holder, gpus, starts_at, basis } = reservation;
+  return { lease_id: word(lease_id), holder: word(holder) ?? "unknown", gpus: objects(gpus).map(readRef), starts_at: time(starts_at), basis: word(basis) };
+}
+
+function readBooking(booking) {
+  const ends_at = time(booking.ends_at);
+  const owner = word(booking.owner);
+  return {
+    id: word(booking.id) ?? "",
+    gpus: objects(booking.gpus).map(readRef),
+    owner,
+    starts_at: time(booking.starts_at),
+    ends_at,
+    reason: word(booking.reason) ?? "",
+    isDrain: owner === null && !Number.isFinite(ends_at),
+  };
+}
+
+const readEvent = (event) => ({
+  at: time(event.at),
+  kind: word(event.kind) ?? "unknown",
+  lease_id: word(event.lease_id),
+  owner: word(event.owner),
+  worker_id: word(event.worker_id),
+  label: word(event.label),
+  gpus: objects(event.gpus).map(readRef),
+  reason: word(event.reason),
+  by: word(event.by),
+  note: word(event.note),
+});
+
+/** Until when leases without a time limit are predicted to last, by their ids. */
+const readEnds = (ends) => new Map(objects(ends).map((end) => [word(end.lease_id), time(end.at)]));
+
+function readForecast(forecast) {
+  return objects(forecast?.models).map((each) => ({
+    model: word(each.model),
+    gpus: number(each.gpus) ?? 0,
+    free: number(each.free) ?? 0,
+    starts: objects(each.starts).map((one) => ({ gpus: number(one.gpus) ?? 1, at: time(one.at), basis: word(one.basis) })),
+  }));
+}
+
+function readBoxes(boxes) {
+  if (!Array.isArray(boxes)) return null;
+  return objects(boxes).map((box) => ({
+    node: word(box.node),
+    url: /^https?:/.test(word(box.url) ?? "") ? box.url : null,
+    isUnknown: box.state !== "up",
+    isLeader: box.is_leader === true,
+    version: word(box.version),
+    heardAgoS: number(box.heard_ago_s),
+  }));
+}
+
+const inOrder = new Intl.Collator("en", { numeric: true });
+
+/** The boxes with their GPUs, in the order of their names; without a fleet, the one box. */
+function boxesOf(pool, told) {
+  const one = { node: pool.node, url: null, isUnknown: false, isLeader: false, version: null, heardAgoS: null };
+  if (told === null) return [{ ...one, gpus: pool.gpus }];
+  const boxes = new Map(told.map((box) => [box.node, { ...box, gpus: [] }]));
+  for (const gpu of pool.gpus) {
+    if (!boxes.has(gpu.node)) boxes.set(gpu.node, { ...one, node: gpu.node, isUnknown: true, gpus: [] });
+    boxes.get(gpu.node).gpus.push(gpu);
+  }
+  return [...boxes.values()].sort((a, b) => inOrder.compare(a.node ?? "", b.node ?? ""));
 }

@@ -14,7 +14,7 @@ QUICKLY_S = 8.0
 
 
 async def served_elsewhere(client: GPUWorkerPoolClient, bad: Any, number: int = 4) -> None:
-    """So many requests one after the other, each quickly, none of them there."""
+    """A number of requests one after the other, each quickly, none of them there."""
     assignments = []
     for _ in range(number):
         began = time.monotonic()

@@ -38,9 +38,3 @@ def test_a_gpu_and_an_owner_have_their_bounds_and_others_are_served(server: Serv
     assert server.ask("/pool?leases=x").status == 422
     for lease_id in (shares[2], waiter["id"], other["id"]):
         release(server, lease_id)
-
-
-def test_labels_have_a_bound_in_all(server: ServerProcess) -> None:
-    refused = put(server, new_id(), labels={f"{number:02}": "x" * 255 for number in range(16)})
-    assert refused.status == 422
-    assert "together have 4112 bytes of UTF-8; there must be at most 4096" in refused.json["detail"]

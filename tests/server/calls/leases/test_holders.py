@@ -38,23 +38,6 @@ def test_a_renewal_that_waits_tells_at_once_who_released_the_lease_and_why(serve
     assert get(server, lease_id)["ended_by"] == user_name()
 
 
-def test_the_holders_own_release_names_no_other_caller(server: ServerProcess) -> None:
-    lease_id = take(server, **ME)["id"]
-
-    ended = server.ask(f"/leases/{lease_id}?as=holder", "DELETE").json
-
-    assert (ended["end_reason"], ended["ended_by"], ended["end_note"]) == ("released", None, None)
-
-
-def test_a_reason_that_would_break_a_terminal_is_refused_and_changes_nothing(server: ServerProcess) -> None:
-    lease_id = take(server, **ME)["id"]
-
-    answer = server.ask(f"/leases/{lease_id}?reason=%1b%5b2J", "DELETE")
-
-    assert answer.status == 422
-    assert get(server, lease_id)["state"] == "active"
-
-
 def test_the_log_says_who_ended_a_lease(server: ServerProcess) -> None:
     lease_id = take(server, **ME)["id"]
     server.ask(f"/leases/{lease_id}?reason=the%20demo", "DELETE")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.host.clock import boot_id
-from gpu_worker_pool.host.identity import pid_namespace
+from gpu_worker_pool.host.processes import pid_namespace
 from gpu_worker_pool.testing import ServerProcess
 from tests.other_user import ALICE
 from tests.server.calls_as import ask_as

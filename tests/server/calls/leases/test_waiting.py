@@ -16,7 +16,6 @@ from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
@@ -88,6 +87,7 @@ def test_a_long_poll_ends_with_the_grant_or_with_its_time(server: ServerProcess)
     assert 0.3 <= time.monotonic() - began < 20
 
     with LongPoll(server, f"/leases/{waiter['id']}?wait_s=25") as poll:
+        poll.held()
         release(server, holder["id"])
         answer = poll.grant()
     assert answer.status == 200
@@ -159,28 +159,6 @@ def test_memory_is_shared_among_those_who_say_how_much_they_need(server: ServerP
     assert {item["code"] for item in too_much["obstacles"]} >= {"no_room"}
 
 
-@pytest.mark.parametrize(
-    ("form", "word"),
-    [
-        ({"gpus": GPUS + 1}, "4 GPUs"),
-        ({"gpus": 2, "model": T4}, "T4"),
-        ({"model": "H100"}, "H100"),
-        ({"memory_mb": 70_000}, "has 80 GB, of which 64 GB can be granted"),
-        ({"memory_mb": 20_000, "gpus": 3}, "3 GPUs"),
-        ({"memory_threshold_percent": 0}, "threshold"),
-        ({"utilization_threshold_percent": 0}, "threshold"),
-    ],
-    ids=str,
-)
-def test_what_can_never_be_is_refused_at_once(server: ServerProcess, form: dict[str, Any], word: str) -> None:
-    lease_id = new_id("never")
-    answer = put(server, lease_id, **form, wait_s=20)
-
-    assert_problem(answer, 422, "never", word)
-    assert_problem(server.ask(f"/leases/{lease_id}"), 404)
-    assert put(server, lease_id).status == 201, "nothing is kept of what was refused"
-
-
 def test_a_request_may_have_thresholds_of_its_own(server: ServerProcess) -> None:
     strict = queue(server, memory_threshold_percent=0.01)
     assert {item["code"] for item in strict["obstacles"]} == {"over_memory"}
@@ -215,26 +193,6 @@ async def test_a_holder_learns_whether_its_lease_is_wanted(server: ServerProcess
         assert await backend.is_wanted(lease_id)
         with pytest.raises(EndpointError, match="There is no lease never-heard-of"):
             await backend.is_wanted("never-heard-of")
-
-
-def test_renewing(server: ServerProcess) -> None:
-    active = take(server, gpus=GPUS, ttl_s=20)["id"]
-    waiting, cancelled = queue(server, ttl_s=15)["id"], queue(server)["id"]
-    release(server, cancelled)
-    answer = renew(server, active, waiting, cancelled, "never-heard-of", active)
-
-    assert answer.keys() == {"renewed", "lost", "held_s", "pool_id"}
-    assert [item["id"] for item in answer["renewed"]] == [active, waiting]
-    for item, ttl_s in zip(answer["renewed"], (20, 15), strict=True):
-        assert item.keys() == {"id", "expires_in_s", "warning"}
-        assert ttl_s - 1 < item["expires_in_s"] <= ttl_s
-    assert answer["lost"] == [
-        {"id": cancelled, "reason": "cancelled", "by": user_name(), "note": None},
-        {"id": "never-heard-of", "reason": "unknown", "by": None, "note": None},
-    ]
-    release(server, active)
-    assert renew(server, active)["lost"] == [{"id": active, "reason": "released", "by": user_name(), "note": None}]
-    assert_problem(server.ask("/leases/never-heard-of"), 404)
 
 
 def test_a_lease_lives_as_long_as_it_is_renewed_and_then_goes_to_the_next(server: ServerProcess) -> None:
@@ -346,10 +304,9 @@ def test_the_death_of_a_holder_frees_at_once(server: ServerProcess, told: str) -
         assert holder["pid"] == worker.pid
         waiter = queue(server)["id"]
         with LongPoll(server, f"/leases/{waiter}?wait_s=25") as poll:
+            poll.held()
             worker.kill()
-            began = time.monotonic()
             assert poll.grant().json["state"] == "active"
-            assert time.monotonic() - began < 20
     assert get(server, holder["id"])["end_reason"] == "holder_died"
     assert renew(server, holder["id"])["lost"] == [
         {"id": holder["id"], "reason": "holder_died", "by": None, "note": None}

@@ -1,0 +1,1 @@
+"""`gpu-pool enforce`: only the holders of a GPU may open its device."""
