@@ -247,7 +247,7 @@ class CheckedPool(QueueChecks):
         model.announced.clear()
         model.readings.clear()
         model.busy.clear()
-        model.reservation, model.claims, model.no_date_until = None, {}, {}
+        model.reservation, model.claims = None, {}
         model.away = {lease.id for lease in model.waiting()}
         for lease in model.leases.values():
             lease.is_untaken = lease.is_passed_over = False

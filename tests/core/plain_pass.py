@@ -157,7 +157,7 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
     """A pass over the queue in which everything is tried for each waiter."""
     placer, withheld, preemption = PlainPlacer(state, now), Withheld(state, now), Preemption(Placer(state, now))
     reserving = Reserving(state, now, Planner(state, now, withheld), withheld)
-    found, gone = QueuePass(no_date_until=reserving.no_date_until), set[GpuKey]()
+    found, gone = QueuePass(), set[GpuKey]()
     ahead: list[QueuedLease] = []
     for lease_id in Order(state, now).lease_ids():
         if lease_id in state.passed_over:

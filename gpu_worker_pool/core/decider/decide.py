@@ -243,8 +243,7 @@ def served(state: PoolState, found: QueuePass, now: float, newcomer: QueuedLease
     events += [preempted(state, lease_id, now) for lease_id in found.victims]
     events += [withdrawn(state.active(lease_id), now) for lease_id in found.spared]
     if found.settled_until is not None:
-        claims, no_date_until = tuple(found.claims.items()), tuple(found.no_date_until.items())
-        events.append(ev.QueueSettled(now, found.settled_until, found.reservation, claims, no_date_until))
+        events.append(ev.QueueSettled(now, found.settled_until, found.reservation, tuple(found.claims.items())))
     return events
 
 

@@ -194,7 +194,6 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.settled_until = event.until
     state.reservation = event.reservation
     state.claims = dict(event.claims)
-    state.no_date_until = dict(event.no_date_until)
 
 
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:

@@ -29,7 +29,7 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
     # No waiter has called this driver yet. Which grants were taken up is not written, so all count as taken up.
     state.passed_over.clear()
     state.away = set(state.queue)
-    _forget_plans(state)
+    state.reservation, state.claims = None, {}
 
 
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
@@ -84,10 +84,6 @@ def _void_readings(state: PoolState, slots: Iterable[GpuSlot]) -> None:
         slot.reading = slot.busy = None
         state.touch((slot.key,))
         state.forget_slot_if_unknown(slot)
-
-
-def _forget_plans(state: PoolState) -> None:
-    state.reservation, state.claims, state.no_date_until = None, {}, {}
 
 
 def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:

@@ -12,7 +12,6 @@ from .configured import ALL, AccessToken, Booking, Group, Quota
 from .facts import PoolFacts
 from .gpu import GpuKey, Node
 from .lease import ActiveLease, EndedLease, Lease, LeaseUse, QueuedLease, Reservation
-from .request import Wishes
 from .settings import PoolSettings
 from .slot import GpuSlot
 from .waiting import LeaseQueue
@@ -150,8 +149,6 @@ class PoolState:
     reservation: Reservation | None = None
     # GPUs that will be a waiter's, because leases on them are being preempted for it.
     claims: dict[GpuKey, str] = field(default_factory=dict)
-    # Wishes for which nothing can be reserved, and until when that is not tried again.
-    no_date_until: dict[Wishes, float] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     facts: PoolFacts = field(default_factory=PoolFacts, compare=False)
 

@@ -48,7 +48,6 @@ class QueuePass:
     claims: dict[GpuKey, str] = field(default_factory=dict)
     spared: list[str] = field(default_factory=list)
     reservation: Reservation | None = None
-    no_date_until: dict[Wishes, float] = field(default_factory=dict)
     settled_until: float | None = None
 
 
@@ -99,7 +98,7 @@ class _Pass:
         self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld, newcomer)
         self._places, self._rooms = InVain(self._placer.place), InVain(Preemption(self._placer).claim)
         self._is_alike = state.treats_owners_alike
-        self._found = QueuePass(no_date_until=self._reserving.no_date_until)
+        self._found = QueuePass()
         # GPUs that no later waiter may take: granted in this pass, or claimed by an earlier waiter.
         self._gone: set[GpuKey] = set()
         # The classes of the waiters so far that cannot be served, with whether their owners may have more.
