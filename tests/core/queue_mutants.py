@@ -66,22 +66,10 @@ QUEUE_MUTANTS = (
         "if plan is None or (False and",
     ),
     Mutant(
-        "what is granted in a look is not taken for free in it",
-        "serve",
-        "if self._found.grants and self._reserving.will_look(request_class):",
-        "if False:",
-    ),
-    Mutant(
         "what drains admits no later waiter",
         "planner",
         "            return FreeAt(self._now, Basis.DECLARED, lease_id)\n",
         "            return FreeAt(state.ttl_due.due_at(lease_id) or self._now, Basis.DECLARED, lease_id)\n",
-    ),
-    Mutant(
-        "a date is looked for again when something happens",
-        "reserving",
-        "number * (len(self._tried_lately) + 1) > MOST_GPUS:",
-        "number:",
     ),
     Mutant(
         "what is reserved stays so while readings do not tell",

@@ -210,10 +210,6 @@ class PoolState:
         """Whether there is no waiter, no booking that begins, and no lease that need not make room any more."""
         return not (len(self.queue) or self.bookings or self.preempt_warned)
 
-    @property
-    def treats_owners_alike(self) -> bool:
-        return not (self.settings.fair_share or self.quotas or self.groups or self.bookings)
-
     def span_of(self, booking: Booking) -> tuple[float, float]:
         """When a booking begins and ends, on the pool's clock."""
         ends_at = inf if booking.ends_at is None else booking.ends_at

@@ -58,14 +58,6 @@ class Reserving:
         """Until when nothing changes, unless something happens."""
         return just_before(self._look_again_at)
 
-    def will_look(self, request_class: RequestClass) -> bool:
-        """Whether a date is looked for in this pass, for a waiter of this class without a reservation. One is, however many
-        GPUs there are, and others while few GPUs have been looked at.
-        """
-        number = len(self._state.slots_on(request_class.wishes.node))
-        is_in_time = self._gpus_left == MOST_GPUS or number <= self._gpus_left
-        return is_in_time and self._kind(request_class) not in self._tried
-
     def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
         state, current = self._state, self._state.reservation
@@ -78,19 +70,18 @@ class Reserving:
             if self._now < given_up and all(may_be_free):
                 self._look_again(given_up)
                 return current
-        if not self.will_look(request_class):
+        # What the soonest plan depends on. In one pass one is looked for, and others while few GPUs have been looked at.
+        kind = request_class if self._withheld.has_bookings else request_class.wishes
+        number = len(state.slots_on(request_class.wishes.node))
+        if kind in self._tried or (self._tried and number > self._gpus_left):
             return None
-        self._tried.add(self._kind(request_class))
-        self._gpus_left -= len(state.slots_on(request_class.wishes.node))
+        self._tried.add(kind)
+        self._gpus_left -= number
         plan = self._planner.plan(request_class)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
             self._look_again(self._now + TRY_AGAIN_S)
             return None
         return self._reservation(lease, plan)
-
-    def _kind(self, request_class: RequestClass) -> Wishes | RequestClass:
-        """What the soonest plan depends on."""
-        return request_class if self._withheld.has_bookings else request_class.wishes
 
     def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
         if plan.start.at > self._now:
