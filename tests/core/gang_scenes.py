@@ -274,9 +274,8 @@ GANG_MUTANTS = (
         wait_for_a_gang,
         "a gang reserves the nodes where it can run soonest",
         "planner",
-        "del best[wishes.nodes :]",
-        "del best[: -wishes.nodes]",
-        also=("planner", "best[-1].start.at if is_full else inf", "inf"),
+        "nsmallest(number, plans, key=_sooner)",
+        "nsmallest(number, plans, key=lambda plan: (-plan.start.at, plan.gpus))",
     ),
     _mutant(
         wait_for_a_gang,

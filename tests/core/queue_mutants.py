@@ -220,14 +220,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "a preemptible member goes before a preemptible request of others",
         "withheld",
-        "return member.preemptible or not other.preemptible",
-        "return not other.preemptible",
+        "(each.preemptible or not request_class.preemptible)",
+        "not request_class.preemptible",
     ),
     Mutant(
         "others use preemptibly what a group waits for",
         "withheld",
-        "return member.preemptible or not other.preemptible",
-        "return True",
+        "(each.preemptible or not request_class.preemptible)",
+        "True",
     ),
     Mutant(
         "others use what no member waits for",

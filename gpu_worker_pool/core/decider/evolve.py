@@ -91,17 +91,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         _lose_claims(state, waited.id)
     request = waited.request
     weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
-    lease = ActiveLease(
-        waited.id,
-        request,
-        event.gpus,
-        event.fence,
-        waited.requested_at,
-        event.granted_at,
-        weight,
-        event.limit,
-        seq=waited.seq,
-    )
+    times = (waited.requested_at, event.granted_at)
+    lease = ActiveLease(waited.id, request, event.gpus, event.fence, *times, weight, event.limit, seq=waited.seq)
     _replace_active(state, lease)
     state.restart_ttl(lease, event.at)
     if event.take_up_s is not None:

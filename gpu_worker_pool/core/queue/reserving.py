@@ -62,7 +62,7 @@ class Reserving:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
         state, current = self._state, self._state.reservation
         if current is not None and current.lease_id == lease.id and current.nodes <= state.facts.nodes.keys():
-            plan = self._planner.plan_on_all(current.nodes, request_class, current.gpus)
+            plan = self._planner.plan_on(current.nodes, request_class, current.gpus)
             if plan is not None:
                 return self._reservation(lease, plan)
             given_up = current.seen + state.settings.drain_limit_s

@@ -96,7 +96,7 @@ class _Pass:
         self._placer, self._withheld = placer, Withheld(state, now, newcomer)
         self._reserving = Reserving(state, now, Planner(state, now, self._withheld), self._withheld, newcomer)
         self._places, self._rooms = InVain(self._placer.place), InVain(partial(find_claim, self._placer))
-        self._found = QueuePass()
+        self._found, self._is_any_left = QueuePass(), state.facts.is_any_left
         # The classes of the waiters so far that cannot be served, with whether their owners may have more.
         self._unserved: dict[RequestClass, bool] = {}
 
@@ -105,7 +105,7 @@ class _Pass:
         for lease_id in waiters:
             request_class = state.queue.class_of.get(lease_id) or self._new[lease_id][1]
             is_settled = withheld.reservation is not None or not self._reserving.is_any_due
-            if lease_id in state.passed_over or (request_class in unserved and is_settled and not state.facts.left_to):
+            if lease_id in state.passed_over or (request_class in unserved and is_settled and not self._is_any_left):
                 continue  # it is as with a waiter of its class before
             lease = state.queued(lease_id) if lease_id in state.leases else self._new[lease_id][0]
             if self._is_over_after(lease, request_class):
@@ -125,13 +125,13 @@ class _Pass:
             self._unserved[request_class] = False
         if not self._unserved.get(request_class, True):
             return False
-        kept = self._withheld.kept_from(request_class) if is_new or state.facts.left_to else NOTHING
+        kept = self._withheld.kept_from(request_class) if is_new or self._is_any_left else NOTHING
         if is_new:
             gpus = self._places.find(request_class.wishes, kept, claims.keys())
             if gpus is not None:
                 self._found.grant = Grant(lease.id, self._placer.with_home(gpus, lease, claims.keys() | kept))
                 return True
-        if state.facts.left_to:
+        if self._is_any_left:
             own = _left_gpu(self._placer, lease, self._unserved, claims.keys() | kept)
             if own is not None:
                 self._found.grant = Grant(lease.id, (own,))
@@ -156,8 +156,7 @@ def _left_gpu(
     process that keeps it warm.
     """
     state, process, wishes = placer.state, lease.request.holder.process, lease.request.wishes
-    left = state.facts.left_to.get(process, ()) if process is not None else ()
-    for key in sorted(left, key=lambda key: (placer.rank(key, wishes), key)):
+    for key in sorted(state.facts.left_to(process), key=lambda key: (placer.rank(key, wishes), key)):
         slot = as_left_to(state, state.slots[key], lease.request)
         if slot is None or key in avoiding or not placer.judge(slot, wishes).is_eligible:
             continue
