@@ -12,12 +12,6 @@ QUEUE_MUTANTS = (
         "if state.quotas or state.groups or state.preemptible:",
     ),
     Mutant(
-        "a released GPU is read at once if a waiter may have it",
-        "eligibility",
-        "if not slot.occupants or slot.is_draining or slot.is_shared)",
-        "if not slot.occupants or slot.is_shared)",
-    ),
-    Mutant(
         "nothing is reserved before a waiter has waited long",
         "reserving",
         "self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .lease import QueuedLease
@@ -66,8 +66,8 @@ class LeaseQueue:
         return sum(each.owner == owner for each in self.class_of.values())
 
     @property
-    def classes(self) -> Collection[RequestClass]:
-        return self._classes.values()
+    def owners(self) -> set[str | None]:
+        return {each.owner for each in self._classes.values()}
 
     @property
     def first_asked_at(self) -> float:

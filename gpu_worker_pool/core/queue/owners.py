@@ -93,10 +93,7 @@ class Order:
         """`ada 12 % of the use with 50 % of the weights`."""
         state = self._state
         used = {each: use.used_at(self._now) for each, use in state.usage.items()}
-        weights = {
-            each: quota_of(state, each).weight
-            for each in (*state.usage, *(waiting.owner for waiting in state.queue.classes))
-        }
+        weights = {each: quota_of(state, each).weight for each in (*state.usage, *state.queue.owners)}
         all_used, all_weights = sum(used.values()), sum(weights.values())
         part = 100 * used.get(owner, 0.0) / all_used if all_used else 0.0
         of_weights = 100 * weights[owner] / all_weights
