@@ -64,6 +64,11 @@ def jobs_folder(environ: Mapping[str, str]) -> Path:
     return own / "jobs" / (socket.gethostname().partition(".")[0] or "localhost")
 
 
+def own_store() -> JobStore:
+    """The jobs of this user, as this environment says where they are."""
+    return JobStore(jobs_folder(os.environ))
+
+
 class JobStore:
     """The folder of one user's jobs on one box."""
 
