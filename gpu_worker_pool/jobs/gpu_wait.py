@@ -28,9 +28,11 @@ from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.client.local_servers import NoServerAnswersError
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.failure import TIMED_OUT, Failure
 from gpu_worker_pool.host.guarded import guard_program
+from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.models import Assignment
 from gpu_worker_pool.urls import split_endpoints
 
@@ -163,7 +165,7 @@ class GpuWait:
             self._start()
             if self._assignment is not None and getattr(self._assignment.lost, "is_local", False):
                 self.let_go()  # else it is renewed here until the supervisor says that it has it
-            await until_gone(self.pid)
+            await until_gone(ProcessId(self.pid))
             self.let_go()
         finally:
             await self._end()
@@ -256,20 +258,23 @@ class GpuWait:
             self._process.stdin.close()
             if not self.is_granted:
                 self._process.kill()
-                await until_gone(self._process.pid)
+                await until_gone(ProcessId(self._process.pid))
             self._process.poll()
 
 
-async def until_gone(pid: int) -> None:
-    """Wait for the end of a process, without a look at it now and then."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return  # it is gone
-    loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, has_ended.set)
-    try:
-        await has_ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+async def until_gone(*processes: ProcessId) -> None:
+    """Wait for the end of these processes, without a look at them now and then."""
+    loop, machine = asyncio.get_running_loop(), Machine.here()
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            continue  # it is gone
+        has_ended = asyncio.Event()
+        loop.add_reader(descriptor, has_ended.set)
+        try:
+            if machine.is_alive(process):
+                await has_ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import EndReason
 
 from .job_spec import AfterFailure, JobKey, JobSpec
@@ -112,6 +113,14 @@ class Run:
     uuids: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     usage: Usage | None = None
+
+    @property
+    def supervisor(self) -> ProcessId:
+        return ProcessId(self.pid, self.started)
+
+    @property
+    def guard(self) -> ProcessId:
+        return ProcessId(self.guard_pid, self.guard_started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
