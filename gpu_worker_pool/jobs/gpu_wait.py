@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,18 +53,13 @@ _SUPERVISOR: Final = (
 )
 
 
-@dataclass(eq=False)
 class JobPool:
     """The servers of some jobs. Requests enter the queue one after the other: `gate` keeps their order."""
 
-    config: InitVar[ClientConfig]
-    is_remote: InitVar[bool]
-    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
-    client: LocalClient = field(init=False)
-    _on_queued: dict[str, Callable[[], None]] = field(default_factory=dict)
-
-    def __post_init__(self, config: ClientConfig, is_remote: bool) -> None:
+    def __init__(self, config: ClientConfig, *, is_remote: bool) -> None:
+        self.gate = asyncio.Lock()
         self.client = LocalClient(config, config.environ, is_remote=is_remote, on_event=self._hear)
+        self._on_queued: dict[str, Callable[[], None]] = {}
 
     def expect(self, worker_id: str, on_queued: Callable[[], None]) -> None:
         """Call this when the request of this worker has its place in a queue."""
@@ -87,7 +82,7 @@ class JobPools:
         # By what a client does with them: two jobs whose environments differ in anything else share one.
         used = ("GPU_POOL_SOCKET", "XDG_RUNTIME_DIR", VISIBLE_DEVICES_VARIABLE)
         key = repr((config, sorted(config.tokens.items()), spec.is_remote, [environ.get(name) for name in used]))
-        return self._pools.setdefault(key, JobPool(config, spec.is_remote))
+        return self._pools.setdefault(key, JobPool(config, is_remote=spec.is_remote))
 
     async def close_unused(self, used: set[JobPool]) -> None:
         """Stop the clients that no request uses: each polls its servers."""

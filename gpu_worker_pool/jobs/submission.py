@@ -294,12 +294,15 @@ def ended(
     return replace(over, state=JobState.FAILED)
 
 
+def _over(task: JobTask, state: JobState, at: float, why: str | None = None, exit_code: int | None = None) -> JobTask:
+    return replace(task, state=state, ended_at=at, why=why, exit_code=exit_code, end_reason=None)
+
+
 def interrupted(task: JobTask, at: float, why: str) -> JobTask:
     """What becomes of a task whose command was ended by what ended its supervisor, or the machine. It is not run again by
     itself: what it had done by then is not known.
     """
-    state = JobState.CANCELLED if task.is_cancel_asked else JobState.INTERRUPTED
-    return replace(task, state=state, ended_at=at, exit_code=None, why=why, end_reason=None)
+    return _over(task, JobState.CANCELLED if task.is_cancel_asked else JobState.INTERRUPTED, at, why)
 
 
 def abandoned(submission: Submission, run: Run, at: float, *, is_same_boot: bool) -> list[Record]:
@@ -316,9 +319,7 @@ def cancelled(submission: Submission, at: float, indices: Iterable[int | None]) 
         if task.state is JobState.RUNNING and not task.is_cancel_asked:
             changed.append(replace(task, is_cancel_asked=True))
         elif task.state is JobState.SUBMITTED:
-            changed.append(
-                replace(task, state=JobState.CANCELLED, ended_at=at, why=None, exit_code=None, end_reason=None)
-            )
+            changed.append(_over(task, JobState.CANCELLED, at))
     return changed
 
 
@@ -326,12 +327,8 @@ def closed(
     submission: Submission, at: float, becomes: JobState, why: str | None, exit_code: int | None = None
 ) -> list[JobTask]:
     """What waits is over without a run: skipped, or failed because it can have no GPU."""
-    waiting = [
-        task for index in submission.spec.indices if (task := submission.task(index)).state is JobState.SUBMITTED
-    ]
-    return [
-        replace(task, state=becomes, ended_at=at, why=why, exit_code=exit_code, end_reason=None) for task in waiting
-    ]
+    tasks = map(submission.task, submission.spec.indices)
+    return [_over(task, becomes, at, why, exit_code) for task in tasks if task.state is JobState.SUBMITTED]
 
 
 def retried(submission: Submission, indices: Sequence[int | None], behind: int, *, has_all: bool) -> list[JobTask]:
