@@ -65,7 +65,7 @@ class FleetRenewals:
         if not any(answers):
             raise Refusal(
                 503,
-                f"These leases cannot be renewed now: {membership.trouble or 'the box that keeps them does not answer'}. "
+                f"These leases cannot be renewed now: {membership.why_waiting or 'the box that keeps them does not answer'}. "
                 "Ask again.",
                 RETRY_AFTER,
             )
