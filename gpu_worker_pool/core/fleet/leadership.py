@@ -75,29 +75,15 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendWritten:
-    """All of it is in the journal, once."""
-
-    end: JournalEnd
-
-
-@dataclass(frozen=True, slots=True)
-class AppendMissing:
-    """Nothing of it is in the journal. The same append may be tried again, with the same id after the same end."""
-
-
-@dataclass(frozen=True, slots=True)
 class Deposed:
     """This leader may write nothing more. It steps down; `reason` says why."""
 
     reason: str
 
 
-AppendOutcome = AppendWritten | AppendMissing | Deposed
-
-
-def judge_append(append: Append, row: LeaderRow) -> AppendOutcome:
-    """Tell from the leader's row, read after the append was refused or its answer was lost, what became of it.
+def judge_append(append: Append, row: LeaderRow) -> JournalEnd | Deposed | None:
+    """Tell from the leader's row, read after the append was refused or its answer was lost, what became of it: the end of
+    the journal with it, or None if nothing of it is there. Then it may be tried again, with the same id after the same end.
 
     While the outcome is unknown, the append may still be carried out later. That is harmless: it can be written only once,
     because it moves the end that it is compared with.
@@ -107,9 +93,9 @@ def judge_append(append: Append, row: LeaderRow) -> AppendOutcome:
     if (row.epoch, row.term) != (append.epoch, append.term):
         return Deposed(f"{row.holder or 'another candidate'} leads in epoch {row.epoch}")
     if row.batch == append.batch and row.end.position == append.end.position + append.count:
-        return AppendWritten(row.end)
+        return row.end
     if row.end == append.end:
-        return AppendMissing()
+        return None
     if row.end.position > append.end.position:
         was = f"the journal ends at event {row.end.position} instead of {append.end.position}"
         return Deposed(f"{was}, and this leader did not write that")
