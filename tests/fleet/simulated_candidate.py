@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -33,6 +32,7 @@ from gpu_worker_pool.core.fleet.leadership import (
     JournalSnapshot,
     LeaderRow,
     StoredEvent,
+    clock_base,
     has_lost_commits,
     judge_append,
     why_lost,

@@ -85,8 +85,12 @@ def show_key(journal: JournalFile = None, endpoint: Endpoints = None, *, json: J
     A machine that has the key can be a box of the fleet: paste it, do not mail it.
     """
     from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow, as all of the server
-    from gpu_worker_pool.server.fleet import own_address  # noqa: PLC0415
-    from gpu_worker_pool.server.fleet_key import join_line, kept_key, key_path  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import (  # noqa: PLC0415
+        join_line,
+        kept_key,
+        key_path,
+        own_address,
+    )
 
     settings = server_settings(journal)
     if journal is not None:

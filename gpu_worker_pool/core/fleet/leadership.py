@@ -1,4 +1,4 @@
-"""What the database of a fleet says about the leadership and about the journal, and what follows for an append."""
+"""What the database of a fleet says about the leadership and about the journal, and what follows for an append and for the clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.state import PoolState
 
 # How long a claim, a renewal or an append keeps the leadership, by the database's clock.
 LEADERSHIP_S = 3.0
@@ -116,3 +117,17 @@ def has_lost_commits(row: LeaderRow, epoch: int, term: str, written: JournalEnd)
     this row: answers may overtake each other.
     """
     return (row.epoch, row.term) == (epoch, term) and row.end.position < written.position
+
+
+def clock_base(state: PoolState, *, boot_id: str, boot_now: float, wall_now: float) -> float:
+    """The base with which a driver takes over: the pool's clock is the boot clock of the driver's machine, plus a base. It never
+    goes back, and goes on when another boot or another machine takes over. `boot_now` is its boot clock, `wall_now` the time of day.
+
+    A new boot goes on where the clock was, plus the time that has passed since by the time of day. A time of day that
+    was set back counts as no time.
+    """
+    if state.boot_id is None:
+        return 0.0
+    if state.boot_id == boot_id:
+        return state.clock_base
+    return max(state.clock, wall_now - state.wall_offset_s) - boot_now

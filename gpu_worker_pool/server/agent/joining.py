@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.fleet.messages import Orders, Welcome
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.service import FleetView
