@@ -19,11 +19,11 @@ from pathlib import Path
 
 from benchmarks.machine import commit
 from gpu_worker_pool.testing import ServerProcess
-from tests.e2e import histories
 from tests.e2e.fleet import nemesis, trials
 from tests.e2e.fleet.scene import Scene, reboot_prefix, remove
 from tests.e2e.fleet.soak_summary import TAKE_OVER_S, SoakSummary
 from tests.e2e.history_check import Violation
+from tests.e2e.run_history import read_history
 from tests.e2e.soak import tell
 from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer, programs
@@ -113,7 +113,7 @@ def run(
         scene.begin(folder / "held")
         trials.employ_holders(scene, TTL_S)
         total["leases_held_through_outages"] += len(scene.workers)
-        summary.grants += len(histories.read(scene.folder).tenures)
+        summary.grants += len(read_history(scene.folder).tenures)
         lost: list[str] = []
         for name, outage in trials.outages(scene, MINUTE_S).items():
             total[name] += 1

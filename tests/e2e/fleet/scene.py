@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 from gpu_worker_pool.core.model.events import TakenOver
 from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.testing import COMMAND, inherited_environment
-from tests.e2e import histories
 from tests.e2e.faults.workers import PYTHON, WORKER
+from tests.e2e.run_history import read_history
 from tests.e2e.worker import NoAnswer, Orders, call, now
 from tests.ledger.postgres.server import PostgresServer
 from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
@@ -295,7 +295,7 @@ class Scene:
         """Let the workers work until each request that waits now has come to an end, and write down how long that took."""
         since = now()
         while now() < since + limit_s:
-            history = histories.read(self.folder)
+            history = read_history(self.folder)
             waited = {lease.key for lease in outstanding(history, since)}
             if not waited & {lease.key for lease in outstanding(history, now())}:
                 break
@@ -306,7 +306,7 @@ class Scene:
         """All that happened, from the workers' lines, the journal and the logs of the boxes."""
         head, rows, recorded = self._journal() if self.has_database else self._own_journal()
         return FleetHistory(
-            histories.read(self.folder),
+            read_history(self.folder),
             rows,
             head,
             {box.node: joined(box) for box in self.boxes},

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.e2e import histories
 from tests.e2e.fleet import faults
 from tests.e2e.fleet.fleet import crew, fleet_of
 from tests.e2e.history_check import check
+from tests.e2e.run_history import read_history
 from tests.e2e.soak import tell
 from tests.ledger.postgres.server import PostgresServer, programs
 from tests.preloaded import PreloadedPopen
@@ -65,7 +65,7 @@ def run(database: PostgresServer, size: int, due: list[faults.Fault], measured: 
             took_s = fault(fleet)
             measured[f"{fault.__name__} of {size}"].append(took_s)
         fleet.end_workers()
-    history = histories.read(folder)
+    history = read_history(folder)
     found = [*map(str, check(history, is_fleet=True))]
     # All TTLs are longer than what was broken.
     found += [f"{line['who']} {line['why']}" for line in history.lines if line.get("why") in {"gave up", "lost"}]

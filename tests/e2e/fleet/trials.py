@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tests.e2e import histories
 from tests.e2e.history_check import Violation, check
-from tests.e2e.run_history import RunHistory
+from tests.e2e.run_history import RunHistory, read_history
 from tests.e2e.worker import Orders, now
 
 from .client_worker import ClientOrders
@@ -36,14 +35,14 @@ def employ_holders(scene: Scene, ttl_s: float = TTL_S) -> None:
     for roles in (of_boxes, [(new, None)] * (len(scene.boxes) * (GPUS - 1))):
         held = len(scene.workers) + len(roles)
         scene.employ(*roles)
-        until(lambda held=held: len(histories.read(scene.folder).tenures) == held, f"{held} GPUs are held")
+        until(lambda held=held: len(read_history(scene.folder).tenures) == held, f"{held} GPUs are held")
 
 
 def lost_by(scene: Scene, outage: Outage) -> list[str]:
     """Which holders lost their lease, or gave it up, by an outage and after it."""
     outage(scene)
     leader = scene.await_boxes()
-    history = histories.read(scene.folder)
+    history = read_history(scene.folder)
     lost = [f"{line['who']} left its GPU: {line['why']}" for line in history.of_kind("left")]
     active = {lease["id"] for lease in (scene.pool(leader) or {"leases": ()})["leases"] if lease["state"] == "active"}
     return lost + [f"{lease} is not active" for lease in history.tenures if lease.id not in active]
@@ -129,7 +128,7 @@ def crowd(
 
 
 def _have_renewed_since(scene: Scene, since: float) -> bool:
-    lines = histories.read(scene.folder).lines
+    lines = read_history(scene.folder).lines
     renewing = {line["who"] for line in lines if line["what"] == "renewed"}
     late = {line["who"] for line in lines if line["what"] == "renewed" and line["sent"] > since}
     return bool(renewing) and renewing == late
