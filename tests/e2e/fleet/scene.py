@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
 import signal
 import sqlite3
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -119,8 +117,6 @@ class Scene:
         self.twins: list[Box] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.roles: dict[str, Orders | ClientOrders] = {}
-        # Faults by their kind, counted when they are injected.
-        self.injected: Counter[str] = Counter()
         self._numbers = count()
         servers = [server for server in (primary, standby) if server is not None]
         if primary is None:
@@ -363,7 +359,3 @@ def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: i
     found += [(replace(base, is_local=False, longest_hold_s=long_s), None)]
     found += [(replace(of_client, longest_hold_s=long_s), None)]
     return [(replace(role, seed=seed + number), box) for number, (role, box) in enumerate(found)]
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from tests.e2e.worker import Orders, now
 
 from .client_worker import ClientOrders
 from .fleet import GPUS, until
-from .journal_check import Tally, check_fleet
+from .journal_check import check_fleet
 from .scene import Scene
 
 # Of the holders that keep their GPUs through outages. They give up after two thirds of it without a renewal, so it is longer
@@ -52,10 +52,8 @@ def database_down(scene: Scene, down_s: float = 0.0) -> None:
     """For so long, and for longer than a TTL. A box that cannot lead is restarted meanwhile, and keeps its leases."""
     began = now()
     scene.database.kill()
-    scene.injected["kill_database"] += 1
     agent = scene.boxes[-1]
     agent.kill()
-    scene.injected["kill_box"] += 1
     agent.start()
     longer_s = max(role.ttl_s for role in scene.roles.values())
     until(lambda: _have_renewed_since(scene, began + longer_s), "all have renewed their leases after a TTL")
@@ -69,7 +67,6 @@ def leaders_replaced(scene: Scene, how: signal.Signals = signal.SIGTERM, within_
         began = now()
         leader = scene.await_leader()
         leader.send(how)
-        scene.injected["kill_leader" if how is signal.SIGKILL else "hand_over"] += 1
         scene.await_leader(but=[leader])
         assert leader.process is not None
         leader.process.wait()
@@ -80,9 +77,7 @@ def leaders_replaced(scene: Scene, how: signal.Signals = signal.SIGTERM, within_
 
 def boxes_restarted(scene: Scene) -> None:
     for box in scene.boxes:
-        kind = "kill_leader" if box is scene.leader() else "kill_box"
         box.kill()
-        scene.injected[kind] += 1
         box.start()
         scene.await_boxes()
 
@@ -93,7 +88,6 @@ def leader_away(scene: Scene, within_s: float = 0.0) -> None:
         began = now()
         leader = scene.await_leader()
         leader.kill()
-        scene.injected["kill_leader"] += 1
         time.sleep(within_s / 6)
         leader.start()
         scene.await_boxes()
@@ -112,9 +106,7 @@ def outages(scene: Scene, minute_s: float) -> dict[str, Outage]:
     return {**found, "boxes_restarted": boxes_restarted} if minute_s else found
 
 
-def crowd(
-    scene: Scene, old: int, new: int, rounds: int, tally: Tally | None = None
-) -> tuple[RunHistory, list[Violation]]:
+def crowd(scene: Scene, old: int, new: int, rounds: int) -> tuple[RunHistory, list[Violation]]:
     """So many processes of old clients on each box, and of new clients in all, each with so many turns."""
     each = Orders("", 0, "", ttl_s=30.0, longest_hold_s=0.02, rounds=rounds)
     client = ClientOrders("", (), "", ttl_s=30.0, longest_hold_s=0.02, rounds=rounds)
@@ -122,7 +114,7 @@ def crowd(
     scene.await_workers()
     scene.say_final()
     history = scene.history()
-    found = [*check(history.workers, is_fleet=True), *check_fleet(history, tally)]
+    found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
     found += [Violation("lock", str(line)) for line in history.workers.of_kind("witness_busy")]
     return history.workers, found
 
