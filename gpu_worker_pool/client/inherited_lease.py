@@ -11,13 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
-from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.config import ClientConfig, EndpointOptions
 from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.gpus.grant_env import DEVICE_ORDER, PCI_ORDER, GrantedGpu, is_amd, rocm_env
@@ -256,16 +256,17 @@ def _unlock(locks: Mapping[str, int]) -> None:
 
 
 def config_inside(
-    build: Callable[..., ClientConfig], single: str | None, several: str | Sequence[str] | None
+    service_endpoint: str | None = None, **given: Unpack[EndpointOptions]
 ) -> tuple[ClientConfig, InheritedLease | None]:
     """The settings of a client for these endpoints, and the lease around it, if its servers are those that know it.
 
     Without endpoints from the constructor, a client inside a lease asks the lease's server at the least.
     """
-    config, lease = build(service_endpoint=single, service_endpoints=several), inherited_lease(os.environ)
-    if lease is None or lease.is_among(config.endpoints.values()):
+    config, lease = ClientConfig.build(service_endpoint, **given), inherited_lease(os.environ)
+    if lease is None or any(map(lease.is_at, config.endpoints.values())):
         return config, lease
-    if single is not None or several is not None:
+    if service_endpoint is not None or given.get("service_endpoints") is not None:
         return config, None
     url = lease.url.url
-    return build(service_endpoints=[url]) if config.is_multi else build(service_endpoint=url), lease
+    given["service_endpoints"] = [url] if config.is_multi else None
+    return ClientConfig.build(None if config.is_multi else url, **given), lease

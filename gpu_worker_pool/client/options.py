@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Final, TypedDict
 
-from gpu_worker_pool.config import Scope
+from gpu_worker_pool.config import EndpointOptions
 from gpu_worker_pool.models import Assignment
 
 from .events import Hook
@@ -51,27 +51,15 @@ DEFAULTS: Final[RequestWishes] = {
 }
 
 
-class EndpointOptions(TypedDict, total=False):
+class PoolOptions(EndpointOptions, total=False):
     """The options of a client other than `service_endpoint`; see `GPUWorkerPoolClient`."""
 
-    service_endpoints: str | list[str] | tuple[str, ...] | None
-    load_balancing_strategy: str | None
-    memory_threshold: float | None
-    utilization_threshold: float | None
-    polling_interval: float | None
-    worker_timeout: float
-    request_timeout: float
-    endpoint_timeout: float | None
-    endpoint_max_retries: int | None
-    endpoint_health_check_interval: float | None
-    token: str | Mapping[str, str] | None
-    scope: Scope | None
     on_lost: Callable[[Assignment], None] | None
     on_ending: Callable[[Assignment], None] | None
     on_event: Hook | None
 
 
-class ClientOptions(EndpointOptions, total=False):
+class ClientOptions(PoolOptions, total=False):
     """All options of a client."""
 
     service_endpoint: str | None

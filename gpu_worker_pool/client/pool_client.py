@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from gpu_worker_pool.config import ClientConfig, Scope
+from gpu_worker_pool.config import Scope
 from gpu_worker_pool.errors import StaleAssignmentError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
@@ -59,8 +58,9 @@ class GPUWorkerPoolClient:
         on_ending: Callable[[Assignment], None] | None = None,
         on_event: Hook | None = None,
     ) -> None:
-        build = partial(
-            ClientConfig.build,
+        self._config, self._lease = config_inside(
+            service_endpoint,
+            service_endpoints=service_endpoints,
             load_balancing_strategy=load_balancing_strategy,
             memory_threshold=memory_threshold,
             utilization_threshold=utilization_threshold,
@@ -73,7 +73,6 @@ class GPUWorkerPoolClient:
             token=token,
             scope=scope,
         )
-        self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
