@@ -18,7 +18,6 @@ from .options import ClientOptions, RequestWishes
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
-    from .lease_list import LeaseLister
     from .reports import Reports
     from .started_client import StartedClient
 
@@ -159,12 +158,11 @@ class GPUWorkerPoolClient:
 
         NoEndpointAnsweredError where no server answers. A server with statistics only has no leases to show.
         """
-        found = await self._lister().all()
-        return [lease for lease in found if lease.is_mine or not mine]
+        return [lease for lease in await self._listed() if lease.is_mine or not mine]
 
     async def lease(self, lease_id: str) -> LeaseInfo | None:
         """A lease by its id, also one that ended a while ago; None where no server knows it, ValueError for a bad id."""
-        return await self._lister().one(lease_id)
+        return next(iter(await self._listed(lease_id)), None)
 
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
@@ -219,11 +217,11 @@ class GPUWorkerPoolClient:
             raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
         return started
 
-    def _lister(self) -> LeaseLister:
-        from .lease_list import LeaseLister  # noqa: PLC0415 - see above
+    async def _listed(self, lease_id: str | None = None) -> list[LeaseInfo]:
+        from .lease_list import list_leases  # noqa: PLC0415 - see above
 
         started = self._started()
-        return LeaseLister(started.places, started.is_own_worker, is_multi=self._config.is_multi)
+        return await list_leases(started.places, started.is_own_worker, lease_id)
 
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above

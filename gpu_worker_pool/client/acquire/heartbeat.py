@@ -128,7 +128,7 @@ class Heartbeat:
 
     def _hold_s(self) -> float:
         """How long the server may hold an answer: so that another call fits in before a lease is given up."""
-        ttls_s = [lease.lost.ttl_s for lease in self._held.values() if not lease.is_local]
+        ttls_s = [lease.lost.ttl_s for lease in self._held.values() if not lease.lost.is_local]
         return min(min(ttls_s, default=inf) / HOLDS_PER_TTL, LOCAL_HOLD_S)
 
     def _until_next(self, nap_s: float) -> float:

@@ -16,12 +16,13 @@ import pytest
 
 from gpu_worker_pool import StaleAssignmentError
 from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S, Heartbeat
-from gpu_worker_pool.client.backends.lease_backend import HeldLease
+from gpu_worker_pool.client.backends.lease_backend import granted
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.request import Request, Wishes
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
+from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
@@ -316,9 +317,11 @@ async def test_a_refused_heartbeat_is_not_repeated_at_once() -> None:
         async with Transport() as transport:
             ((id_, url),) = config.endpoints.items()
             backend = ServerLeases(Endpoint(id_, url, transport, config))
-            request = Request(Wishes(), ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S)
+            request = Request(Wishes(), Holder(worker_id="w"), ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S)
             heartbeat = Heartbeat(backend)
-            heartbeat.add(HeldLease("lease-1", request, backend, (), {}, boot_time()))
+            heartbeat.add(
+                granted(backend, "lease-1", request, [("box", Gpu(GpuKey("box", "GPU-1"), 0, "A100"))], boot_time())
+            )
             await soon(lambda: len(came_at) >= 2, "two heartbeats")
             await heartbeat.close()
 
