@@ -66,8 +66,8 @@ class InheritedLease:
     fence: int | None = None
     # Those that take GPUs from the same scope wait for each other.
     scope: str = ""
-    # What this process has taken and not released, and the descriptors of its lock files.
-    _taken: list[tuple[Assignment, dict[str, int]]] = field(default_factory=list, init=False, compare=False)
+    # What each worker of this process has taken and not released: its lock files, and their descriptors.
+    _taken: dict[str, dict[str, int]] = field(default_factory=dict, init=False, compare=False)
 
     def why_not(self, wishes: Wishes) -> str | None:
         """Why its GPUs cannot serve such a request; None if they can."""
@@ -99,9 +99,8 @@ class InheritedLease:
         if not takes_all:
             env |= {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
             env |= rocm_env([GrantedGpu(gpu.index, gpu.uuid) for gpu in gpus if is_amd(gpu.uuid)])
-        assignment = self._assignment(request, gpus, env, is_multi=is_multi)
-        self._taken.append((assignment, locks))
-        return assignment
+        self._taken[request.holder.worker_id or ""] = locks
+        return self._assignment(request, gpus, env, is_multi=is_multi)
 
     @property
     def busy_text(self) -> str:
@@ -110,28 +109,24 @@ class InheritedLease:
 
     def locks(self, assignment: Assignment) -> list[int]:
         """The descriptors that keep its GPUs from others inside the lease: what may outlive this process must have them."""
-        return next((list(locks.values()) for taken, locks in self._taken if taken == assignment), [])
+        return list(self._taken.get(assignment.worker_id, {}).values())
 
     def release(self, assignment: Assignment) -> bool:
         """Let others have the GPUs of an assignment; False where it is not one of this lease."""
-        for place, (taken, locks) in enumerate(self._taken):
-            if taken == assignment:
-                del self._taken[place]
-                _unlock(locks)
-                return True
-        return False
+        if (locks := self._taken.pop(getattr(assignment, "worker_id", ""), None)) is not None:
+            _unlock(locks)
+        return locks is not None
 
     def release_all(self) -> None:
         """Let others have all that this process has taken."""
-        for taken, _ in list(self._taken):
-            self.release(taken)
+        while self._taken:
+            _unlock(self._taken.popitem()[1])
 
     def _lock(self, gpu: LeasedGpu, locks: dict[str, int], *, is_shared: bool) -> bool:
         """Lock a GPU; False where another one has it."""
         name = f"{self.id}.{self.scope}.{gpu.uuid or gpu.device}".replace("/", "_")
         try:
-            path = f"{_lock_folder()}/{name}"
-            descriptor = _lock(path, is_shared=is_shared)
+            descriptor = _lock(path := f"{_lock_folder()}/{name}", is_shared=is_shared)
         except OSError as error:
             _unlock(locks)
             why = f"whether others inside the lease {self.id} use its GPUs is not known: {error}; repair that, or {ADVICE}"

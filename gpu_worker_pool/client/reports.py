@@ -165,8 +165,10 @@ class Reports:
         return {**asdict(self._info(endpoint)), "has_leases": has_leases, "error": endpoint.last_error}
 
     def _details(self, endpoint: Endpoint) -> dict[str, Any]:
+        found = self._endpoint(endpoint)
+        del found["last_seen"]  # all here is ready for JSON
         return {
-            **self._endpoint(endpoint),
+            **found,
             "avg_response_time_ms": endpoint.response_time_ms,
             "requests": self._tally.by_endpoint.get(endpoint.id, 0),
             "calls": endpoint.calls,
