@@ -66,6 +66,9 @@ def test_the_wheel_has_all_that_is_needed_and_nothing_else(wheel: Path) -> None:
     assert metadata["Version"] == gpu_worker_pool.__version__
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert needed == []
+    assert [name for name in metadata.get_all("License-File", []) if "/vendor/" in name] != [], "what is not ours"
+    pythons = {line.rpartition(" ")[2] for line in metadata.get_all("Classifier", []) if "Python :: 3." in line}
+    assert pythons == {"3.11", "3.12", "3.13", "3.14"}
 
 
 def test_the_source_archive_has_what_its_tests_need(dist: Path) -> None:

@@ -141,16 +141,6 @@ def _listener() -> socket.socket:
     return listener
 
 
-def replace_keeper(store: JobStore) -> None:
-    """Start a keeper if none is there and jobs wait: they would stand still until the next command."""
-    lock = _lock(store.root)
-    if lock is not None:
-        os.close(lock)
-        with suppress(Failure, NoKeeper):
-            if any(not record.submission.is_over for record in store.load(store.live_numbers()).values()):
-                start_keeper(store)
-
-
 def _open_log(path: Path) -> BinaryIO:
     try:
         if path.exists() and path.stat().st_size > _LONGEST_LOG_BYTES:

@@ -275,13 +275,14 @@ class Driver:
 
     def _renew_unwritten(self, command: cmd.Command) -> tuple[list[ev.Event], None]:
         """Take a heartbeat while the journal cannot be written, so that no holder loses a GPU because of a full disk. A lease
-        that is not written is not known to its client, so it cannot be renewed. All other commands are NotWritten.
+        whose request is not written is not known to its client, so it cannot be renewed. All other commands are NotWritten.
         """
         if not self.is_leading or not isinstance(command, cmd.Renew):
             raise self.not_written()
         self._live.look()
         now = self.now()
-        unknown = [id_ for id_ in command.lease_ids if not self.outbox.is_written(id_)]
+        unwritten = self.outbox.begun_or_ended()
+        unknown = [id_ for id_ in command.lease_ids if id_ in unwritten]
         events = decide(self.state, cmd.Renew(tuple(id_ for id_ in command.lease_ids if id_ not in unknown)), now)
         replay(self.state, events)
         return events + [ev.Refused(now, ev.RefusalCode.UNKNOWN_LEASE, id_) for id_ in unknown], None

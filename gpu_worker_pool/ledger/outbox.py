@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 # This backs no promise to a client: if it is lost, the next reading brings it about again. It waits for others, or a tick.
 NOT_URGENT = (ev.GpuDrained,)
+# What these say of a lease changes nothing that its client is told, so it may be told of the lease before they are written.
+UNTOLD = (ev.GpuDrained, ev.ProcessesAttributed)
 # A history this short replays at once, even if little of it is still needed.
 SHORTEST_TO_COMPACT = 20_000
 # The same in bytes: few events may be large ones.
@@ -113,6 +115,7 @@ class Outbox:
                 batch.events.append(event)
                 if not isinstance(event, NOT_URGENT):
                     batch.is_urgent = must_wait = True
+                if not isinstance(event, UNTOLD):
                     batch.lease_ids.add(getattr(event, "lease_id", None))
         return batch if must_wait else None
 
@@ -125,6 +128,12 @@ class Outbox:
 
     def is_written(self, lease_id: str) -> bool:
         return self.batch_of(lease_id) is None
+
+    def begun_or_ended(self) -> set[str]:
+        """The leases that began or ended by what is not written."""
+        batches = (self._in_flight, self._gathering)
+        events = [event for batch in batches if batch is not None for event in batch.events]
+        return {event.lease_id for event in events if isinstance(event, ev.LeaseEnded)}.union(ev.new_leases(events))
 
     def hold(self, most_s: float) -> None:
         """Send nothing until `let_go`: more is about to happen that can share the commit. No longer than this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, ProcessId, Reading
+from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason, QueuedLease
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -220,6 +221,39 @@ async def test_a_full_disk_grants_nothing_and_costs_nobody_his_lease() -> None:
         "NodeJoined",
         "LeaseGranted",
     ]
+
+
+async def test_on_a_full_disk_a_holder_is_not_lost_because_what_was_seen_of_it_is_not_written() -> None:
+    """A look at the GPUs may be what fills the disk: it finds the process of the holder on its GPU."""
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    driver.note(ask("held", pid=7))
+    await turns()
+    writer.finish()
+    (idle,) = look(at=101.0).readings
+    driver.note(cmd.Observe((replace(idle, processes=(GpuProcess(ProcessId(7, 1.0), 100.0),)),)))
+    await turns()
+    assert kinds(writer.orders[0][0].events) == ["ProcessesAttributed"]
+    writer.finish(JournalError("the disk is full"))
+    renewed = await driver.do(cmd.Renew(("held",)))
+    assert renewed == [ev.LeasesRenewed(100.0, ("held",))]
+    assert isinstance(await driver.find("held"), ActiveLease)
+
+
+async def test_on_a_full_disk_a_waiter_whose_grant_is_not_written_is_not_lost() -> None:
+    writer = SlowWriter(MemoryJournal())
+    driver = await opened(writer)
+    for lease_id in ("first", "next"):
+        driver.note(ask(lease_id))
+    await turns()
+    writer.finish()
+    driver.note(cmd.Release("first"))
+    driver.note(look(at=101.0))
+    await turns()
+    assert "LeaseGranted" in kinds(writer.orders[0][0].events)
+    writer.finish(JournalError("the disk is full"))
+    assert await driver.do(cmd.Renew(("next",))) == [ev.LeasesRenewed(100.0, ("next",))]
+    assert [type(event) for event in await driver.do(cmd.Renew(("first",)))] == [ev.Refused]
 
 
 async def test_when_the_disk_has_room_again_all_goes_on_and_the_same_request_is_the_same_lease() -> None:

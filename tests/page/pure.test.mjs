@@ -8,7 +8,7 @@ const load = (name) => import(new URL(name, page));
 const words = await load("words.js");
 const { readView } = await load("pool.js");
 const facts = await load("facts.js");
-const { barsOf, dragged, inLanes, marks } = await load("timeline.js");
+const { barsOf, dragged, inLanes, marks, together } = await load("timeline.js");
 const { readHash, writeHash } = await load("app.js");
 const { sentence, spansOf, usageRows } = await load("usage.js");
 const { curvePath } = await load("parts.js");
@@ -96,6 +96,11 @@ test("bars of the timeline: past, held until declared and predicted ends, booked
   ]);
   assert.deepEqual(inLanes([{ from: 0, to: 5 }, { from: 5, to: 9 }]).map((bar) => bar.lanes), [1, 1]);
   assert.equal(marks(NOW, NOW + 12 * 3_600_000).length, 6);
+});
+
+test("starts that lie near each other have one flag, and no flag lies within the words of the one before", () => {
+  const groups = together([6.1, 0, 5.9, 12.2, 11.9], (place) => place, 6);
+  assert.deepEqual(groups, [[0, 5.9], [6.1, 11.9], [12.2]]);
 });
 
 test("what is dragged over is at least a step of the future", () => {

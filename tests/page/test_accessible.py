@@ -104,6 +104,7 @@ def test_axe_finds_nothing_while_the_connection_is_lost(page: Page, watch: Watch
     expect(connection(page)).to_have_text("no connection")
     expect(page.get_by_role("alert").first).to_contain_text("No connection to the server")
     expect(controls(page)).to_have_count(0)
+    expect(page.get_by_role("button", name="Token…")).to_be_disabled()
     free = page.get_by_role("group", name="Show only").get_by_role("button", name="free")
     assert free.evaluate("(chip) => getComputedStyle(chip.closest('main')).filter") == "grayscale(1)"
     assert_fine(page, LOOKS)

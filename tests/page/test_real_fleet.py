@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from tests.e2e.fleet.fleet import Candidate, Fleet, fleet_of
 from tests.ledger.postgres.server import PostgresServer, programs
 from tests.page.conftest import OpenPage
-from tests.page.parts import connection
+from tests.page.parts import connection, happened
 from tests.page.watch import Watch
 
 
@@ -61,6 +61,9 @@ def test_a_leader_change_an_unknown_box_and_a_gang_are_seen(
     )
     expect(heads[0]).to_contain_text("silent")
     expect(anns).to_have_count(2)
+    # The GPUs of a box that is away keep their names.
+    expect(happened(page)).to_contain_text(re.compile(rf"ann has GPU \d of {leader.node}; GPU \d of"))
+    page.go_back()
 
     leader.start()
     expect(heads[0]).to_contain_text("1 free")

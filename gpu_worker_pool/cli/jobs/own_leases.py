@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_worker_pool.cli.pools.reading import ask_names, ask_pools
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, distinct_leases
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.failure import Failure
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_record import JobRecord
-    from gpu_worker_pool.jobs.job_store import JobStore
+from gpu_worker_pool.jobs.job_record import JobRecord
+from gpu_worker_pool.jobs.job_store import JobStore
 
 
 class RequestWait(NamedTuple):

@@ -100,7 +100,7 @@ def test_the_page_is_there_with_and_without_a_slash(server: ServerProcess) -> No
 
 def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: ServerProcess) -> None:
     """The page names each file below the version of all of them, so that a browser keeps it until another version is there."""
-    names, version = PageFiles().names(), PageFiles().version
+    names, version = PageFiles().by_name.keys(), PageFiles().version
     assert {"index.html", "page.css", "app.js", "vendor/preact.js"} <= names
     named = re.findall(r'(?:href|src)="ui/([^"]+)"', ask(server, "/ui").body.decode())
     assert {f"{version}/{name}" for name in names if name.endswith((".js", ".css"))} <= set(named)

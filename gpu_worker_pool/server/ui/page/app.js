@@ -48,24 +48,20 @@ let isAsked = false;
 let dialog = null;
 let done = null;
 let isPlanned = false;
-let token = stored();
+let token = stored(() => sessionStorage.getItem(TOKEN));
 
-function stored() {
+/** Where storage is forbidden, the token lasts as long as the page. */
+function stored(action) {
   try {
-    return sessionStorage.getItem(TOKEN);
+    return action();
   } catch {
-    return null; // storage is forbidden: the token lasts as long as the page
+    return null;
   }
 }
 
 function keep(value) {
   token = value;
-  try {
-    if (value === null) sessionStorage.removeItem(TOKEN);
-    else sessionStorage.setItem(TOKEN, value);
-  } catch {
-    // As above.
-  }
+  stored(() => (value === null ? sessionStorage.removeItem(TOKEN) : sessionStorage.setItem(TOKEN, value)));
 }
 
 async function identify(sent) {
@@ -214,7 +210,7 @@ function Header({ page }) {
     <span class="who">${me !== null && html`<span title=${`${me.role}${me.hasToken ? ", by token" : ", your user on this machine"}`}><bdi
       class="clamped">${me.name ?? "you"}</bdi></span>`}
       ${me?.hasToken ? html`<button type="button" onClick=${logOut}>Log out</button>` : html`<button type="button"
-        onClick=${() => page.open({ kind: "login" })}>${me === null ? "Log in…" : "Token…"}</button>`}
+        disabled=${["lost", "paused"].includes(state)} onClick=${() => page.open({ kind: "login" })}>${me === null ? "Log in…" : "Token…"}</button>`}
       ${view !== null && view.pool.gpus.length > 0 && html`<button type="button" class="main" onClick=${() => page.open({ kind: "get" })}>Get a GPU</button>`}</span>
   </header>`;
 }

@@ -66,10 +66,7 @@ const localTime = (ms) => {
   return new Date(ms - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 };
 const isoTime = (local) => new Date(local).toISOString();
-const inQuery = (values) => {
-  const given = Object.entries(values).filter(([, value]) => value);
-  return given.length ? `?${new URLSearchParams(given)}` : "";
-};
+const asQuery = (reason) => (reason ? `?${new URLSearchParams({ reason })}` : "");
 
 async function eachInTurn(things, call) {
   let answer = null;
@@ -91,7 +88,7 @@ const PLANS = {
       values: { reason: "" },
       yes: "End the lease",
       call: ({ reason }) =>
-        isOwn ? page.call(`leases/${id}${inQuery({ reason })}`, { method: "DELETE" }) : page.call(`admin/leases/${id}/revoke${inQuery({ reason })}`, { method: "POST" }),
+        isOwn ? page.call(`leases/${id}${asQuery(reason)}`, { method: "DELETE" }) : page.call(`admin/leases/${id}/revoke${asQuery(reason)}`, { method: "POST" }),
       done: (answer) =>
         answer.end_reason === (isOwn ? "released" : "revoked") ? say`The lease of ${who} on ${name(which)} is ended.` : say`The lease of ${who} ${endedAlready(answer)}`,
     };

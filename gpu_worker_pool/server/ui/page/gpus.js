@@ -123,26 +123,31 @@ function Square({ gpu, before, page, isCurrent }) {
       onClick=${() => go({ gpu: url.gpu === gpu.key ? "" : gpu.key })}>${gpu.kind === "unknown" ? "?" : ""}</button>`;
 }
 
-const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
+const STEPS = {
+  ArrowRight: (squares, at) => squares[at + 1],
+  ArrowLeft: (squares, at) => squares[at - 1],
+  ArrowDown: (squares, at) => nearest(squares, at, (top, own) => top > own + 1),
+  ArrowUp: (squares, at) => nearest(squares, at, (top, own) => top < own - 1),
+  Home: (squares) => squares[0],
+  End: (squares) => squares.at(-1),
+};
 
-/** The arrow keys go from square to square; up and down to the nearest one of the next line. */
+/** The nearest square of the next line, up or down. */
+function nearest(squares, at, isBeyond) {
+  const from = squares[at].getBoundingClientRect();
+  const places = squares.map((square) => ({ square, box: square.getBoundingClientRect() })).filter(({ box }) => isBeyond(box.top, from.top));
+  const far = ({ box }) => Math.abs(box.top - from.top) * 1000 + Math.abs(box.left - from.left);
+  return places.sort((a, b) => far(a) - far(b))[0]?.square;
+}
+
+/** The arrow keys go from square to square. */
 function moveFocus(event, root) {
   const squares = [...root.querySelectorAll(".square")];
   const at = squares.indexOf(event.target);
-  if (at < 0 || event.altKey || event.metaKey) return;
-  let to = null;
-  if (event.key in STEPS) to = squares[at + STEPS[event.key]];
-  else if (event.key === "Home") to = squares[0];
-  else if (event.key === "End") to = squares.at(-1);
-  else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-    const from = event.target.getBoundingClientRect();
-    const isBeyond = ({ top }) => (event.key === "ArrowDown" ? top > from.top + 1 : top < from.top - 1);
-    const places = squares.map((square) => ({ square, box: square.getBoundingClientRect() })).filter(({ box }) => isBeyond(box));
-    const far = ({ box }) => Math.abs(box.top - from.top) * 1000 + Math.abs(box.left - from.left);
-    to = places.sort((a, b) => far(a) - far(b))[0]?.square;
-  } else return;
+  if (at < 0 || !Object.hasOwn(STEPS, event.key) || event.altKey || event.metaKey) return;
   event.preventDefault();
-  if (!to) return;
+  const to = STEPS[event.key](squares, at);
+  if (to === undefined) return;
   for (const square of squares) square.tabIndex = square === to ? 0 : -1;
   to.focus();
 }

@@ -69,7 +69,6 @@ function readPool(pool, told) {
     serverId: word(pool.server_id),
     trouble: word(pool.trouble),
     memoryThreshold: number(pool.thresholds?.memory_percent) ?? 100,
-    utilizationThreshold: number(pool.thresholds?.utilization_percent) ?? 100,
     gpus,
     leases,
     queue,
@@ -134,7 +133,6 @@ function readLease(lease) {
     owner: word(lease.owner),
     worker_id: word(lease.worker_id),
     host: word(lease.host),
-    pid: number(lease.pid),
     wishes: {
       gpus: number(wishes.gpus) ?? 1,
       nodes: number(wishes.nodes) ?? 1,
@@ -195,8 +193,6 @@ const readEnds = (ends) => new Map(objects(ends).map((end) => [word(end.lease_id
 function readForecast(forecast) {
   return objects(forecast?.models).map((each) => ({
     model: word(each.model),
-    gpus: number(each.gpus) ?? 0,
-    free: number(each.free) ?? 0,
     starts: objects(each.starts).map((one) => ({ gpus: number(one.gpus) ?? 1, at: time(one.at), basis: word(one.basis) })),
   }));
 }
@@ -205,7 +201,6 @@ function readBoxes(boxes) {
   if (!Array.isArray(boxes)) return null;
   return objects(boxes).map((box) => ({
     node: word(box.node),
-    url: /^https?:/.test(word(box.url) ?? "") ? box.url : null,
     isUnknown: box.state !== "up",
     isLeader: box.is_leader === true,
     version: word(box.version),
@@ -217,7 +212,7 @@ const inOrder = new Intl.Collator("en", { numeric: true });
 
 /** The boxes with their GPUs, in the order of their names; without a fleet, the one box. */
 function boxesOf(pool, told) {
-  const one = { node: pool.node, url: null, isUnknown: false, isLeader: false, version: null, heardAgoS: null };
+  const one = { node: pool.node, isUnknown: false, isLeader: false, version: null, heardAgoS: null };
   if (told === null) return [{ ...one, gpus: pool.gpus }];
   const boxes = new Map(told.map((box) => [box.node, { ...box, gpus: [] }]));
   for (const gpu of pool.gpus) {

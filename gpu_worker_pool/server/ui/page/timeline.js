@@ -53,6 +53,17 @@ export function inLanes(bars) {
   return placed;
 }
 
+/** What lies within `width` of the first of a group belongs to that group, so that the words of two groups do not overlap. */
+export function together(things, placeOf, width) {
+  const groups = [];
+  for (const thing of [...things].sort((a, b) => placeOf(a) - placeOf(b))) {
+    const group = groups.at(-1);
+    if (group !== undefined && placeOf(thing) - placeOf(group[0]) < width) group.push(thing);
+    else groups.push([thing]);
+  }
+  return groups;
+}
+
 /** The bars of one GPU between two times. `spans` are those of the past; what is held now is in the pool, which is newer. */
 export function barsOf(gpu, spans, view, nowMs, { from, to }) {
   const live = new Set(gpu.holders.map((lease) => lease.id));
@@ -115,11 +126,7 @@ export function Timeline({ page, gpus }) {
   useDragging(frame, { mayBook, shown, range, nowMs, stepMs, setDrag, open });
   const waiters = view.pool.queue.filter((lease) => lease.start.at > nowMs && lease.start.at < range.to);
   // Those that start at about the same time have one flag.
-  const starts = new Map();
-  for (const lease of waiters) {
-    const at = Math.floor(place(lease.start.at) / (page.isNarrow ? 18 : 6));
-    starts.set(at, [...(starts.get(at) ?? []), lease]);
-  }
+  const flags = together(waiters, (lease) => place(lease.start.at), page.isNarrow ? 18 : 6);
 
   return html`<section class="timeline" aria-label="Timeline">
     <div class="head"><h2>Timeline</h2>
@@ -138,7 +145,7 @@ export function Timeline({ page, gpus }) {
       ${waiters.length > 0 && html`<div class="track-row queue-row" role="group"
         aria-label=${`Starts of waiters: ${waiters.map((lease) => plain(say`${name(holderName(lease))} ${start(lease.start.at, lease.start.basis, nowMs)}`)).join(", ")}`}>
         <span class="label" aria-hidden="true">starts</span><div class="track" aria-hidden="true">
-        ${[...starts].map(([at, leases]) => html`<span key=${at} class="flag" style=${{ left: `${place(leases[0].start.at)}%` }}
+        ${flags.map((leases) => html`<span key=${leases[0].id} class="flag" style=${{ left: `${place(leases[0].start.at)}%` }}
           title=${leases.map((lease) => plain(say`${who(lease)} ${start(lease.start.at, lease.start.basis, nowMs)}`)).join(", ")}>${leases.map((lease, i) => html`${i > 0 && ", "}<bdi>${holderName(lease)}</bdi>`)}</span>`)}
         <i class="now" style=${{ left: `${place(nowMs)}%` }}></i></div></div>`}
     </div>
@@ -218,12 +225,10 @@ function useDragging(frame, now) {
     };
     const key = (event) => event.key === "Escape" && began !== null && stop();
     const heard = { pointerdown: down, pointermove: move, pointerup: up, pointercancel: stop };
-    for (const [kind, hear] of Object.entries(heard)) root.addEventListener(kind, hear);
-    addEventListener("keydown", key);
-    return () => {
-      for (const [kind, hear] of Object.entries(heard)) root.removeEventListener(kind, hear);
-      removeEventListener("keydown", key);
-    };
+    const over = new AbortController();
+    for (const [kind, hear] of Object.entries(heard)) root.addEventListener(kind, hear, { signal: over.signal });
+    addEventListener("keydown", key, { signal: over.signal });
+    return () => over.abort();
   }, []);
 }
 

@@ -5,16 +5,14 @@ export const NONE = "\u2013";
 
 const isKnown = (value) => typeof value === "number" && Number.isFinite(value);
 
-export const percent = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0%` : UNKNOWN);
+const rounded = (unit) => (value) => (isKnown(value) ? `${Math.round(value)}\u00a0${unit}` : UNKNOWN);
+
+export const [percent, temperature, power] = ["%", "°C", "W"].map(rounded);
 
 export function memory(mb) {
   if (!isKnown(mb)) return UNKNOWN;
   return mb >= 1024 ? `${(mb / 1024).toFixed(mb >= 102_400 ? 0 : 1)}\u00a0GiB` : `${Math.round(mb)}\u00a0MiB`;
 }
-
-export const temperature = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0°C` : UNKNOWN);
-
-export const power = (value) => (isKnown(value) ? `${Math.round(value)}\u00a0W` : UNKNOWN);
 
 /** 42 s, 5 min, 2 h 5 min, 3 d 4 h: two units at most. */
 export function duration(seconds) {
