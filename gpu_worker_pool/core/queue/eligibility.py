@@ -117,6 +117,13 @@ def has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
     return slot.is_open_for(shared=wishes.is_shared, max_sharers=state.settings.max_sharers)
 
 
+def may_serve_when_read(state: PoolState) -> bool:
+    """Whether a waiter may be served once all GPUs are read. That cannot be if each asks for more of them than leases leave."""
+    least = min((each.wishes.gpus for each in state.queue.class_of.values()), default=0)
+    left = (slot for slot in state.slots.values() if not slot.occupants or slot.is_draining or slot.is_shared)
+    return least == 1 or (least > 1 and sum(1 for _ in left) >= least)
+
+
 def _draining(slot: GpuSlot, lease: EndedLease) -> Verdict:
     processes = (slot.reading.processes or ()) if slot.reading else ()
     left = set(slot.members.get(lease.id, ()))

@@ -14,6 +14,7 @@ from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
+from gpu_worker_pool.core.queue.eligibility import may_serve_when_read
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.ledger.driver import Driver
@@ -112,8 +113,8 @@ class OwnBox:
             self._sample_after_release()
 
     def _sample_after_release(self) -> None:
-        """Sample at once if a request waits; otherwise soon, so that many releases share one sample."""
-        if self._driver.state.queue:
+        """Sample at once if that may serve a waiter; otherwise soon, so that many releases share one sample."""
+        if may_serve_when_read(self._driver.state):
             if self._late_sample is not None:
                 self._late_sample.cancel()
                 self._late_sample = None
