@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -26,6 +27,11 @@ os.environ.setdefault("GPU_POOL_SOCKET", "")
 for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
 os.environ.update(NO_CERTIFICATES)
+
+# `nohup make test` and `make test &` in a script start it with signals ignored, which every process of a test would inherit.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen

@@ -89,7 +89,7 @@ def test_a_core_that_talks_to_the_world_by_a_builtin_is_found(copy_of_the_packag
 
 
 def test_the_client_loads_nothing_heavy() -> None:
-    """tests/server/test_counts.py has the same for the server."""
+    """tests/server/test_starting.py has the same for the server."""
     heavy = {"fastapi", "uvicorn", "pynvml", "pydantic"}
     program = (
         f"import sys, gpu_worker_pool; loaded = {heavy} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"

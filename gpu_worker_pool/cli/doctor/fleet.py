@@ -20,11 +20,11 @@ from gpu_worker_pool.server.fleet import (
     fleet_database,
     fleet_key,
     fleet_url,
+    key_path,
     leads_alone,
     listed_boxes,
     own_address,
 )
-from gpu_worker_pool.server.fleet_key import key_path
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.state_files import journal_path
 from gpu_worker_pool.wire.fleet import FleetList

@@ -71,7 +71,14 @@ async def page(call: Call) -> Response:
     return _file(call, INDEX)
 
 
-@router.get("/ui/data/me", caller=WRITER, answered_by="leader", problems=(401, 403, 422), response_model=MeView)
+@router.get(
+    "/ui/data/me",
+    caller=WRITER,
+    answered_by="leader",
+    problems=(401, 403, 422),
+    response_model=MeView,
+    is_known_to_box=True,
+)
 async def page_me(call: Call) -> Response:
     """Who calls."""
     caller = call.caller()
