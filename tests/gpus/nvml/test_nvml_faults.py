@@ -140,8 +140,9 @@ def test_a_lost_gpu_is_not_taken_for_one_that_moved(config: StubConfig, start: S
     config.gpus = moved
     config.write()
     probe.read(1.0)
+    found = probe.read(1.0 + RETRY_S).readings
 
-    assert [reading.gpu.key.uuid for reading in probe.read(2.0).readings] == [UUIDS[1], "unknown-1"]
+    assert [reading.gpu.key.uuid for reading in found] == [UUIDS[1], "unknown-1"]
 
 
 # MIG
@@ -249,18 +250,6 @@ def test_where_the_bindings_are_missing_the_probe_says_what_to_install(monkeypat
 
     with pytest.raises(ProbeUnavailable, match=r"pip install 'gpu-worker-pool\[server\]'"):
         NvmlProbe("box")
-
-
-def test_closing_shuts_nvml_down_once(config: StubConfig, start: Start) -> None:
-    probe = start()
-    probe.read(1.0)
-    config.calls()
-    probe.close()
-    probe.close()
-
-    assert config.calls() == ["Shutdown"]
-    with pytest.raises(RuntimeError, match="closed"):
-        probe.read(2.0)
 
 
 def uuids(result: ProbeResult) -> list[str]:
