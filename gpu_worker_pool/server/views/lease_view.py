@@ -59,7 +59,7 @@ def _listed_waiter(
     """A waiter in a list: without its obstacles. Far back in the queue the reason is short."""
     position = explainer.position(lease)
     if explainer.can_afford(lease) and position <= MOST_EXPLAINED:
-        reason = explainer.reason(lease)
+        reason = str(explainer.explain(lease))
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
     return _view(
