@@ -17,7 +17,9 @@ from tests.processes import has_ended
 
 
 @contextmanager
-def guarding(command: list[str], out: int = 1, **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+def guarding(
+    command: list[str], out: int = 1, **options: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     ours, theirs = socket.socketpair()
     program = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())]
     with subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL) as process, ours:
