@@ -151,17 +151,6 @@ async def test_a_command_that_runs_is_told_to_end_and_not_to_go_on(guarded: Guar
         await guarded.wait()
 
 
-async def test_times_that_a_stopped_guard_has_not_taken_replace_each_other(guarded: Guarded) -> None:
-    await start(guarded, "sleep 300")
-    os.kill(guarded.pid, signal.SIGSTOP)
-    for second in range(100_000):
-        guarded.tell_safe_until(boot_time() + 3600 + second)
-    assert len(guarded._unsent) <= 2
-    guarded.tell_safe_until(boot_time())
-    os.kill(guarded.pid, signal.SIGCONT)
-    assert (await guarded.wait()).was_late
-
-
 async def test_the_loop_goes_on_while_a_guard_takes_its_time_to_end(guarded: Guarded) -> None:
     await start(guarded, "sleep 300")
     os.kill(guarded.pid, signal.SIGSTOP)
