@@ -21,12 +21,11 @@ from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Headers, Response
+from gpu_worker_pool.server.http.response import Headers, Refusal, Response
 from gpu_worker_pool.server.parameters import PaceS
 from gpu_worker_pool.server.views.lease_view import gpu_ref
 from gpu_worker_pool.server.views.target import EVERYTHING, Target
-from gpu_worker_pool.wire.page import RecentEvent, RecentKind
+from gpu_worker_pool.wire.pool import RecentEvent, RecentKind
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64
