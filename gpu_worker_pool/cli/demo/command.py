@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,7 +23,6 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerDidNotStartError, ServerProcess, inherited_environment
 
 from .results import Course, Outage, show_results
-from .worker import WorkerSettings
 
 SERVER_SETTINGS: Final = {"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}
 # When to kill the worker and the server, as a part of the time; the next good moment is used.
@@ -75,7 +73,13 @@ class Demo:
         names = [f"w{number:02}" for number in range(1, workers + 1)]
         try:
             with self.servers() as endpoints:
-                settings = WorkerSettings(names, endpoints, str(self.folder), seed, os.getpid())
+                settings = {
+                    "names": names,
+                    "endpoints": endpoints,
+                    "folder": str(self.folder),
+                    "seed": seed,
+                    "parent": os.getpid(),
+                }
                 with self._workers(settings) as process:
                     ends_at = boot_time() + seconds
                     time.sleep(_WORKER_DIES * seconds)
@@ -124,9 +128,9 @@ class Demo:
         self.course.outages.append(outage)
 
     @contextmanager
-    def _workers(self, settings: WorkerSettings) -> Iterator[subprocess.Popen[bytes]]:
+    def _workers(self, settings: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
         """The workers, ready to ask. They end with this process, however it ends."""
-        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(asdict(settings))]
+        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(settings)]
         env, log_file = inherited_environment(os.environ), self.folder / "workers.log"
         with log_file.open("wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
@@ -134,10 +138,10 @@ class Demo:
             process = subprocess.Popen(command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         try:
-            if not self.until(lambda: len(self.course.pids) == len(settings.names), _STARTING_S):
+            if not self.until(lambda: len(self.course.pids) == len(settings["names"]), _STARTING_S):
                 why = _last_line(log_file.read_text(encoding="utf-8", errors="replace"))
                 raise Failure(f"the workers of the demo did not start: {why}", 1)
-            self.say(f"{len(settings.names)} workers ask for GPUs")
+            self.say(f"{len(settings['names'])} workers ask for GPUs")
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
