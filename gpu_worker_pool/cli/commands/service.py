@@ -68,14 +68,17 @@ class _Service(NamedTuple):
         return ["systemctl", *(["--user"] if self.is_user else []), *words]
 
     def systemctl(self, *words: str) -> None:
-        """Run systemctl; what it complains about ends this command."""
-        command = self.command(*words)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode != 0:
-            raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        _run(self.command(*words))
 
     def is_active(self) -> bool:
         return subprocess.run(self.command("is-active", "--quiet", self.name), check=False).returncode == 0  # noqa: S603
+
+
+def _run(command: list[str]) -> None:
+    """Run a program of the system; what it complains about ends this command."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
 
 
 def _is_elsewhere() -> bool:
@@ -222,9 +225,7 @@ def _make_account() -> None:
         account = pwd.getpwnam(_ACCOUNT)
     except KeyError:
         command = ["useradd", "--system", "--home-dir=/var/lib/gpu-worker-pool", "--shell=/usr/sbin/nologin", _ACCOUNT]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode != 0:
-            raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip()}") from None
+        _run(command)
         account = pwd.getpwnam(_ACCOUNT)
         complain(f"made the user {_ACCOUNT}")
     if not _SETTINGS.exists():
