@@ -21,7 +21,6 @@ from gpu_worker_pool.client.inherited_lease import config_inside
 from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.client.local_servers import environ_outside
 from gpu_worker_pool.client.options import ClientOptions, RequestWishes
-from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import check_number, check_whole
 
 from .crew_thread import CrewThread, threads
@@ -203,8 +202,7 @@ def _client(options: ClientOptions, *, is_new: bool) -> LocalClient:
     """The client of the workers. `is_new`: for other GPUs than those of the lease around this process."""
     asked: dict[str, Any] = dict(options)
     hooks = {name: asked.pop(name, None) for name in ("on_event", "on_lost", "on_ending")}
-    single, several = asked.pop("service_endpoint", None), asked.pop("service_endpoints", None)
-    config, lease = config_inside(partial(ClientConfig.build, **asked), single, several)
+    config, lease = config_inside(**asked)
     environ = os.environ if lease is None else environ_outside(os.environ)
     return LocalClient(config, environ, lease=None if is_new else lease, counts_gpus=True, **hooks)
 

@@ -14,7 +14,6 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import sys
 import threading
 import weakref
@@ -22,6 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from .connections import unix_peer
 from .users import user_name
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ SCOPE_VARIABLE: Final = "GPU_POOL_LOCK_SCOPE"
 _LONGEST_NAME: Final = 100
 _ANSWER_BYTES: Final = 512
 _ANSWER_S: Final = 1.0
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +164,7 @@ def ask_holder(name: str, *, is_certain: bool = True) -> LockHolder:
         connection.settimeout(_ANSWER_S)
         try:
             connection.connect(name)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, uid, _ = _CREDENTIALS.unpack(credentials)
+            pid, uid = unix_peer(connection)
             user = user_name(uid)
             said = json.loads(connection.recv(_ANSWER_BYTES))
             if isinstance(said, dict):

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 from . import guard
+from .connections import unix_peer
 from .processes import own_proc
 
 # In the environment of all that a guard runs: the marks of this guard and of those around it, with colons between them. When
@@ -42,7 +42,6 @@ _MOST_KILLING_S: Final = 10.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
 _MARKS: Final = f"\0{GUARD_VARIABLE}=".encode()
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class GuardDied(Failure):
@@ -122,7 +121,7 @@ class Guarded:
         line = socket.socket(fileno=os.dup(0))
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - as quick as possible
             os.dup2(nothing.fileno(), 0)
-        pid, _, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, _ = unix_peer(line)
         return cls(line, pid)
 
     async def __aenter__(self) -> Self:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +28,11 @@ from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.client.local_servers import NoServerAnswersError
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
 from gpu_worker_pool.failure import TIMED_OUT, Failure
 from gpu_worker_pool.host.guarded import guard_program
+from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.models import Assignment
 from gpu_worker_pool.urls import split_endpoints
 
@@ -51,18 +53,13 @@ _SUPERVISOR: Final = (
 )
 
 
-@dataclass(eq=False)
 class JobPool:
     """The servers of some jobs. Requests enter the queue one after the other: `gate` keeps their order."""
 
-    config: InitVar[ClientConfig]
-    is_remote: InitVar[bool]
-    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
-    client: LocalClient = field(init=False)
-    _on_queued: dict[str, Callable[[], None]] = field(default_factory=dict)
-
-    def __post_init__(self, config: ClientConfig, is_remote: bool) -> None:
+    def __init__(self, config: ClientConfig, *, is_remote: bool) -> None:
+        self.gate = asyncio.Lock()
         self.client = LocalClient(config, config.environ, is_remote=is_remote, on_event=self._hear)
+        self._on_queued: dict[str, Callable[[], None]] = {}
 
     def expect(self, worker_id: str, on_queued: Callable[[], None]) -> None:
         """Call this when the request of this worker has its place in a queue."""
@@ -85,7 +82,7 @@ class JobPools:
         # By what a client does with them: two jobs whose environments differ in anything else share one.
         used = ("GPU_POOL_SOCKET", "XDG_RUNTIME_DIR", VISIBLE_DEVICES_VARIABLE)
         key = repr((config, sorted(config.tokens.items()), spec.is_remote, [environ.get(name) for name in used]))
-        return self._pools.setdefault(key, JobPool(config, spec.is_remote))
+        return self._pools.setdefault(key, JobPool(config, is_remote=spec.is_remote))
 
     async def close_unused(self, used: set[JobPool]) -> None:
         """Stop the clients that no request uses: each polls its servers."""
@@ -163,7 +160,7 @@ class GpuWait:
             self._start()
             if self._assignment is not None and getattr(self._assignment.lost, "is_local", False):
                 self.let_go()  # else it is renewed here until the supervisor says that it has it
-            await until_gone(self.pid)
+            await until_gone(ProcessId(self.pid))
             self.let_go()
         finally:
             await self._end()
@@ -256,20 +253,23 @@ class GpuWait:
             self._process.stdin.close()
             if not self.is_granted:
                 self._process.kill()
-                await until_gone(self._process.pid)
+                await until_gone(ProcessId(self._process.pid))
             self._process.poll()
 
 
-async def until_gone(pid: int) -> None:
-    """Wait for the end of a process, without a look at it now and then."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return  # it is gone
-    loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, has_ended.set)
-    try:
-        await has_ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+async def until_gone(*processes: ProcessId) -> None:
+    """Wait for the end of these processes, without a look at them now and then."""
+    loop, machine = asyncio.get_running_loop(), Machine.here()
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            continue  # it is gone
+        has_ended = asyncio.Event()
+        loop.add_reader(descriptor, has_ended.set)
+        try:
+            if machine.is_alive(process):
+                await has_ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)

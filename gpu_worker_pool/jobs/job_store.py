@@ -11,7 +11,7 @@ A submission is there as a whole or not at all: its folder is made under another
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import logging
 import os
@@ -22,8 +22,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -45,8 +45,7 @@ _PRIVATE: Final = 0o700
 _NEW: Final = ".new-"
 # What a submit that died has left is removed after this time.
 _LEFT_S: Final = 60.0
-# No user has submitted more; a file with a greater one is damaged.
-MAX_NUMBER: Final = 999_999_999
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 _TASK_IN_JOURNAL: Final = re.compile(rb'"index": (\d+)')
 logger = logging.getLogger(__name__)
 
@@ -62,6 +61,11 @@ def jobs_folder(environ: Mapping[str, str]) -> Path:
             f"there is no home directory to keep jobs in; set {JOBS_DIR_VARIABLE} to a folder of yours"
         ) from None
     return own / "jobs" / (socket.gethostname().partition(".")[0] or "localhost")
+
+
+def own_store() -> JobStore:
+    """The jobs of this user, as this environment says where they are."""
+    return JobStore(jobs_folder(os.environ))
 
 
 class JobStore:
@@ -118,19 +122,10 @@ class JobStore:
             # Its name is on the disk before the first event is: after a power cut no job that ran looks new.
             (new / "journal.jsonl").touch(mode=0o600)
             sync_folder(new)
-            with self._numbering():
-                number = self.last_number() + 1
-                if number > MAX_NUMBER:
-                    shutil.rmtree(new, ignore_errors=True)
-                    raise Failure(
-                        f"the last job of {self.root} has the number {number - 1}, and a number must be at most {MAX_NUMBER}; "
-                        f"if {self.root / 'last-id'} is damaged, write the number of the last job into it"
-                    )
-                _write(self.root / f"{_NEW}last", number)
-                (self.root / f"{_NEW}last").replace(self.root / "last-id")
-                self.note_live(number)
-                new.rename(self.root / str(number))
-                sync_folder(self.root)
+            number = self.last_number() + 1
+            while not self._call(new, number):
+                number += 1
+            sync_folder(self.root)
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
             raise Failure(
@@ -138,26 +133,23 @@ class JobStore:
             ) from None
         return number
 
+    def _call(self, new: Path, number: int) -> bool:
+        """Give a new submission this number; False where another one has just got it."""
+        self.note_live(number)
+        try:
+            new.rename(self.root / str(number))
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            return False
+        return True
+
     def last_number(self) -> int:
         """The number of the last submission; 0 where there was none."""
-        try:
-            last = int((self.root / "last-id").read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            last = 0
-        return max([last, *self.numbers()])
+        return max(self.numbers(), default=0)
 
     def numbers(self) -> list[int]:
         return _numbers_in(self.root)
-
-    @contextmanager
-    def _numbering(self) -> Iterator[None]:
-        """Submit one at a time."""
-        descriptor = os.open(self.root / "submit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _remove_left(self) -> None:
         """Remove what submits that died have left: it has the environment of its user, secrets and all."""
@@ -213,7 +205,11 @@ class JobStore:
         return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
     def forget(self, number: int) -> None:
-        """Remove a submission. The folder is renamed first, so that no half of it is ever seen."""
+        """Remove a submission. The folder is renamed first, so that no half of it is ever seen. The last one stays: no number is
+        used twice.
+        """
+        if number == self.last_number():
+            return
         gone = self.root / f"{_NEW}gone-{number}-{secrets.token_hex(4)}"
         with suppress(OSError):
             (self.root / str(number)).rename(gone)
@@ -223,7 +219,7 @@ class JobStore:
 
 def _numbers_in(folder: Path) -> list[int]:
     try:
-        return sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit())  # noqa: PTH208
+        return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))  # noqa: PTH208
     except FileNotFoundError:
         return []
 

@@ -21,7 +21,7 @@ from typing import Final
 from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.errors import PoolError, RequestRefusedError
 from gpu_worker_pool.failure import Failure
-from gpu_worker_pool.host.clock import boot_id, boot_time
+from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.notify.rules import rules_of_command
 from gpu_worker_pool.notify.sender import Sender
@@ -31,7 +31,7 @@ from .job_record import JobRecord
 from .job_store import JobStore, kept_s
 from .keeper_process import FACTS_FILE, listen, log
 from .notices import FINISH_S, CommandNotices
-from .submission import JobState, Record, Run, Submission, Whole, abandoned, cancelled, closed, make_plan
+from .submission import JobState, Run, Whole, abandoned, cancelled, closed, make_plan
 
 # How long a keeper without jobs stays: another job is often submitted soon.
 IDLE_S: Final = 10.0
@@ -55,7 +55,7 @@ class Keeper:
         self._machine = Machine.here()
         self._records: dict[int, JobRecord] = {}
         self._waits: dict[GpuWait, asyncio.Task[None]] = {}
-        self._watches: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._pools = JobPools()
         self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
@@ -97,6 +97,8 @@ class Keeper:
         """Whether the keeper may end: nothing waits or runs, and has not for a while; or its folder is gone."""
         if not self._store.root.is_dir():
             return True
+        open_runs = {id_ for record in self._records.values() for id_ in record.submission.open_runs}
+        self._watches = {id_: watch for id_, watch in self._watches.items() if id_ in open_runs or not watch.done()}
         if self._waits or self._watches or len(self._sender) or self._store.live_numbers():
             self._busy_at = time.monotonic()
         return not self._stays and time.monotonic() - self._busy_at >= IDLE_S
@@ -162,18 +164,21 @@ class Keeper:
     def _look_after(self, record: JobRecord) -> None:
         """Watch the supervisors of a submission; end a batch whose command is gone."""
         submission = record.submission
-        for run in submission.open_runs.values():
+        for run in list(submission.open_runs.values()):
             for wait in self._waits:
                 if wait.run_id == run.id:
                     wait.let_go()
-            if (record.number, run.id) not in self._watches:
-                task = asyncio.create_task(self._watch(record, run))
-                self._watches[record.number, run.id] = task
+            if run.id not in self._watches:
+                self._watches[run.id] = asyncio.create_task(self._watch(run))
+            elif self._watches[run.id].done() and record.trouble is None:
+                self._abandon(record, run)
         self._request_again(record)
         batch = record.spec.batch
         if batch is None or submission.is_over or record.trouble is not None:
             return
-        is_followed = batch.boot_id == boot_id() and self._machine.is_alive(ProcessId(batch.pid, batch.pid_started))
+        is_followed = batch.boot_id == self._machine.boot_id and self._machine.is_alive(
+            ProcessId(batch.pid, batch.pid_started)
+        )
         if not is_followed and record.write(lambda now: cancelled(now, time.time(), now.spec.indices)):
             tell_runs(record)
 
@@ -192,34 +197,23 @@ class Keeper:
 
     # --- supervisors ---------------------------------------------------------------------------------------------------
 
-    async def _watch(self, record: JobRecord, run: Run) -> None:
-        """Wait for the end of a supervisor and its guard. What it did not write down is written now."""
-        is_here = run.boot_id == boot_id() and run.pid_namespace == self._machine.pid_namespace
-        if is_here:
-            for process in (ProcessId(run.guard_pid, run.guard_started), ProcessId(run.pid, run.started)):
-                if self._machine.is_alive(process):
-                    await until_gone(process.pid)
-
-        def close(submission: Submission) -> list[Record]:
-            is_open = run.id in submission.open_runs
-            same_boot = run.boot_id == boot_id()
-            return abandoned(submission, run, time.time(), is_same_boot=same_boot) if is_open else []
-
-        while True:
-            try:
-                if (ended := record.write(close)) and is_here:
-                    log(
-                        f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran"
-                    )
-            except OSError as error:
-                if record.trouble is not None:
-                    break  # its journal is damaged, and says nothing any more
-                log(f"job {record.number} cannot be written down: {error.strerror or error}; trying again")
-                await asyncio.sleep(_SET_ASIDE_S)
-            else:
-                break
-        del self._watches[record.number, run.id]
+    async def _watch(self, run: Run) -> None:
+        """Wait for the end of a supervisor and its guard."""
+        if self._is_here(run):
+            await until_gone(run.guard, run.supervisor)
         self.changed.set()
+
+    def _is_here(self, run: Run) -> bool:
+        return run.boot_id == self._machine.boot_id and run.pid_namespace == self._machine.pid_namespace
+
+    def _abandon(self, record: JobRecord, run: Run) -> None:
+        """Write down what a supervisor that is gone has not."""
+        is_same_boot = run.boot_id == self._machine.boot_id
+        ended = record.write(
+            lambda now: abandoned(now, run, time.time(), is_same_boot=is_same_boot) if run.id in now.open_runs else []
+        )
+        if ended and self._is_here(run):
+            log(f"job {record.number}: a supervisor (pid {run.pid}) was killed; {len(ended) - 1} tasks of it ran")
 
     def _starting(self) -> Counter[int]:
         """How many supervisors have GPUs, and have not begun."""
@@ -327,7 +321,7 @@ def tell_runs(record: JobRecord, number: int = signal.SIGUSR1, runs: Iterable[st
     for run in record.submission.open_runs.values():
         is_meant = runs is None or run.id in runs
         is_here = run.boot_id == machine.boot_id and run.pid_namespace == machine.pid_namespace
-        if is_meant and is_here and machine.is_alive(ProcessId(run.pid, run.started)):
+        if is_meant and is_here and machine.is_alive(run.supervisor):
             with suppress(ProcessLookupError):
                 os.kill(run.pid, number)
                 told.append(run.pid)

@@ -79,9 +79,8 @@ async def adopted(
     async with Transport.of(replace(config, is_named=is_named)) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
         lease = await _adopt(backend, lease_id, request, within_s)
-        lease.names = (endpoint_id,) * len(lease.gpus)
         heartbeat = Heartbeat(backend)
-        assignment = lease.assign(is_multi=False)
+        assignment = lease.assignment
         if assignment.ends_at is not None and request.time_limit_s is not None:
             assignment.assigned_at = assignment.ends_at - timedelta(seconds=request.time_limit_s)
         heartbeat.add(lease)

@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
-from gpu_worker_pool.models import LeaseEnding
+from gpu_worker_pool.models import Assignment, LeaseEnding
 from gpu_worker_pool.notify.notice import WARNINGS, Notice, NoticeGpu, Occasion
 from gpu_worker_pool.notify.rules import Rule
 
-from .job_spec import JOB_ID_VARIABLE as JOB_ID_VARIABLE  # noqa: PLC0414 - for `run`
 from .job_spec import JobSpec
 
 # How long a command that has ended waits for its last notices.
@@ -34,19 +33,12 @@ class CommandNotices:
     _lease_id: str | None = None
     _gpus: tuple[NoticeGpu, ...] = ()
 
-    def set_lease(
-        self,
-        lease_id: str | None,
-        url: str | None,
-        uuids: Sequence[str],
-        nodes: Sequence[str],
-        gpu_ids: Sequence[int | str],
-    ) -> None:
+    def set_lease(self, assignment: Assignment) -> None:
         """What the command has. A node that is not known is called by the host of the URL."""
-        host, count = urlsplit(url or "").hostname or "localhost", len(uuids)
-        indices = [str(gpu_id).rpartition(":")[2] for gpu_id in gpu_ids]
-        gpus = zip_longest(uuids, nodes[:count], indices[:count])
-        self._lease_id = lease_id or None
+        host, count = urlsplit(assignment.server_url or "").hostname or "localhost", len(assignment.uuids)
+        indices = [str(gpu_id).rpartition(":")[2] for gpu_id in assignment.gpu_ids]
+        gpus = zip_longest(assignment.uuids, assignment.nodes[:count], indices[:count])
+        self._lease_id = assignment.lease_id or None
         self._gpus = tuple(
             NoticeGpu(node or host, uuid, int(index) if index and index.isdecimal() else None)
             for uuid, node, index in gpus

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import EndReason
 
 from .job_spec import AfterFailure, JobKey, JobSpec
@@ -112,6 +113,14 @@ class Run:
     uuids: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     usage: Usage | None = None
+
+    @property
+    def supervisor(self) -> ProcessId:
+        return ProcessId(self.pid, self.started)
+
+    @property
+    def guard(self) -> ProcessId:
+        return ProcessId(self.guard_pid, self.guard_started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,12 +294,15 @@ def ended(
     return replace(over, state=JobState.FAILED)
 
 
+def _over(task: JobTask, state: JobState, at: float, why: str | None = None, exit_code: int | None = None) -> JobTask:
+    return replace(task, state=state, ended_at=at, why=why, exit_code=exit_code, end_reason=None)
+
+
 def interrupted(task: JobTask, at: float, why: str) -> JobTask:
     """What becomes of a task whose command was ended by what ended its supervisor, or the machine. It is not run again by
     itself: what it had done by then is not known.
     """
-    state = JobState.CANCELLED if task.is_cancel_asked else JobState.INTERRUPTED
-    return replace(task, state=state, ended_at=at, exit_code=None, why=why, end_reason=None)
+    return _over(task, JobState.CANCELLED if task.is_cancel_asked else JobState.INTERRUPTED, at, why)
 
 
 def abandoned(submission: Submission, run: Run, at: float, *, is_same_boot: bool) -> list[Record]:
@@ -307,9 +319,7 @@ def cancelled(submission: Submission, at: float, indices: Iterable[int | None]) 
         if task.state is JobState.RUNNING and not task.is_cancel_asked:
             changed.append(replace(task, is_cancel_asked=True))
         elif task.state is JobState.SUBMITTED:
-            changed.append(
-                replace(task, state=JobState.CANCELLED, ended_at=at, why=None, exit_code=None, end_reason=None)
-            )
+            changed.append(_over(task, JobState.CANCELLED, at))
     return changed
 
 
@@ -317,12 +327,8 @@ def closed(
     submission: Submission, at: float, becomes: JobState, why: str | None, exit_code: int | None = None
 ) -> list[JobTask]:
     """What waits is over without a run: skipped, or failed because it can have no GPU."""
-    waiting = [
-        task for index in submission.spec.indices if (task := submission.task(index)).state is JobState.SUBMITTED
-    ]
-    return [
-        replace(task, state=becomes, ended_at=at, why=why, exit_code=exit_code, end_reason=None) for task in waiting
-    ]
+    tasks = map(submission.task, submission.spec.indices)
+    return [_over(task, becomes, at, why, exit_code) for task in tasks if task.state is JobState.SUBMITTED]
 
 
 def retried(submission: Submission, indices: Sequence[int | None], behind: int, *, has_all: bool) -> list[JobTask]:

@@ -39,7 +39,7 @@ from .job_log import opened_log
 from .job_record import Decide, JobRecord
 from .job_spec import JobKey
 from .job_store import JobStore
-from .keeper_process import GPU_POOL, NoKeeper, log, poke, replace_keeper
+from .keeper_process import GPU_POOL, NoKeeper, log, poke, wake_keeper
 from .leases import Adopted, adopted
 from .notices import CommandNotices, told
 from .out_of_memory import cause_in_log
@@ -99,8 +99,7 @@ class Supervisor:
         """Take tasks until there is no more to take on this lease."""
         assignment = self._lease.assignment
         if self._notices is not None:
-            gpus = assignment.uuids, assignment.nodes, assignment.gpu_ids
-            self._notices.set_lease(assignment.lease_id, assignment.server_url, *gpus)
+            self._notices.set_lease(assignment)
         run = self._facts(assignment)
         self._task = await self._write(lambda now: [run, replace(now.whole, requested_at=None)], may_take=True)
         while self._task is not None:
@@ -349,5 +348,7 @@ def main() -> int:
     except Failure as failure:  # the lease is over: the keeper requests another
         log(f"job {record.number}: {failure}")
         return 1
-    replace_keeper(store)
+    with contextlib.suppress(Failure):
+        if store.live_numbers():  # without a keeper they would stand still until the next command
+            wake_keeper(store)
     return 0

@@ -21,7 +21,7 @@ from math import inf
 from gpu_worker_pool.core.decider.decide import decide
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.clock import clock_base
+from gpu_worker_pool.core.fleet.leadership import clock_base
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import ProcessId

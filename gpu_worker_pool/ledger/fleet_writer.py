@@ -6,24 +6,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from gpu_worker_pool.core.fleet.election import Election
 from gpu_worker_pool.core.fleet.following import Following
-from gpu_worker_pool.core.fleet.leadership import (
-    Append,
-    AppendMissing,
-    AppendOutcome,
-    AppendWritten,
-    Deposed,
-    JournalEnd,
-    judge_append,
-)
+from gpu_worker_pool.core.fleet.leadership import Append, Deposed, JournalEnd, judge_append
 from gpu_worker_pool.core.model.events import DurableEvent
 
-from .fleet_database import FleetDatabase, OutcomeUnknown
-from .journal import JournalError
+from .journal import JournalError, OutcomeUnknown
 from .outbox import Done, WriteBatch
+
+if TYPE_CHECKING:
+    from .postgres.database import PostgresDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +33,7 @@ class FleetWriter:
 
     def __init__(
         self,
-        database: FleetDatabase,
+        database: PostgresDatabase,
         election: Election,
         following: Following,
         clock: Callable[[], float],
@@ -117,9 +112,11 @@ class FleetWriter:
         first_sent_at, is_unknown = self._clock(), False
         while self._is_leading():
             sent_at = self._clock()
-            outcome: AppendOutcome | None = None
+            outcome: JournalEnd | Deposed | None = None
             try:
-                outcome = await self._try(append, batch)
+                outcome = await self._database.append(
+                    append.epoch, append.term, append.end, append.batch, batch.events, batch.ended
+                )
             except JournalError as error:
                 self.trouble = str(error)
                 is_unknown = is_unknown or isinstance(error, OutcomeUnknown)
@@ -131,16 +128,14 @@ class FleetWriter:
             if not self._is_mine():
                 # The pool in memory is no longer the one that this was decided on: the journal tells what became of it.
                 return False
-            match outcome:
-                case AppendWritten(end=written):
-                    self._election.appended(self._epoch, self._term, sent_at)
-                    self._following.written(written, self._epoch)
-                    return True
-                case Deposed(reason=reason):
-                    self._give_up(reason)
-                    return False
-                case AppendMissing() | None:
-                    await asyncio.sleep(TRY_AGAIN_S)
+            if isinstance(outcome, Deposed):
+                self._give_up(outcome.reason)
+                return False
+            if outcome is not None:
+                self._election.appended(self._epoch, self._term, sent_at)
+                self._following.written(outcome, self._epoch)
+                return True
+            await asyncio.sleep(TRY_AGAIN_S)
         return False
 
     def _is_leading(self) -> bool:
@@ -155,14 +150,7 @@ class FleetWriter:
         if self._is_mine():
             self._step_down(reason)
 
-    async def _try(self, append: Append, batch: WriteBatch) -> AppendWritten | None:
-        """Append once; None if it was refused."""
-        end = await self._database.append(
-            append.epoch, append.term, append.end, append.batch, batch.events, batch.ended
-        )
-        return None if end is None else AppendWritten(end)
-
-    async def _judge(self, append: Append) -> AppendOutcome | None:
+    async def _judge(self, append: Append) -> JournalEnd | Deposed | None:
         try:
             return judge_append(append, await self._database.read_leader())
         except JournalError as error:

@@ -15,6 +15,14 @@ class JournalError(Exception):
     """The journal cannot be written or read; the message says why and what to do."""
 
 
+class OutcomeUnknown(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The answer of the database was lost: it is not known whether the change was made."""
+
+
+class HistoryChanged(JournalError):  # noqa: N818 - a state of affairs, not a mistake
+    """The journal's past is not what this process has read of it; it must be read again from its snapshot."""
+
+
 class NotWritten(Exception):  # noqa: N818 - a state of affairs, not a mistake
     """The journal cannot be written, so no client may rely on any change. Asking again with the same id is harmless, and
     helps where the trouble is temporary. `leader_url` is that of another server that leads; then nothing was carried out.

@@ -148,7 +148,7 @@ class PoolApp(FastAPI):
         self._forwarding = Forwarding(self.pool, lambda: self.pool.membership, prefix=settings.api_prefix)
         self._renewals = FleetRenewals(self.pool, self.tokens, self._forwarding)
         self._shared = SharedAnswers()
-        page_data = PageData(settings, self.pool, self._sampler, self._shared, self._streams, tokens=self.tokens)
+        page_data = PageData(settings, self.pool, self._sampler, self._shared, self._streams, self.tokens)
         parts = (
             settings,
             self.access,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
+import sys
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +16,14 @@ from urllib.parse import parse_qs, urlsplit
 from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.host.addresses import is_every_address, urls
-from gpu_worker_pool.host.state_dir import StateDirError
+from gpu_worker_pool.host.state_dir import (
+    StateDirError,
+    check_files,
+    create_private,
+    make_state_dir,
+    state_dir,
+    sync_folder,
+)
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.backup import back_up
@@ -22,13 +32,15 @@ from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 from .agent.custody_store import LEASE, seen_of
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
-from .fleet_key import LEAD, kept_key
-from .fleet_key import keep_key as _keep_key
 from .http.access import is_loopback
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
     from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
+
+# What `GPU_POOL_FLEET` is on a box that leads with its own journal (`serve --lead`).
+LEAD = "lead"
+KEY_FILE = "fleet-key"
 
 # Of several candidates that see that nobody leads, each waits for a part of this time: mostly one of them claims.
 SPREAD_S = 0.3
@@ -199,12 +211,46 @@ def fleet_key(settings: ServerSettings) -> FleetKey:
     return FleetKey(None)
 
 
+def key_path(settings: ServerSettings) -> Path:
+    """Where this box keeps the key. StateDirError if there is no directory for it."""
+    folder = state_dir(settings.gpu_pool_state_dir, os.environ, platform=sys.platform, uid=os.getuid())
+    return folder.absolute() / KEY_FILE
+
+
+def kept_key(settings: ServerSettings) -> str:
+    """The key that this box keeps; empty if it keeps none. StateDirError if another user could have written it."""
+    path = key_path(settings)
+    check_files(path)
+    return path.read_text("utf-8").strip() if path.exists() else ""
+
+
 def keep_key(settings: ServerSettings) -> None:
-    """Keep the key in the state directory, and make one where this box leads alone. FleetUnusable if that is not possible."""
+    """Keep the key that was given in the state directory, so that it is needed only once, or make one where this box leads.
+    FleetUnusable if that is not possible.
+    """
+    fleet = fleet_url(settings)
+    given = settings.gpu_pool_fleet_key.get_secret_value().strip() if settings.gpu_pool_fleet_key else ""
+    if settings.gpu_pool_fleet_key_file or not (fleet == LEAD or (given and fleet.startswith("http"))):
+        return
     try:
-        _keep_key(settings)
+        known = kept_key(settings)
+        if (known and given in ("", known)) or 0 < len(given) < LEAST_CHARACTERS:
+            return  # one that is too short is refused, and not kept
+        path = key_path(settings)
+        make_state_dir(path.parent)
+        draft = path.with_name(f"{KEY_FILE}.new")
+        draft.unlink(missing_ok=True)
+        create_private(draft)
+        draft.write_text(f"{given or secrets.token_hex(32)}\n", "utf-8")
+        draft.rename(path)
+        sync_folder(path.parent)
     except (OSError, StateDirError) as error:
         raise FleetUnusable(f"the key of the fleet cannot be kept: {error}") from None
+
+
+def join_line(key: str, address: str) -> str:
+    """What to paste on the other boxes. The key is not an option: every user of a machine can read command lines."""
+    return f"GPU_POOL_FLEET_KEY={key} gpu-pool serve --join {address}"
 
 
 def _is_on_this_machine(url: str) -> bool:

@@ -118,7 +118,7 @@ async def join_fleet(
         serve=renewals.answer_box,
         pass_on=PassedOnCalls(app, settings.api_prefix, partial(keeper_of, pool)).answer,
     )
-    return FleetPart(pool, agent, endpoint, leadership or LedElsewhere(pool, agent), leadership)
+    return FleetPart(pool, agent, endpoint, leadership or LedElsewhere(pool, agent.view), leadership)
 
 
 def _known_leader(pool: Pool) -> str | None:

@@ -40,6 +40,7 @@ from gpu_worker_pool.wire.bounds import (
     is_label_key,
 )
 
+from .encoding import shared_fields
 from .http.validation import show
 from .parameters import Time, check_lease_id, check_printable
 
@@ -195,39 +196,13 @@ class LeaseForm:
 
     def holder(self, owner: str | None) -> Holder:
         """The holder that it names, with the owner that was proven or accepted."""
-        return Holder(
-            worker_id=self.worker_id,
-            owner=owner,
-            host=self.host,
-            pid=self.pid,
-            pid_started=self.pid_started,
-            boot_id=self.boot_id,
-            pid_namespace=self.pid_namespace,
-        )
+        return Holder(**{**shared_fields(Holder, self), "owner": owner})
 
     def request(self, holder: Holder, node: str | None = None) -> Request:
         """The request for the core, with the only node that it means. ValueError where the core does not allow it."""
-        return Request(
-            wishes=Wishes(
-                gpus=self.gpus,
-                memory_mb=self.memory_mb,
-                model=self.model,
-                memory_threshold_percent=self.memory_threshold_percent,
-                utilization_threshold_percent=self.utilization_threshold_percent,
-                among=self.among,
-                nodes=self.nodes,
-                node=node,
-                min_memory_mb=self.min_memory_mb,
-                exclude=self.exclude,
-            ),
-            holder=holder,
-            priority=self.priority,
-            ttl_s=self.ttl_s,
-            # Sorted, so that the same labels make the same request.
-            labels=tuple(sorted(self.labels.items())),
-            time_limit_s=self.time_limit_s,
-            preemptible=self.preemptible,
-        )
+        wishes = Wishes(node=node, **shared_fields(Wishes, self))
+        labels = tuple(sorted(self.labels.items()))  # so that the same labels make the same request
+        return Request(**{**shared_fields(Request, self), "wishes": wishes, "holder": holder, "labels": labels})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

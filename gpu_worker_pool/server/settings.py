@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Set as AbstractSet
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -260,24 +261,11 @@ class ServerSettings(BaseSettings):
 
     def pool_settings(self) -> PoolSettings:
         has_thresholds = {"gpu_memory_threshold_percent", "gpu_utilization_threshold_percent"} & self.model_fields_set
-        return PoolSettings(
-            thresholds=Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent),
-            outsiders=self.gpu_pool_outsiders or ("thresholds" if has_thresholds else "by_request"),
-            stale_after_s=self.stale_after_s,
-            drain_limit_s=self.gpu_pool_drain_limit,
-            max_queued=self.gpu_pool_max_queued,
-            max_queued_per_owner=self.gpu_pool_max_queued_per_owner,
-            max_leases_per_owner=self.gpu_pool_max_leases_per_owner,
-            max_sharers=self.gpu_pool_max_sharers,
-            default_time_limit_s=self.gpu_pool_default_time_limit,
-            max_time_limit_s=self.gpu_pool_max_time_limit,
-            reserve_after_s=self.gpu_pool_reserve_after,
-            preempt_grace_s=self.gpu_pool_preempt_grace,
-            fair_share=self.gpu_pool_fair_share,
-            idle_after_s=self.gpu_pool_idle_after,
-            idle_reclaim=self.gpu_pool_idle_reclaim,
-            take_up_s=TAKE_UP_S,
-        )
+        variables = {field.name: f"gpu_pool_{field.name.removesuffix('_s')}" for field in fields(PoolSettings)}
+        given = {name: getattr(self, variable) for name, variable in variables.items() if hasattr(self, variable)}
+        given["outsiders"] = self.gpu_pool_outsiders or ("thresholds" if has_thresholds else "by_request")
+        thresholds = Thresholds(self.gpu_memory_threshold_percent, self.gpu_utilization_threshold_percent)
+        return PoolSettings(**given, thresholds=thresholds, stale_after_s=self.stale_after_s, take_up_s=TAKE_UP_S)
 
     def load_tokens(self) -> Tokens:
         """Load the tokens. Those that cannot be read admit no caller, and do not count as "no tokens"."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.clock import clock_base
 from gpu_worker_pool.core.fleet.election import (
     ClaimLeadership,
     Election,
@@ -28,13 +27,12 @@ from gpu_worker_pool.core.fleet.election import (
 from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents
 from gpu_worker_pool.core.fleet.leadership import (
     Append,
-    AppendMissing,
-    AppendWritten,
     Deposed,
     JournalEnd,
     JournalSnapshot,
     LeaderRow,
     StoredEvent,
+    clock_base,
     has_lost_commits,
     judge_append,
     why_lost,
@@ -360,13 +358,12 @@ class SimulatedCandidate(SimulatedProcess):
     def settle(self, batch: Batch, append: Append, row: LeaderRow) -> None:
         outcome = judge_append(append, row)
         self.world.log(self.name, f"append {batch.id} after {append.end.position}: {outcome}")
-        match outcome:
-            case AppendWritten(end=end):
-                self.written(batch, append, end)
-            case AppendMissing():
-                self.send(batch)
-            case Deposed(reason=reason):
-                self.step_down(append.epoch, append.term, reason)
+        if outcome is None:
+            self.send(batch)
+        elif isinstance(outcome, Deposed):
+            self.step_down(append.epoch, append.term, outcome.reason)
+        else:
+            self.written(batch, append, outcome)
 
     def written(self, batch: Batch, append: Append, end: JournalEnd) -> None:
         self.in_flight = None

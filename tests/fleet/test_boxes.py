@@ -377,9 +377,5 @@ def test_a_box_that_an_operator_forgot_is_shown_no_more() -> None:
     leader.do(cmd.ForgetNode("y", "root"))
 
     assert set(leader.boxes.boxes) == {"x"}
-    leader.tick(1.0)
-    (told,) = [each.message for each in leader.tick(1.0) if isinstance(each, Tell)]
-    assert isinstance(told, Orders)
-    assert told.boxes == (("x", "http://x"),)
     leader.hear(3, announce("y"))
     assert set(leader.boxes.boxes) == {"x", "y"}

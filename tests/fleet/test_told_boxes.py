@@ -67,9 +67,10 @@ def test_the_url_of_a_box_that_was_forgotten_is_taken_back() -> None:
     for node in ("a", "b"):
         leader.join(node, f"http://{node}")
     leader.second()
+    leader.second()
     leader.told(leader.boxes.closed(2, leader.now))
     leader.do(cmd.ForgetNode("b"))
 
     leader.second()
-    assert leader.second() == [(1, Orders(1, 3.0, boxes=(("a", "http://a"),)))]
-    assert leader.second() == [(1, Orders(1, 4.0))]
+    assert leader.second() == [(1, Orders(1, 4.0, boxes=(("a", "http://a"),)))]
+    assert leader.second() == [(1, Orders(1, 5.0))]

@@ -6,6 +6,7 @@ import os
 import resource
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +110,9 @@ def test_a_submission_is_there_as_a_whole_with_a_number_that_is_never_used_again
     store = JobStore(tmp_path / "jobs")
     assert [store.submit(spec(), {"A": "\udcff"}) for _ in range(2)] == [1, 2]
     store.forget(2)
+    assert store.numbers() == [1, 2]  # the last one stays
     assert store.submit(replace(spec(), array=(0, 4)), {}) == 3
+    store.forget(2)
     found = store.load()
     assert [(number, list(record.spec.indices)) for number, record in found.items()] == [(1, [None]), (3, [0, 4])]
     assert store.live_numbers() == [1, 3]
@@ -153,11 +156,21 @@ def test_what_a_submit_that_died_has_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_job_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    store.make()
-    (store.root / "submit.lock").mkdir()
-    with pytest.raises(Failure, match="submit it again"):
-        store.submit(spec(), {})
-    assert sorted(os.listdir(store.root)) == ["live", "submit.lock"]  # noqa: PTH208 - names
+    longest = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, longest[1]))
+    try:
+        with pytest.raises(Failure, match="submit it again"):
+            store.submit(spec(), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, longest)
+    assert os.listdir(store.root) == ["live"]  # noqa: PTH208 - names
+
+
+def test_submissions_at_the_same_time_get_a_number_each(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    with ThreadPoolExecutor(8) as threads:
+        numbers = list(threads.map(lambda _: store.submit(spec(), {}), range(40)))
+    assert sorted(numbers) == store.numbers() == store.live_numbers() == list(range(1, 41))
 
 
 def test_what_is_over_is_not_live_unless_it_was_retried_meanwhile(tmp_path: Path) -> None:

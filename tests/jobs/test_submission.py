@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker_pool.jobs.job_record import decode, encode
-from gpu_worker_pool.jobs.job_spec import AfterFailure, ArrayTasks, JobKey, JobSpec, parse_array, parse_key
+from gpu_worker_pool.jobs.job_spec import AfterFailure, ArrayTasks, JobSpec, parse_array
 from gpu_worker_pool.jobs.submission import (
     MAX_RESTARTS,
     JobPlan,
@@ -182,18 +181,6 @@ def test_a_preempted_task_keeps_its_place_and_costs_no_retry_but_not_for_ever() 
     assert (last.state, last.why) == (JobState.FAILED, f"preempted {MAX_RESTARTS + 1} times")
 
 
-def test_an_edit_changes_what_is_asked_for_from_then_on() -> None:
-    now = submission(1, Whole(edits={"priority": 3, "time_limit_s": 60.0}), priority=1)
-    assert (now.spec.priority, now.spec.time_limit_s, now.order[1]) == (3, 60.0, -3)
-
-
-def test_the_names_of_jobs() -> None:
-    assert (parse_key("12"), parse_key(" 12_3 ")) == (JobKey(12), JobKey(12, 3))
-    for text in ("", "0", "1_x", "1/2"):
-        with pytest.raises(ValueError, match="not the id of a job"):
-            parse_key(text)
-
-
 # --- which are next ------------------------------------------------------------------------------------------------------
 
 
@@ -204,25 +191,6 @@ def plan(
     most_waiting: int = 256,
 ) -> JobPlan:
     return make_plan({one.number: one for one in found}, requests or {}, starting or {}, NOW, most_waiting)
-
-
-def test_a_job_waits_for_all_those_it_comes_after() -> None:
-    second = submission(5, after=("3", "4_1"))
-    other = became(JobState.ENDED, 1)
-    four = submission(4, RUN, other, became(JobState.FAILED, 0), tasks=2)
-    assert plan(second, submission(3, RUN, other, tasks=2), four).request == (3,)
-    assert plan(second, submission(3, RUN, other, became(JobState.ENDED, 0), tasks=2), four).request == (5,)
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_what_happens_after_a_failure_is_what_was_chosen(bad: JobState) -> None:
-    first, other, done = in_state(1, bad), in_state(2, JobState.RUNNING), in_state(2, JobState.ENDED)
-    skipped = plan(first, other, submission(3, after=("1", "2"))).skip
-    assert re.fullmatch(f"job 1 (was )?{bad}", skipped[3])
-    runs = submission(3, after=("1", "2"), after_failure=AfterFailure.RUN)
-    assert plan(first, other, runs) == JobPlan({})
-    assert plan(first, done, runs).request == (3,)
-    assert plan(first, done, submission(3, after=("1", "2"), after_failure=AfterFailure.WAIT)) == JobPlan({})
 
 
 def test_a_job_after_one_that_is_no_longer_known_is_skipped() -> None:

@@ -14,10 +14,10 @@ from gpu_worker_pool.core.fleet.following import Following
 from gpu_worker_pool.core.fleet.leadership import JournalEnd, LeaderRow
 from gpu_worker_pool.core.model.events import Configured, DurableEvent
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase, OutcomeUnknown
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 from gpu_worker_pool.ledger.outbox import WriteBatch
+from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
 
 def ignored(at: float, name: str) -> Configured:
@@ -55,7 +55,7 @@ class Leader:
         self.stepped_down: list[str] = []
         self.failures: list[JournalError] = []
         self.reported: list[Sequence[DurableEvent]] = []
-        database = cast("FleetDatabase", self.database)
+        database = cast("PostgresDatabase", self.database)
         self.writer = FleetWriter(database, self.election, self.following, lambda: 1.0, self.stepped_down.append)
 
     async def send(self, snapshot: list[DurableEvent] | None = None) -> None:

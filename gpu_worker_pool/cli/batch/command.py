@@ -59,8 +59,8 @@ def batch(
     Exit codes: 0 all jobs are done; 1 a job failed; 2 the arguments are invalid or FILE cannot be read; 125 gpu-pool
     failed; 128+N signal N interrupted it.
     """
-    from gpu_worker_pool.cli.jobs.jobs import own_store  # noqa: PLC0415 - not for the help
     from gpu_worker_pool.cli.run.asking import make_spec  # noqa: PLC0415
+    from gpu_worker_pool.jobs.job_store import own_store  # noqa: PLC0415 - not for the help
 
     from .follow import BatchFollower, done_before, submit_lines  # noqa: PLC0415
     from .lines import StateFile  # noqa: PLC0415

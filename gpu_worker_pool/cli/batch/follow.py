@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +27,10 @@ from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.inherited_lease import InheritedLease
 from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.failure import SIGNAL_BASE, Failure
 from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.guarded import Guarded
-from gpu_worker_pool.host.processes import Machine, ProcessTable, own_proc
+from gpu_worker_pool.host.processes import ProcessTable, own_proc
 from gpu_worker_pool.jobs.gpu_wait import until_gone, wishes_of
 from gpu_worker_pool.jobs.job_record import JobRecord
 from gpu_worker_pool.jobs.job_spec import BatchFacts, JobSpec
@@ -107,7 +105,7 @@ def submit_lines(
             spec = replace(spec, at_once=max(servers.gpu_count * _SHARERS_PER_GPU // spec.gpus, 1))
     facts = BatchFacts(
         lines=tuple(line.command for line in lines),
-        logs=tuple(str(progress.log_of(line).absolute()) for line in lines),
+        logs=tuple(str(line.log_in(progress.logs).absolute()) for line in lines),
         pid=os.getpid(),
         pid_started=ProcessTable(proc).started(os.getpid()) if proc else None,
         boot_id=boot_id(),
@@ -148,8 +146,8 @@ class BatchFollower:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._end, number)
         # What cancels tasks sends these to their supervisors, which may be in this process.
-        loop.add_signal_handler(signal.SIGUSR1, self._each_inside, Supervisor.look)
-        loop.add_signal_handler(signal.SIGUSR2, self._each_inside, Supervisor.cancel)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: list(map(Supervisor.look, self._inside)))
+        loop.add_signal_handler(signal.SIGUSR2, lambda: list(map(Supervisor.cancel, self._inside)))
         async with AsyncExitStack() as running:
             tasks = [] if self._lease is None else await self._run_inside(self._lease, running)
             try:
@@ -178,19 +176,11 @@ class BatchFollower:
         for task in tasks:
             await task
         self._take_in()
-        if not tasks:
-            await self._until_released()
+        with suppress(TimeoutError):  # once the guards are gone, the GPUs are released
+            async with asyncio.timeout(0.0 if tasks else _RELEASE_S):
+                await until_gone(*(run.guard for run in submission.runs.values()))
         if self._record.trouble is not None:
             raise Failure(f"the journal of the batch cannot be read: {self._record.trouble}")
-
-    async def _until_released(self) -> None:
-        """Wait for the end of its supervisors: their GPUs are released then."""
-        machine = Machine.here()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_RELEASE_S):
-                for run in self._record.submission.runs.values():
-                    if machine.is_alive(ProcessId(run.guard_pid, run.guard_started)):
-                        await until_gone(run.guard_pid)
 
     def _take_in(self) -> None:
         for before, task in self._record.refresh():
@@ -216,13 +206,7 @@ class BatchFollower:
             return
         self._ended_by = number
         self._cancel()
-        self._each_inside(Supervisor.look)
-        if not self._inside:
-            wake_keeper(self._store)  # it withdraws the request
-
-    def _each_inside(self, do: Callable[[Supervisor], None]) -> None:
-        for supervisor in self._inside:
-            do(supervisor)
+        wake_keeper(self._store)  # it withdraws the request
 
     async def _run_inside(self, lease: InheritedLease, running: AsyncExitStack) -> list[asyncio.Task[None]]:
         """Take the lines in this process, each on GPUs of the lease around it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpu_worker_pool.cli.live import StatusLine
 from gpu_worker_pool.cli.output import OutputClosed, Text, err, out, plain, print_json, tell
@@ -52,14 +52,23 @@ def attempt_facts(record: JobRecord, task: JobTask, key: str) -> dict[str, Any]:
     }
 
 
+class _Row(NamedTuple):
+    """What became of a line: how often it was run by this batch, and its last attempt, which is empty where there was none."""
+
+    line: Line
+    state: str
+    attempts: int
+    facts: Mapping[str, Any]
+
+
 class Progress:
     """The lines of a batch, and the records of their last attempts: those that were done before, and those of its submission."""
 
     def __init__(self, lines: Sequence[Line], done_before: Mapping[str, Mapping[str, Any]], logs: Path) -> None:
-        self.lines = lines
+        self.lines, self.logs = lines, logs
         self.to_run = [line for line in lines if line.key not in done_before]
         self.record: JobRecord | None = None
-        self._before, self._logs = done_before, logs
+        self._before = done_before
         self._over = len(done_before)
         self._line = StatusLine() if err().is_terminal else None
 
@@ -68,28 +77,12 @@ class Progress:
         ended = 0 if self.record is None else self.record.submission.counts[JobState.ENDED]
         return len(self.lines) - len(self.to_run) + ended
 
-    def log_of(self, line: Line) -> Path:
-        return line.log_in(self._logs)
-
-    def _task_of(self, line: Line) -> JobTask:
-        """Its task in this submission; one to which nothing has happened where there is none."""
-        is_here = self.record is not None and line.key not in self._before
-        return self.record.submission.task(line.number) if is_here and self.record is not None else JobTask()
-
-    def state_of(self, line: Line) -> str:
-        return _DONE_BEFORE if line.key in self._before else _STATES.get(self._task_of(line).state, "waiting")
-
-    def facts_of(self, line: Line) -> Mapping[str, Any]:
-        """What is known of its last attempt; empty where it has none."""
-        task, before = self._task_of(line), self._before.get(line.key)
-        if before is not None or self.record is None:
-            return before or {}
-        return attempt_facts(self.record, task, line.key) if task.attempts or task.why else {}
-
-    def attempts_of(self, line: Line) -> int:
-        """How often it was run by this batch."""
-        task = self._task_of(line)
-        return task.tries or task.attempts
+    def _row(self, line: Line) -> _Row:
+        if self.record is None or line.key in self._before:
+            return _Row(line, _DONE_BEFORE, 0, self._before.get(line.key, {}))
+        task = self.record.submission.task(line.number)
+        facts = attempt_facts(self.record, task, line.key) if task.attempts or task.why else {}
+        return _Row(line, _STATES.get(task.state, "waiting"), task.tries or task.attempts, facts)
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
@@ -126,39 +119,35 @@ class Progress:
     # --- at the end ----------------------------------------------------------------------------------------------------
 
     def print_summary(self, state: Path | None, exit_code: int, *, is_json: bool) -> None:
-        states = {line: self.state_of(line) for line in self.lines}
-        counts = Counter(states.values())
+        rows = list(map(self._row, self.lines))
+        counts = Counter(row.state for row in rows)
         not_run, failed = counts["waiting"] + counts["running"], counts["failed"]
         if is_json:
-            print_json(
-                "batch",
-                {
-                    "exit_code": exit_code,
-                    "jobs": [self._json(line, shown) for line, shown in states.items()],
-                    "done": counts["done"],
-                    "done_before": counts[_DONE_BEFORE],
-                    "failed": failed,
-                    "not_run": not_run,
-                    "logs": str(self._logs),
-                    "state": None if state is None else str(state),
-                },
-            )
+            facts = {
+                "exit_code": exit_code,
+                "jobs": list(map(_json, rows)),
+                "done": counts["done"],
+                "done_before": counts[_DONE_BEFORE],
+                "failed": failed,
+                "not_run": not_run,
+                "logs": str(self.logs),
+                "state": None if state is None else str(state),
+            }
+            print_json("batch", facts)
             return
-        shown = list(states)
-        if len(shown) > _MAX_IN_SUMMARY:
-            shown = [line for line, one in states.items() if one == "failed"][:_MAX_IN_SUMMARY]
         table = make_table("LINE", "STATE", "TRIES", "GPU", "TIME", "HOW", "COMMAND", "LOG")
-        for line in shown:
-            facts = self.facts_of(line)
+        if len(rows) > _MAX_IN_SUMMARY:
+            rows = [row for row in rows if row.state == "failed"][:_MAX_IN_SUMMARY]
+        for row in rows:
             table.add_row(
-                str(line.number),
-                Text(states[line], style=_COLOURS.get(states[line], "")),
-                str(self.attempts_of(line) or "-"),
-                _gpus(facts) or "-",
-                _took(facts) or "-",
-                Text(plain(_how(facts)) if facts else "-"),
-                Text(_shown(line.command), is_line=True),
-                Text(plain(self.log_of(line)) if facts else "-"),
+                str(row.line.number),
+                Text(row.state, style=_COLOURS.get(row.state, "")),
+                str(row.attempts or "-"),
+                _gpus(row.facts) or "-",
+                _took(row.facts) or "-",
+                Text(plain(_how(row.facts)) if row.facts else "-"),
+                Text(_shown(row.line.command), is_line=True),
+                Text(plain(row.line.log_in(self.logs)) if row.facts else "-"),
             )
         print_table(out(), table)
         rest = f", {not_run} not run" if not_run else ""
@@ -166,16 +155,16 @@ class Progress:
         if (not_run or failed) and state is not None:
             out().print("Run the same command again for the jobs that are not done.")
 
-    def _json(self, line: Line, state: str) -> dict[str, Any]:
-        facts = self.facts_of(line)
-        return {
-            "line": line.number,
-            "command": line.command,
-            "state": state.replace(" ", "_"),
-            "attempts": self.attempts_of(line),
-            **{name: facts.get(name) for name in _KEPT},
-            "gpus": list(facts.get("gpus") or ()),
-        }
+
+def _json(row: _Row) -> dict[str, Any]:
+    return {
+        "line": row.line.number,
+        "command": row.line.command,
+        "state": row.state.replace(" ", "_"),
+        "attempts": row.attempts,
+        **{name: row.facts.get(name) for name in _KEPT},
+        "gpus": list(row.facts.get("gpus") or ()),
+    }
 
 
 def _how(facts: Mapping[str, Any]) -> str:

@@ -98,7 +98,7 @@ def _leases_of_job(text: str) -> tuple[list[str], str] | None:
     """The leases that a job of this user had, and the name under which it asks; None where the text is not a job's number."""
     if not text.isdecimal():
         return None
-    from gpu_worker_pool.cli.jobs.jobs import own_store  # noqa: PLC0415 - only for a job
+    from gpu_worker_pool.jobs.job_store import own_store  # noqa: PLC0415 - only for a job
 
     record = own_store().load_one(int(text))
     if record is None:

@@ -15,6 +15,7 @@ from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, show_duration
 from gpu_worker_pool.failure import REFUSED, Failure
 from gpu_worker_pool.wire.fleet import BoxView, FleetList
+from gpu_worker_pool.wire.service import Health
 
 from .backup import JournalFile, meant_journal, own_journal, server_settings
 
@@ -24,7 +25,8 @@ NO_FLEET = "it is not part of a fleet; `gpu-pool serve --lead` makes it one"
 def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
     """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of.
 
-    Ends with 0 if the fleet is led, with 1 if the server belongs to none, with 125 if no server answers.
+    Without a leader, say what the box that is asked knows of it. Ends with 0 if the fleet is led, with 1 if the server belongs to
+    none, with 125 if nobody leads it or no server answers.
     """
     answer = one_server(endpoint).run(_ask)
     if json:
@@ -83,8 +85,12 @@ def show_key(journal: JournalFile = None, endpoint: Endpoints = None, *, json: J
     A machine that has the key can be a box of the fleet: paste it, do not mail it.
     """
     from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow, as all of the server
-    from gpu_worker_pool.server.fleet import own_address  # noqa: PLC0415
-    from gpu_worker_pool.server.fleet_key import join_line, kept_key, key_path  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import (  # noqa: PLC0415
+        join_line,
+        kept_key,
+        key_path,
+        own_address,
+    )
 
     settings = server_settings(journal)
     if journal is not None:
@@ -151,5 +157,11 @@ async def _ask(servers: Servers) -> ServerAnswer:
     if answer.status == HTTPStatus.NOT_FOUND:
         raise Failure(f"no fleet can be shown: {answer.endpoint} ({answer.url}): {NO_FLEET}", REFUSED)
     if not answer.is_ok:
-        raise failure_of(answer, f"no fleet can be shown: {answer.endpoint} ({answer.url}): {answer.why_not}")
+        why = f"{answer.endpoint} ({answer.url}): {answer.why_not}"
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            health = await servers.ask(servers.ids[0], "/health")
+            if health.is_ok and (known := read_answer(Health, health).fleet) is not None:
+                name = "its fleet" if known.id is None else f"fleet {known.id[:8]}"
+                why = f"{answer.endpoint} ({answer.url}) is a box of {name}: {known.trouble or answer.why_not}"
+        raise failure_of(answer, f"no boxes can be shown: {why}; each box keeps its leases meanwhile")
     return answer

@@ -68,7 +68,8 @@ def judge_reachable(report: PoolReport, took_s: float) -> Finding:
         return Finding("endpoint", "warning", f"{text}; it has statistics only", how, id_)
     if pool.can_grant is False:
         how = "see that server's log; the reason says what to do there"
-        return Finding("endpoint", "problem", f"{text}; it grants nothing: {pool.trouble}", how, id_)
+        why = (pool.fleet and pool.fleet.trouble) or pool.trouble
+        return Finding("endpoint", "problem", f"{text}; it grants nothing: {why}", how, id_)
     if not pool.gpus:
         return Finding("endpoint", "warning", f"{text}; it has no GPU", "run gpu-pool doctor on that machine", id_)
     return Finding("endpoint", "ok", text, endpoint=id_)

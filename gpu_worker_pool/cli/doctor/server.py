@@ -26,11 +26,11 @@ from gpu_worker_pool.server.fleet import (
     fleet_database,
     fleet_key,
     fleet_url,
+    key_path,
     leads_alone,
     listed_boxes,
     own_address,
 )
-from gpu_worker_pool.server.fleet_key import key_path
 from gpu_worker_pool.server.hooks import RulesUnusable, read_rules
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from gpu_worker_pool.cli.declare import Argument, Option
@@ -16,15 +16,13 @@ from gpu_worker_pool.cli.pools.report import LeaseReport, show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers, failure_of
 from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.failure import REFUSED, USAGE, Failure
+from gpu_worker_pool.jobs.job_spec import JobKey, parse_key
+from gpu_worker_pool.jobs.job_store import JobStore, own_store
 
-from .jobs import complete_id, load_live, own_store
+from .job_control import cancel_tasks
+from .job_view import Job, find_jobs, jobs_of, say_of_jobs
+from .jobs import complete_id, load_live
 from .own_leases import beside_jobs, see_leases
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_spec import JobKey
-    from gpu_worker_pool.jobs.job_store import JobStore
-
-    from .job_view import Job
 
 # A lease, or an id that no lease has, and why it was not ended.
 _NotEnded = tuple[str, Failure]
@@ -91,7 +89,6 @@ def _report(
     *,
     json: bool,
 ) -> None:
-    from .job_view import say_of_jobs  # noqa: PLC0415 - only where it is needed
 
     if json:
         print_json(
@@ -117,10 +114,6 @@ def _report(
 
 def _jobs_of(store: JobStore, ids: Sequence[str]) -> tuple[list[Job], list[str]]:
     """The jobs among these ids, and the other texts, which may be leases."""
-    from gpu_worker_pool.jobs.job_spec import parse_key  # noqa: PLC0415 - only where it is needed
-
-    from .job_view import find_jobs  # noqa: PLC0415
-
     of_jobs: list[str] = []
     texts: list[str] = []
     for text in dict.fromkeys(ids):
@@ -134,8 +127,6 @@ def _jobs_of(store: JobStore, ids: Sequence[str]) -> tuple[list[Job], list[str]]
 
 
 def _all_of_mine(store: JobStore, endpoint: list[str] | None) -> tuple[list[Job], list[LeaseReport]]:
-    from .job_view import jobs_of  # noqa: PLC0415 - only where it is needed
-
     records = store.load(store.live_numbers())
     seen = see_leases(endpoint)
     for trouble in seen.troubles:
@@ -182,7 +173,6 @@ def _cancel_jobs(store: JobStore, found: Sequence[Job]) -> dict[str, list[JobKey
     done: dict[str, list[JobKey]] = {"cancelled": [], "ending": [], "over": []}
     if not found:
         return done
-    from .job_control import cancel_tasks  # noqa: PLC0415 - only where it is needed
 
     for number in sorted({job.key.number for job in found}, reverse=True):
         of_one = [job for job in found if job.key.number == number]

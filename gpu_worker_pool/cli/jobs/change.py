@@ -5,35 +5,36 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import MemoryPerGpu, Model, TimeLimit
 from gpu_worker_pool.cli.output import complain, out
+from gpu_worker_pool.cli.run.asking import check_servers
 from gpu_worker_pool.failure import REFUSED, USAGE, Failure
+from gpu_worker_pool.jobs.job_record import JobRecord
+from gpu_worker_pool.jobs.job_store import own_store
+from gpu_worker_pool.jobs.submission import JobState
 
-from .jobs import complete_id, load_live, own_store
+from .job_view import find_jobs, parse_ids
+from .jobs import complete_id, load_live
 from .jobs import jobs as jobs  # noqa: PLC0414 - the command without a word behind it
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_record import JobRecord
-    from gpu_worker_pool.jobs.submission import Whole
 
 Ids = Annotated[list[str], Argument(metavar="ID...", help="Jobs by their numbers.", complete=complete_id)]
 
 
 def hold(ids: Ids) -> int:
     """Let no more of these jobs start, until they are released. What runs goes on."""
-    return _change(ids, lambda record: replace(record.submission.whole, is_held=True), "is held", only_waiting=False)
+    return _change(ids, lambda _: {"is_held": True}, "is held", only_waiting=False)
 
 
 def release(ids: Ids) -> int:
     """Let jobs go on that were held."""
 
-    def change(record: JobRecord) -> Whole:
+    def change(record: JobRecord) -> dict[str, Any]:
         if not record.submission.whole.is_held:
             raise Failure("it is not held", REFUSED)
-        return replace(record.submission.whole, is_held=False)
+        return {"is_held": False}
 
     return _change(ids, change, "is released", only_waiting=False)
 
@@ -41,7 +42,7 @@ def release(ids: Ids) -> int:
 def first(ids: Ids) -> int:
     """Put jobs before all others of yours that wait. Requests of other users stay where they are."""
     at = clock.time()
-    return _change(ids, lambda record: replace(record.submission.whole, first_at=at), "is first of your jobs")
+    return _change(ids, lambda _: {"first_at": at}, "is first of your jobs")
 
 
 def edit(
@@ -61,24 +62,20 @@ def edit(
         raise Failure("say what to change: --gpus, --memory, --model, --time or --priority", USAGE)
     store = own_store()
 
-    def change(record: JobRecord) -> Whole:
-        from gpu_worker_pool.cli.run.asking import check_servers  # noqa: PLC0415 - loads the client
+    def change(record: JobRecord) -> dict[str, Any]:
 
         if record.submission.spec.batch is not None:
             raise Failure("it is a batch; cancel it, and start it again with other options", REFUSED)
         check_servers(replace(record.spec, **edits), store.environment_of(record.number))
-        whole = record.submission.whole
-        return replace(whole, edits={**whole.edits, **edits})
+        return {"edits": {**record.submission.whole.edits, **edits}}
 
     return _change(ids, change, "is changed")
 
 
-def _change(ids: list[str], change: Callable[[JobRecord], Whole], done: str, *, only_waiting: bool = True) -> int:
-    """Write what each of these jobs becomes, and say it. One that cannot be changed is told, and the others are."""
-    from gpu_worker_pool.jobs.submission import JobState  # noqa: PLC0415 - only where it is needed
-
-    from .job_view import find_jobs, parse_ids  # noqa: PLC0415
-
+def _change(
+    ids: list[str], change: Callable[[JobRecord], dict[str, Any]], done: str, *, only_waiting: bool = True
+) -> int:
+    """Write which fields of each of these jobs become what, and say it. One that cannot be changed is told, and the others are."""
     named = parse_ids(ids)
     if task := next((key for key in named if key.index is not None), None):
         raise Failure(f"{task} is a task of an array; name the array: {task.number}", USAGE)
@@ -93,15 +90,11 @@ def _change(ids: list[str], change: Callable[[JobRecord], Whole], done: str, *, 
                 raise Failure("it is over; `gpu-pool retry` runs it again", REFUSED)  # noqa: TRY301
             if only_waiting and not record.submission.counts[JobState.SUBMITTED]:
                 raise Failure("it runs already, and nothing of it waits", REFUSED)  # noqa: TRY301
-            whole = change(record)
-            fields = {name: getattr(whole, name) for name in ("is_held", "first_at", "edits")}
+            fields = change(record)
             record.write(lambda now, fields=fields: [replace(now.whole, **fields)])  # type: ignore[misc]
-        except Failure as failure:
-            complain(f"job {number} is not changed: {failure}")
-            failed = max(failed, failure.code)
-        except OSError as error:
-            complain(f"job {number} is not changed: {error.strerror or error}")
-            failed = REFUSED
+        except (Failure, OSError) as error:
+            complain(f"job {number} is not changed: {error}")
+            failed = max(failed, error.code if isinstance(error, Failure) else REFUSED)
         else:
             out().print(f"job {number} {done}")
     load_live(store)  # the keeper acts on it

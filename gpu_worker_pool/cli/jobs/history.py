@@ -12,15 +12,16 @@ from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import Text, complain, out, plain, print_json
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import print_table
-from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
+from gpu_worker_pool.cli.units import parse_moment, show_duration, show_memory, show_moment
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.users import user_name
+from gpu_worker_pool.jobs.job_store import own_store
 from gpu_worker_pool.wire.accounting import FleetTimelineGpu, TimelineGpu, TimelineSpan, TimelineView
 from gpu_worker_pool.wire.bounds import FEWEST_HOURS, MOST_HOURS
 from gpu_worker_pool.wire.reader import read, read_time
 
-from .jobs import own_store
+from .job_view import job_json, jobs_of, past_row, past_table
 
 DEFAULT_SINCE: Final = "7d"
 _STATES: Final = {
@@ -111,10 +112,6 @@ def history(
     Your submitted jobs come first, then all other leases that ended at the servers: of `run`, of Python, and of other users.
     Jobs are kept for 30 days (GPU_POOL_JOBS_KEEP).
     """
-    from gpu_worker_pool.cli.units import parse_moment  # noqa: PLC0415 - only where it is needed
-
-    from .job_view import job_json, jobs_of, past_row, past_table  # noqa: PLC0415
-
     now = time.time()
     since_at = parse_moment(since, now, "--since", is_past=True)
     if since_at > now:

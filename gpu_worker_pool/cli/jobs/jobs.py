@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_json
+from gpu_worker_pool.cli.pools.report import short_ids
 from gpu_worker_pool.cli.table import print_table
 from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.jobs.job_record import JobRecord
+from gpu_worker_pool.jobs.job_store import JobStore, own_store
+from gpu_worker_pool.jobs.keeper_process import wake_keeper
 
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_record import JobRecord
-    from gpu_worker_pool.jobs.job_store import JobStore
+from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids
+from .own_leases import RequestWait, beside_jobs, see_leases, waits_of
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
@@ -32,12 +34,6 @@ JobIds = Annotated[
 ]
 
 
-def own_store() -> JobStore:
-    from gpu_worker_pool.jobs.job_store import JobStore, jobs_folder  # noqa: PLC0415 - only where it is needed
-
-    return JobStore(jobs_folder(os.environ))
-
-
 def jobs(
     ids: JobIds = None,
     *,
@@ -51,11 +47,6 @@ def jobs(
     of its lease. `cancel` and `explain` take both. Tasks of an array that wait share a line. With ids, each of those jobs is
     shown, even if it is over. `gpu-pool history` lists what is over.
     """
-    from gpu_worker_pool.cli.pools.report import short_ids  # noqa: PLC0415 - as all: other commands use this file too
-
-    from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids  # noqa: PLC0415
-    from .own_leases import RequestWait, beside_jobs, see_leases, waits_of  # noqa: PLC0415
-
     store = own_store()
     wanted = {key.number for key in parse_ids(ids or ())}
     records = load_live(store, wanted)
@@ -88,8 +79,6 @@ def load_live(store: JobStore, others: Iterable[int] = ()) -> dict[int, JobRecor
     """What is not over, what it comes after, and these others. The keeper is started if there are jobs for it; where that
     fails, what the files say is shown.
     """
-    from gpu_worker_pool.jobs.keeper_process import wake_keeper  # noqa: PLC0415 - loads much
-
     records = store.load(store.live_numbers())
     if any(not record.submission.is_over or record.submission.open_runs for record in records.values()):
         try:

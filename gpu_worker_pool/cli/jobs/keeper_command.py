@@ -8,8 +8,9 @@ from typing import Annotated
 
 from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.output import pass_on_warnings
-
-from .jobs import own_store
+from gpu_worker_pool.jobs.job_store import own_store
+from gpu_worker_pool.jobs.keeper import run_keeper
+from gpu_worker_pool.jobs.keeper_process import become_keeper, log
 
 
 def keeper(
@@ -26,9 +27,6 @@ def keeper(
 
     Exit codes: 0 there was nothing left to do, or another keeper is there; 125 it cannot be started.
     """
-    from gpu_worker_pool.jobs.keeper import run_keeper  # noqa: PLC0415 - loads the client
-    from gpu_worker_pool.jobs.keeper_process import become_keeper, log  # noqa: PLC0415
-
     store = own_store()
     lock = become_keeper(store, waits=stay)
     if lock is not None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from http import HTTPStatus
+from typing import NamedTuple
 
 from gpu_worker_pool.cli.pools.reading import ask_names, ask_pools
 from gpu_worker_pool.cli.pools.report import LeaseReport, PoolReport, distinct_leases
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.failure import Failure
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_record import JobRecord
-    from gpu_worker_pool.jobs.job_store import JobStore
+from gpu_worker_pool.jobs.job_record import JobRecord
+from gpu_worker_pool.jobs.job_store import JobStore
 
 
 class RequestWait(NamedTuple):
@@ -42,6 +41,12 @@ def see_leases(endpoints: list[str] | None) -> Seen:
 
     try:
         reports, names = Servers(endpoints, is_fleet=True).run(ask)
+        if reports and all(report.status == HTTPStatus.SERVICE_UNAVAILABLE for report in reports):
+            # Without a leader, a box knows what it keeps itself.
+            alone, names = Servers(endpoints).run(ask)
+            boxes = ", ".join(report.endpoint for report in alone if report.is_up)
+            leases, why = distinct_leases(alone), reports[0].error
+            return Seen(leases, names, [f"{why}; only the leases that {boxes} keeps are shown" if boxes else f"{why}"])
     except Failure as failure:
         return Seen(troubles=[f"only submitted jobs are shown: {failure}"])
     down = [f"{each.endpoint} is down, its leases are not shown: {each.error}" for each in reports if not each.is_up]

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.declare import MORE, Option
@@ -14,11 +14,7 @@ from gpu_worker_pool.cli.output import complain, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.jobs.job_spec import AfterFailure
-
-from .jobs import own_store
-
-if TYPE_CHECKING:
-    from gpu_worker_pool.jobs.job_store import JobStore
+from gpu_worker_pool.jobs.job_store import JobStore, own_store
 
 _MB = 1 << 20
 

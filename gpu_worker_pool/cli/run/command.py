@@ -35,7 +35,8 @@ def run(
     no such command. And 123 if the command was stopped at its time limit; 122 if another request needed its GPU, or the
     GPU was idle.
     """
-    from gpu_worker_pool.jobs.notices import JOB_ID_VARIABLE, rules_of_options, told  # noqa: PLC0415 - as all: not for the help
+    from gpu_worker_pool.jobs.job_spec import JOB_ID_VARIABLE  # noqa: PLC0415 - as all: not for the help
+    from gpu_worker_pool.jobs.notices import rules_of_options, told  # noqa: PLC0415
 
     from .asking import make_spec  # noqa: PLC0415
     from .gang import check_gang  # noqa: PLC0415

@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.jobs.jobs import own_store
 from gpu_worker_pool.cli.output import complain, plain
 from gpu_worker_pool.cli.pools.reading import ask_pools_or_fail, find_lease, lease_path
 from gpu_worker_pool.cli.pools.servers import FLEET, Servers
@@ -31,6 +30,7 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.guarded import Guarded, check_can_run
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.jobs.job_spec import JobSpec, parse_key
+from gpu_worker_pool.jobs.job_store import own_store
 from gpu_worker_pool.jobs.signals import Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding

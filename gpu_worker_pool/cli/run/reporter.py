@@ -71,9 +71,7 @@ class RunReporter:
     def _note_grant(self, assignment: Assignment) -> None:
         self._is_granted = True
         if self._notices is not None:
-            self._notices.set_lease(
-                assignment.lease_id, assignment.server_url, assignment.uuids, assignment.nodes, assignment.gpu_ids
-            )
+            self._notices.set_lease(assignment)
             self._notices.granted()
 
     def ending(self, ending: LeaseEnding | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from gpu_worker_pool.models import Assignment
 from .asking import check_inside, endpoints_outside, find_lease_around, request_of, told_as_failures
 from .gang import Gang, join_command
 from .reporter import RunReporter
-from .ssh import SSH_FAILED, SshCommands, run_on_box
+from .ssh import SSH_FAILED, SshCommands
 from .waiting_line import WaitingLine
 
 _WaitedT = TypeVar("_WaitedT")
@@ -168,41 +169,12 @@ class Runner:
             )
         finally:
             await line.close()
-        if self.spec.nodes > 1:
-            return await self._run_gang(client, servers, assignment, guarded, signals, line)
-        part = assignment
-        if self.spec.is_anywhere:
-            gang = await Gang.of(servers, tuple(dict.fromkeys(assignment.nodes)))
-            if not gang.has_part_here:
-                return await self._run_there(client, assignment, guarded, signals, line, gang)
-            part = gang.part(assignment, os.environ)
-        self.reporter.granted(part, line.waited_s, has_waited=line.has_waited)
-        outcome = await self._run_on(part, guarded, signals)
+        if self.spec.runs_itself:
+            return await self._run_on_boxes(client, servers, assignment, guarded, signals, line)
+        self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
+        outcome = await self._run_on(assignment, guarded, signals)
         await client.release(assignment, outcome.note)
         return outcome.code_of_run
-
-    async def _run_there(
-        self,
-        client: LocalClient,
-        assignment: Assignment,
-        guarded: Guarded,
-        signals: Signals,
-        line: WaitingLine,
-        gang: Gang,
-    ) -> int:
-        """Run the command on the box whose GPUs were granted. It ends there when this process does, or the lease."""
-        (node,) = gang.nodes
-        assignment.gpu_ids = gang.gpu_names(assignment)
-        self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
-        given = {name: os.environ[name] for name in self.spec.env_names}
-        command = join_command(assignment.lease_id or "", self.spec.command)
-        try:
-            code = await run_on_box(guarded, gang.hosts[node], command, given, signals, self.spec.grace_s)
-        finally:
-            await client.release(assignment)
-        if code == SSH_FAILED:
-            self.reporter.warn(f"ssh to {node} could not connect, or the command there ended with 255")
-        return code
 
     async def _run_on(self, assignment: Assignment, guarded: Guarded, signals: Signals) -> Outcome:
         outcome = await supervise(
@@ -224,7 +196,7 @@ class Runner:
             self.reporter.warn(f"the command was killed: {outcome.out_of_memory}")
         return outcome
 
-    async def _run_gang(
+    async def _run_on_boxes(
         self,
         client: LocalClient,
         servers: Servers,
@@ -234,53 +206,57 @@ class Runner:
         line: WaitingLine,
     ) -> int:
         """Run this box's part, have the others run theirs, and wait for all of them."""
-        lease_id = assignment.lease_id or ""
-        async with SshCommands() as others:
+        spec, note = self.spec, None
+        has_terminal = spec.is_anywhere and not spec.env_names and sys.stdin.isatty() and sys.stdout.isatty()
+        async with SshCommands(spec.grace_s, has_terminal=has_terminal) as others:
             try:
-                gang = await Gang.of(servers, tuple(assignment.node_envs))
+                gang = await Gang.of(servers, tuple(assignment.node_envs or dict.fromkeys(assignment.nodes)))
+                part = gang.part(assignment, os.environ) if gang.has_part_here else None
                 assignment.gpu_ids = gang.gpu_names(assignment)
-                self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
-                if not (gang.has_part_here or self.spec.uses_ssh):
-                    where = ", ".join(gang.nodes)
-                    raise Failure(
-                        f"this machine has no part in the lease, which was on {where}, so it was released; run the command on "
-                        "one of these, or add --ssh"
-                    )
-                command = join_command(lease_id, self.spec.command)
-                if self.spec.uses_ssh:
-                    given = {name: os.environ[name] for name in self.spec.env_names} | gang.master(os.environ)
+                granted = part if part is not None and spec.is_anywhere else assignment
+                self.reporter.granted(granted, line.waited_s, has_waited=line.has_waited)
+                command = join_command(assignment.lease_id or "", spec.command)
+                if spec.uses_ssh or spec.is_anywhere:
+                    given = {name: os.environ[name] for name in spec.env_names}
+                    given |= gang.master(os.environ) if spec.nodes > 1 else {}
                     for node in gang.others:
                         await others.start(node, gang.hosts[node], command, given)
+                elif part is None:
+                    raise Failure(
+                        f"this machine has no part in the lease, which was on {', '.join(gang.nodes)}, so it was released; run the "
+                        "command on one of these, or add --ssh"
+                    )
                 else:
                     # Also of a quiet run: nobody else knows the lease's name.
-                    self.reporter.warn(
-                        f"on {', '.join(gang.others)}, as the same user and in the same directory: "
-                        f"{shlex.join(command)}"
-                    )
+                    where = ", ".join(gang.others)
+                    self.reporter.warn(f"on {where}, as the same user and in the same directory: {shlex.join(command)}")
                 failing = asyncio.create_task(self._end_on_failure(others, guarded))
                 try:
-                    if gang.has_part_here:
-                        outcome = await self._run_on(gang.part(assignment, os.environ), guarded, signals)
-                        is_told = outcome.signal is not None or outcome.why is not None
+                    if part is not None:
+                        outcome = await self._run_on(part, guarded, signals)
+                        note, is_told = outcome.note, outcome.signal is not None or outcome.why is not None
                         has_other_failed = failing.done() and failing.result() != 0
                         if is_told or (outcome.exit_code and not has_other_failed):
                             return outcome.code_of_run
                     # When the lease is lost they end by themselves.
-                    await _unless_interrupted(asyncio.wait({failing}), signals)
-                    return failing.result()
+                    async with signals.passed_to(others.take_signal):
+                        return await failing
                 finally:
                     await cancel_and_wait(failing)
             finally:
-                await client.release(assignment)
+                await client.release(assignment, note)
 
     async def _end_on_failure(self, others: SshCommands, guarded: Guarded) -> int:
         """End the command here when that of another box has failed; its exit code, or 0 when all have ended well."""
-        failed = await others.wait()
-        if failed is None:
-            return 0
-        code, text = failed
-        self.reporter.warn(f"{text}; the other boxes' commands are ended")
-        guarded.end(self.spec.grace_s)
+        code, node = await others.wait() or (0, "")
+        if code:
+            ended = f"the command on {node} ended with exit code {code}"
+            ended += ", or ssh could not connect" if code == SSH_FAILED else ""
+            if self.spec.nodes > 1:
+                self.reporter.warn(f"{ended}; the other boxes' commands are ended")
+            elif code == SSH_FAILED:
+                self.reporter.warn(ended)
+            guarded.end(self.spec.grace_s)
         return code
 
 

@@ -253,8 +253,7 @@ def _announce(app: PoolApp, listener: socket.socket, kept_in: str, *, as_json: b
 
 def _join_line(settings: ServerSettings, port: int) -> str | None:
     """What to paste on the other boxes, if this one leads with its own journal. The key is for people, not for logs."""
-    from gpu_worker_pool.server.fleet import leads_alone, own_address  # noqa: PLC0415 - slow
-    from gpu_worker_pool.server.fleet_key import join_line, kept_key  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import join_line, kept_key, leads_alone, own_address  # noqa: PLC0415 - slow  # noqa: PLC0415
 
     if not leads_alone(settings):
         return None

@@ -7,8 +7,9 @@ alone: the pool's state is ahead of the journal. Times named `now` are pool time
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -18,7 +19,6 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .admission import why_rejected
 from .box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
-from .box_list import BoxInfo, BoxList, BoxSession
 from .messages import (
     AgentMessage,
     Announce,
@@ -37,6 +37,50 @@ from .written_leases import WrittenLeases
 LATE_LOOK_S = 0.1
 # How often an agent hears from the leader.
 SIGN_OF_LIFE_S = 1.0
+# An agent that has said nothing for this long is silent. One that has read no GPU yet has more time.
+SILENT_S = 3.0
+FIRST_REPORT_S = 30.0
+
+Urls = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxInfo:
+    """A box that announced itself in this epoch. `heard_at` is the pool time at which it was last heard. `trouble` is why it
+    cannot keep leases.
+    """
+
+    url: str
+    version: str
+    is_candidate: bool
+    is_up: bool
+    heard_at: float
+    trouble: str | None = None
+
+
+@dataclass(slots=True)
+class BoxSession:
+    """A connection from an agent, which speaks for its own node and no other."""
+
+    node: str
+    heard_at: float
+    instance: str = ""
+    is_welcome: bool = False
+    # The leases of its announcement, with their fences.
+    listed: dict[str, int] = field(default_factory=dict)
+    # Its last readings, what the last report had heard, and the time of those that the pool has.
+    readings: dict[str, Reading] = field(default_factory=dict)
+    reported: float = -inf
+    observed: float = -inf
+    # The URLs that it was told last.
+    urls: Urls = ()
+
+    def is_another(self, instance: str, now: float) -> bool:
+        """Whether another process than this one is the agent, and lives. One that was killed has lost its connection."""
+        return self.instance != instance and now < self.heard_at + SILENT_S
+
+    def is_silent(self, now: float) -> bool:
+        return now >= self.heard_at + (FIRST_REPORT_S if self.reported == -inf else SILENT_S)
 
 
 class Boxes:
@@ -50,12 +94,13 @@ class Boxes:
         self.epoch, self.pool_id = epoch, pool_id
         self._sessions: dict[int, BoxSession] = {}
         self._session_of: dict[str, int] = {}
-        self._boxes = BoxList()
+        self._infos: dict[str, BoxInfo] = {}
         # Announcements of a node that are not written yet.
         self._announcing: dict[str, int] = {}
         self._written: WrittenLeases | None = None
         self._next_round = -inf
-        self._urls_of_round: object = None
+        # The URLs of all boxes, as they were in the last round; the same tuple while they are.
+        self._urls: Urls = ()
         # The nodes whose boxes are to read GPUs that leases have left, and when that is due.
         self._late_looks: dict[str, float] = {}
 
@@ -63,9 +108,9 @@ class Boxes:
     def boxes(self) -> Mapping[str, BoxInfo]:
         """The nodes that announced themselves in this epoch."""
         for session in self._sessions.values():
-            if self._boxes.infos[session.node].heard_at != session.heard_at:
-                self._boxes.change(session.node, heard_at=session.heard_at)
-        return self._boxes.infos
+            if self._infos[session.node].heard_at != session.heard_at:
+                self._change(session.node, heard_at=session.heard_at)
+        return self._infos
 
     def is_confirmed(self, lease_id: str) -> bool:
         """Whether all boxes of a lease have it. Leases from before the take-over count as confirmed."""
@@ -119,7 +164,7 @@ class Boxes:
             self._next_round = now + SIGN_OF_LIFE_S
         never_kept = self._never_kept(message, state)
         info = BoxInfo(message.url, message.version, message.is_candidate, is_up=True, heard_at=now)
-        self._boxes.put(node, info)
+        self._infos[node] = info
         self._announcing[node] = self._announcing.get(node, 0) + 1
         self._sessions[session].listed = {kept.id: kept.fence for kept in message.leases}
         for kept in message.leases:
@@ -130,14 +175,14 @@ class Boxes:
         why, former = why_rejected(message, state, self.epoch, self._leases_of), self._session_of.get(message.node)
         if why is None and former is not None and self._sessions[former].is_another(message.instance, now):
             return (
-                f"the server at {self._boxes.infos[message.node].url} is the agent of {message.node} already, with the same state "
+                f"the server at {self._infos[message.node].url} is the agent of {message.node} already, with the same state "
                 "directory or a copy of it; stop one of them, and give another box a state directory and a name of its own"
             )
         return why
 
     def _cannot_keep(self, node: str, why: str) -> list[BoxAction]:
         """Nothing is granted on this node until it announces itself again; what it has not confirmed goes back to the queue."""
-        self._boxes.change(node, trouble=why)
+        self._change(node, trouble=why)
         withdrawn = [] if self._written is None else self._written.take_back(node)
         return [Do(cmd.SilenceNode(node)), *(Do(cmd.WithdrawGrant(lease_id)) for lease_id in withdrawn)]
 
@@ -147,7 +192,7 @@ class Boxes:
         """
         known = state.nodes.get(message.node)
         is_whole = message.epoch_seen > 0 and known is not None and known.boot_id == message.boot_id
-        if not is_whole or message.node in self._boxes.infos:
+        if not is_whole or message.node in self._infos:
             return []
         there = {each.id for each in message.leases} | {each.lease_id for each in message.over}
         later = [kept for kept in self._leases_of(message.node).values() if kept.fence > message.fence_seen]
@@ -171,7 +216,7 @@ class Boxes:
         if not session.is_welcome or message.heard < session.reported:
             return []
         session.reported = message.heard
-        if self._boxes.infos[session.node].trouble is not None:
+        if self._infos[session.node].trouble is not None:
             return []
         for uuid in message.gone:
             session.readings.pop(uuid, None)
@@ -234,7 +279,7 @@ class Boxes:
             actions += [Tell(session, orders) for session, known in self._sessions.items() if known.is_welcome]
         for node in [event.node for event in events if isinstance(event, ev.NodeForgotten)]:
             if node not in self._session_of:
-                self._boxes.forget(node)
+                self._infos.pop(node, None)
         for node, of_node in news.items():
             session = self._session_of.get(node)
             if session is not None and self._sessions[session].is_welcome:
@@ -257,7 +302,7 @@ class Boxes:
     def _welcomed(self, session: int, known: BoxSession, state: PoolState, now: float) -> list[BoxAction]:
         written, node = self._written, known.node
         assert written is not None  # noqa: S101 - it was there for the announcement
-        known.is_welcome, known.heard_at, known.urls = True, now, self._boxes.urls
+        known.is_welcome, known.heard_at, known.urls = True, now, self._urls_now()
         confirmed = [id_ for id_, fence in known.listed.items() if written.confirm(id_, node, fence)]
         known.listed = {}
         actions: list[BoxAction] = [Confirmed(lease_id) for lease_id in confirmed]
@@ -288,12 +333,12 @@ class Boxes:
             actions += [Do(cmd.WithdrawGrant(lease_id)) for lease_id in given_up]
         # One message for all that have heard the same, so that it need be encoded only once. While many boxes join, their list
         # changes again and again: it is told once it has not changed for a round.
-        urls = self._boxes.urls
-        is_settled, self._urls_of_round = urls is self._urls_of_round, urls
+        urls = self._urls_now()
+        is_settled, self._urls = urls is self._urls, urls
         time, time_and_urls = Orders(self.epoch, now), Orders(self.epoch, now, boxes=urls)
         for session, known in self._sessions.items():
             if known.is_welcome:
-                is_news = is_settled and known.urls is not urls
+                is_news = is_settled and known.urls is not urls and known.urls != urls
                 actions.append(Tell(session, time_and_urls if is_news else time))
                 known.urls = urls if is_settled else known.urls
         return actions
@@ -301,13 +346,20 @@ class Boxes:
     def _silenced(self, session: int) -> list[BoxAction]:
         node = self._sessions[session].node
         self._drop(session)
-        self._boxes.change(node, is_up=False)
+        self._change(node, is_up=False)
         return [Do(cmd.SilenceNode(node))]
 
     def _drop(self, session: int) -> None:
         gone = self._sessions.pop(session)
-        self._boxes.change(gone.node, heard_at=gone.heard_at)
+        self._change(gone.node, heard_at=gone.heard_at)
         del self._session_of[gone.node]
 
+    def _change(self, node: str, **changed: Any) -> None:
+        self._infos[node] = replace(self._infos[node], **changed)
+
+    def _urls_now(self) -> Urls:
+        urls = tuple((node, info.url) for node, info in self._infos.items())
+        return self._urls if urls == self._urls else urls
+
     def __repr__(self) -> str:
-        return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._boxes.infos)} are up>"
+        return f"<Boxes of epoch {self.epoch}: {len(self._sessions)} of {len(self._infos)} are up>"

@@ -1,4 +1,4 @@
-"""What the database of a fleet says about the leadership and about the journal, and what follows for an append."""
+"""What the database of a fleet says about the leadership and about the journal, and what follows for an append and for the clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.events import DurableEvent
+from gpu_worker_pool.core.model.state import PoolState
 
 # How long a claim, a renewal or an append keeps the leadership, by the database's clock.
 LEADERSHIP_S = 3.0
@@ -75,29 +76,15 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendWritten:
-    """All of it is in the journal, once."""
-
-    end: JournalEnd
-
-
-@dataclass(frozen=True, slots=True)
-class AppendMissing:
-    """Nothing of it is in the journal. The same append may be tried again, with the same id after the same end."""
-
-
-@dataclass(frozen=True, slots=True)
 class Deposed:
     """This leader may write nothing more. It steps down; `reason` says why."""
 
     reason: str
 
 
-AppendOutcome = AppendWritten | AppendMissing | Deposed
-
-
-def judge_append(append: Append, row: LeaderRow) -> AppendOutcome:
-    """Tell from the leader's row, read after the append was refused or its answer was lost, what became of it.
+def judge_append(append: Append, row: LeaderRow) -> JournalEnd | Deposed | None:
+    """Tell from the leader's row, read after the append was refused or its answer was lost, what became of it: the end of
+    the journal with it, or None if nothing of it is there. Then it may be tried again, with the same id after the same end.
 
     While the outcome is unknown, the append may still be carried out later. That is harmless: it can be written only once,
     because it moves the end that it is compared with.
@@ -107,9 +94,9 @@ def judge_append(append: Append, row: LeaderRow) -> AppendOutcome:
     if (row.epoch, row.term) != (append.epoch, append.term):
         return Deposed(f"{row.holder or 'another candidate'} leads in epoch {row.epoch}")
     if row.batch == append.batch and row.end.position == append.end.position + append.count:
-        return AppendWritten(row.end)
+        return row.end
     if row.end == append.end:
-        return AppendMissing()
+        return None
     if row.end.position > append.end.position:
         was = f"the journal ends at event {row.end.position} instead of {append.end.position}"
         return Deposed(f"{was}, and this leader did not write that")
@@ -130,3 +117,17 @@ def has_lost_commits(row: LeaderRow, epoch: int, term: str, written: JournalEnd)
     this row: answers may overtake each other.
     """
     return (row.epoch, row.term) == (epoch, term) and row.end.position < written.position
+
+
+def clock_base(state: PoolState, *, boot_id: str, boot_now: float, wall_now: float) -> float:
+    """The base with which a driver takes over: the pool's clock is the boot clock of the driver's machine, plus a base. It never
+    goes back, and goes on when another boot or another machine takes over. `boot_now` is its boot clock, `wall_now` the time of day.
+
+    A new boot goes on where the clock was, plus the time that has passed since by the time of day. A time of day that
+    was set back counts as no time.
+    """
+    if state.boot_id is None:
+        return 0.0
+    if state.boot_id == boot_id:
+        return state.clock_base
+    return max(state.clock, wall_now - state.wall_offset_s) - boot_now

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from gpu_worker_pool.ledger.fleet_database import OutcomeUnknown
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 
 from .faults import ASYNCPG_ERRORS, as_journal_error, is_outcome_unknown
 from .hosts import CONNECT_TIMEOUT_S, RawConnection, connect

@@ -1,4 +1,4 @@
-"""The leadership and the journal of a fleet in PostgreSQL. See `FleetDatabase` for the contract."""
+"""The leadership and the journal of a fleet in PostgreSQL, shared by all candidates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from gpu_worker_pool.core.fleet.leadership import (
 )
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import reach
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.codec import NotUnderstood, checked_crc, decode_ended
-from gpu_worker_pool.ledger.fleet_database import HistoryChanged
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalTooNew
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalTooNew
 from gpu_worker_pool.ledger.sql import load_queries
 
 from . import schema
@@ -47,7 +46,11 @@ PRUNED_AT_ONCE = 2000
 
 
 class PostgresDatabase:
-    """Two connections: one for the leadership and appends, one for what takes longer."""
+    """Two connections: one for the leadership and appends, one for what takes longer.
+
+    A call raises JournalError if it certainly changed nothing, and OutcomeUnknown if the answer was lost. `pool_id` is the
+    identity of the pool: random, made with the journal, and as lasting as that.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,8 @@ class PostgresDatabase:
         self._loaded = BEGINNING
 
     async def open(self) -> None:
+        """Connect, create the tables, and choose the pool."""
+
         async def prepare(raw: RawConnection) -> tuple[str, str]:
             return await schema.prepare(raw, self._url, self._wanted)
 
@@ -112,14 +117,17 @@ class PostgresDatabase:
         return _leader(row)
 
     async def claim(self, term: str, holder: str, url: str, seen_epoch: int) -> LeaderRow | None:
+        """Take the leadership if nobody has it, with an epoch higher than `seen_epoch`; None if it is taken."""
         row = await self._command("claim", self._leadership_s, term, holder, url, seen_epoch)
         return None if row is None else _leader(row)
 
     async def renew(self, epoch: int, term: str) -> LeaderRow | None:
+        """Keep the leadership for longer; None if it is lost."""
         row = await self._command("renew", self._leadership_s, epoch, term, share=LEADER_SHARE)
         return None if row is None else _leader(row)
 
     async def hand_over(self, epoch: int, term: str) -> None:
+        """Let the leadership expire at once, if it is still this one."""
         await self._command("hand_over", epoch, term)
 
     async def append(  # noqa: PLR0917 - the order is that of the statement
@@ -131,6 +139,9 @@ class PostgresDatabase:
         events: Sequence[DurableEvent],
         ended: Sequence[EndedLease],
     ) -> JournalEnd | None:
+        """Write these after `end`, all or none, renew the leadership, and return the new end. None, and nothing is written, if
+        epoch, term or end differ; `read_leader` says which.
+        """
         lines, new_end = event_lines(events, epoch, end)
         arguments = (epoch, term, *end, *new_end, batch, lines, ended_json(ended))
         reach("before_append")
@@ -143,6 +154,9 @@ class PostgresDatabase:
     # The history
 
     async def read_events(self, after: JournalEnd, most: int) -> list[StoredEvent]:
+        """At most this many events after this end, in order and without gaps. Raises JournalDamaged, JournalTooNew, and
+        HistoryChanged if the journal does not go on from there: it is another one, or a snapshot has replaced events.
+        """
         # The event before the first is read as well, to see that it is the one that is known.
         rows = await self._reads.read(
             lambda raw: raw.fetch(self._sql["read_events"], self.pool, after.position, most + 1), READ_TIMEOUT_S
@@ -161,6 +175,7 @@ class PostgresDatabase:
             raise self._damaged(str(error)) from error
 
     async def load_snapshot(self) -> JournalSnapshot | None:
+        """The newest snapshot that is whole; None if there is none."""
         positions = await self._reads.read(
             lambda raw: raw.fetch(self._sql["snapshot_positions"], self.pool), READ_TIMEOUT_S
         )
@@ -183,6 +198,9 @@ class PostgresDatabase:
         return None
 
     async def write_snapshot(self, end: JournalEnd, events: Sequence[DurableEvent]) -> None:
+        """Keep what all events up to this end add up to, and prune what an older snapshot covers already. Raises
+        HistoryChanged if the journal does not have this end.
+        """
         body, body_crc = await asyncio.to_thread(pack, events)
 
         async def write(raw: RawConnection) -> None:

@@ -39,13 +39,14 @@ from gpu_worker_pool.ledger.loop import LiveTime, Waiters
 from gpu_worker_pool.server.box.deaths import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
+from gpu_worker_pool.wire.fleet import BoxRenewAnswer
 
 from .custody_store import CustodyStore
 from .frames import Leads
 from .handshake import VERSION, FleetKey
 from .joining import Joining, LeaderKnowledge
 from .link import BoxLink, LinkLost, Serve
-from .renewals import BoxRenewal, Renewals
+from .renewals import Renewals
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Agent(Joining):
         *,
         wait_s: float = 0.0,
         warned: Collection[str] = (),
-    ) -> BoxRenewal:
+    ) -> BoxRenewAnswer:
         return await self._renewals.renew(lease_ids, caller_may, wait_s=wait_s, warned=warned)
 
     def kept_pool(self, settings: PoolSettings) -> PoolState:

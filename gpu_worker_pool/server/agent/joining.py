@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.fleet.messages import Orders, Welcome
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.wire.service import FleetView
@@ -125,6 +125,12 @@ class Joining(ABC):
         return f"{NO_LEADER} ({why})" if why else NO_LEADER
 
     @property
+    def why_waiting(self) -> str | None:
+        """The same for callers, who can only wait; the rest is for operators (`gpu-pool fleet`, `gpu-pool doctor`)."""
+        why = self.trouble
+        return NO_LEADER if why is not None and why.startswith(NO_LEADER) else why
+
+    @property
     def boxes(self) -> Mapping[str, str]:
         """The URL of each node of the fleet, as far as it is known."""
         return self._boxes
@@ -161,6 +167,7 @@ class Joining(ABC):
             leader=next((node for node, box in self._boxes.items() if box == url), None),
             leader_url=url,
             lag_s=None,
+            trouble=self.trouble,
         )
 
     # --- the link to the leader --------------------------------------------------------------------------------------

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import KeptRenewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.loop import Waiters
+from gpu_worker_pool.wire.fleet import BoxRenewAnswer
 from gpu_worker_pool.wire.leases import EndWarning, NotRenewed, Renewed
 
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BoxRenewal:
-    """The outcome of a renewal at this box. `elsewhere` are the ids that this box does not keep: the leader knows them.
-    `denied` are leases that the caller may not renew, with their owners: then nothing was renewed. The leases were renewed
-    `held_s` after the call had come, or later.
-    """
-
-    renewed: tuple[Renewed, ...] = ()
-    lost: tuple[NotRenewed, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-    denied: tuple[tuple[str, str | None], ...] = ()
-    held_s: float = 0.0
 
 
 class Renewals:
@@ -52,16 +38,17 @@ class Renewals:
         *,
         wait_s: float,
         warned: Collection[str],
-    ) -> BoxRenewal:
-        """Renew the leases that this box keeps. `caller_may` says whether the caller may renew leases of this owner.
+    ) -> BoxRenewAnswer:
+        """Renew the leases that this box keeps. `caller_may` says whether the caller may renew leases of this owner; if some are
+        denied, none is renewed.
 
         With `wait_s`, and if there is no news and no lease that is elsewhere, it renews them again and again until one of
         them has ended or was warned, or the time is over. `warned` are the leases of whose warning the caller knows.
         """
         leases = self._custody.leases
         owners = [(id_, leases[id_].request.holder.owner) for id_ in lease_ids if id_ in leases]
-        if denied := tuple((id_, owner) for id_, owner in owners if not caller_may(owner)):
-            return BoxRenewal(denied=denied)
+        if denied := tuple(f"{id_} (of {owner})" for id_, owner in owners if not caller_may(owner)):
+            return BoxRenewAnswer(denied=denied)
         began, known = self._now(), set(warned) & set(lease_ids)
         ttls_s = [leases[id_].request.ttl_s for id_, _ in owners]
         step_s = min(ttls_s, default=inf) / RENEWALS_PER_TTL
@@ -73,10 +60,10 @@ class Renewals:
             answer = self._renewed(lease_ids, self._now() - began)
         return answer
 
-    def _renewed(self, lease_ids: Sequence[str], held_s: float) -> BoxRenewal:
+    def _renewed(self, lease_ids: Sequence[str], held_s: float) -> BoxRenewAnswer:
         now = self._now()
         found = self._custody.renew(lease_ids, now)
-        return BoxRenewal(
+        return BoxRenewAnswer(
             renewed=tuple(_view(each, now) for each in found if each.state is RenewalState.RENEWED),
             lost=tuple(
                 NotRenewed(id=each.lease_id, reason="unknown" if each.reason is None else str(each.reason))
@@ -98,5 +85,5 @@ def _view(renewal: KeptRenewal, now: float) -> Renewed:
     return Renewed(id=renewal.lease_id, expires_in_s=left_s, warning=warning)
 
 
-def _warned(answer: BoxRenewal) -> set[str]:
+def _warned(answer: BoxRenewAnswer) -> set[str]:
     return {renewed.id for renewed in answer.renewed if renewed.warning is not None}

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from gpu_worker_pool.core.fleet.election import (
@@ -27,7 +27,6 @@ from gpu_worker_pool.core.fleet.election import (
 )
 from gpu_worker_pool.core.fleet.leadership import LeaderRow, has_lost_commits, why_lost
 from gpu_worker_pool.core.model.events import Event, TakenOver
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.fleet_writer import FleetWriter
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.leader.fleet_leader import FleetLeader
@@ -36,6 +35,9 @@ from gpu_worker_pool.wire.service import FleetView
 from .journal_follower import JournalFollower
 from .journal_sources import LeadingSource
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Candidate(LeadingSource):
         self,
         pool: Pool,
         leader: FleetLeader,
-        database: FleetDatabase,
+        database: PostgresDatabase,
         clock: Callable[[], float],
         *,
         node: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
@@ -13,7 +14,10 @@ from gpu_worker_pool.core.model.events import Event
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.ledger.driver import restore
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase, HistoryChanged
+from gpu_worker_pool.ledger.journal import HistoryChanged
+
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,10 @@ class JournalFollower:
     """`on_events` is called with the row and the events of it, each time that some were applied."""
 
     def __init__(
-        self, database: FleetDatabase, settings: PoolSettings, on_events: Callable[[LeaderRow, Sequence[Event]], None]
+        self,
+        database: PostgresDatabase,
+        settings: PoolSettings,
+        on_events: Callable[[LeaderRow, Sequence[Event]], None],
     ) -> None:
         self._database = database
         self._settings = settings

@@ -7,9 +7,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from time import time
-from typing import Protocol
 
-from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.host.state_dir import StateDirError
 from gpu_worker_pool.ledger.driver import restored
@@ -25,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 # How often to retry to open a journal.
 TRY_AGAIN_S = 2.0
-# How often to look who leads.
-LOOK_S = 0.5
 
 
 class JournalSource(ABC):
@@ -126,40 +123,15 @@ class OwnJournal(JournalSource):
                 return
 
 
-class FleetMember(Protocol):
-    """A box that cannot lead its fleet."""
-
-    @property
-    def leader_url(self) -> str | None: ...
-
-    @property
-    def trouble(self) -> str | None: ...
-
-    def view(self) -> FleetView: ...
-
-
 class LedElsewhere(JournalSource):
-    """The pool of such a box has no history of its own, and names the leader instead."""
+    """The pool of a box that cannot lead its fleet has no history of its own. `view_fleet` is what its agent knows."""
 
-    def __init__(self, pool: Pool, member: FleetMember) -> None:
+    def __init__(self, pool: Pool, view_fleet: Callable[[], FleetView]) -> None:
         self._pool = pool
-        self._member = member
-        self._task: asyncio.Task[None] | None = None
+        self.view = view_fleet  # type: ignore[method-assign]
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._say())
-        await asyncio.sleep(0)
+        self._pool.say_trouble("this box cannot lead its fleet")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def view(self) -> FleetView:
-        return self._member.view()
-
-    async def _say(self) -> None:
-        while True:
-            url = self._member.leader_url
-            why = f"this box cannot lead the fleet; ask its leader, {url}" if url else self._member.trouble
-            self._pool.say_trouble(why or "this box cannot lead the fleet")
-            await asyncio.sleep(LOOK_S)
+        """Nothing runs."""

@@ -242,17 +242,12 @@ class Pool:
         return self._driver.trouble
 
     @property
-    def is_led_elsewhere(self) -> bool:
-        """Whether another server of the fleet is known to lead: then it is in order that this one grants nothing."""
-        fleet = self.fleet()
-        return fleet is not None and fleet.role != "leader" and fleet.leader is not None
-
-    @property
     def why_no_grants(self) -> str | None:
         """Why nothing can be granted to callers of this server, also by its leader; None if GPUs can be."""
-        if self.is_led_elsewhere:
-            return None if self.membership is None else self.membership.trouble
-        return self.trouble
+        member = self.membership
+        if member is None or self.leads:
+            return self.trouble
+        return member.trouble or (self.trouble if member.leader_url is None else None)
 
     @property
     def past_trouble(self) -> str | None:

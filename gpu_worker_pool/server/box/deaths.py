@@ -19,8 +19,6 @@ from gpu_worker_pool.host.processes import Machine
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-# Leases reported in one turn of the event loop: a process may have a thousand.
-MOST_REPORTED = 16
 # Processes without a lease that stay watched: most of them request again, and a descriptor costs time to get.
 MOST_IDLE = 64
 
@@ -186,15 +184,9 @@ class DeathWatch:
 
     def _ended(self, watched: _Watched) -> None:
         self._remove(watched)
-        self._report_all(list(watched.leases), watched)
-
-    def _report_all(self, lease_ids: list[str], watched: _Watched) -> None:
-        for lease_id in lease_ids[:MOST_REPORTED]:
-            # Later, as this may run within `watch`; and one by one, so that a report that fails does not stop the
-            # others.
+        for lease_id in watched.leases:
+            # Later, as this may run within `watch`; and one by one, so that a report that fails does not stop the others.
             self._loop.call_soon(self._report, lease_id, watched)
-        if len(lease_ids) > MOST_REPORTED:
-            self._loop.call_soon(self._report_all, lease_ids[MOST_REPORTED:], watched)
 
     def _report(self, lease_id: str, watched: _Watched) -> None:
         # Meanwhile the lease may have been forgotten, or got another process.

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.processes import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.server.agent.frames import Begun
+from gpu_worker_pool.server.agent.joining import NO_LEADER
 from gpu_worker_pool.server.agent.link import LinkAnswer, LinkLost
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
@@ -191,8 +192,8 @@ class Forwarding:
 
 
 def no_leader(membership: Agent | None) -> Refusal:
-    why = (membership and membership.trouble) or "no leader at the moment; waiting"
-    return Refusal(503, f"This call is for the leader of the fleet: {why}. Try again in a few seconds.", RETRY_AFTER)
+    why = (membership and membership.why_waiting) or NO_LEADER
+    return Refusal(503, f"{why[0].upper()}{why[1:]}. Try again in a few seconds.", RETRY_AFTER)
 
 
 def _target(call: Call, prefix: str) -> str:

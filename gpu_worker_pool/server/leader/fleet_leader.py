@@ -12,8 +12,7 @@ from itertools import count
 from math import inf
 
 from gpu_worker_pool.core.fleet.box_actions import BoxAction, Close, Confirmed, Do, NeverKept, Outdated, Tell
-from gpu_worker_pool.core.fleet.box_list import BoxInfo
-from gpu_worker_pool.core.fleet.boxes import Boxes
+from gpu_worker_pool.core.fleet.boxes import Boxes, BoxInfo
 from gpu_worker_pool.core.fleet.messages import AgentMessage, LeaderMessage, Orders
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.ledger.driver import Driver

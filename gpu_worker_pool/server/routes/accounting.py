@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from heapq import nsmallest
 from math import inf
@@ -17,13 +18,13 @@ from gpu_worker_pool.host.pauses import Pauses
 from gpu_worker_pool.ledger.accounts import Accounts, LiveUse, Moment, Span, Usage, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.server.authority.pool import Pool
-from gpu_worker_pool.server.encoding import encode
+from gpu_worker_pool.server.encoding import encode, shared_fields
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
 from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.parameters import Hours, Since, Until
-from gpu_worker_pool.server.views.lease_view import end_note
+from gpu_worker_pool.server.views.lease_view import ending_of
 from gpu_worker_pool.server.views.pool_view import slot_order
 from gpu_worker_pool.server.views.target import Target
 from gpu_worker_pool.wire import accounting as wire
@@ -205,25 +206,10 @@ def _most_use_first(item: tuple[str | None, UsageTotals]) -> tuple[float, int, f
 
 
 def _totals(usage: UsageTotals) -> dict[str, Any]:
-    return {
-        "gpu_hours": _hours(usage.gpu_s),
-        "shared_gpu_hours": _hours(usage.shared_gpu_s),
-        "leases": usage.leases,
-        "running": usage.running,
-        "longest_hours": _hours(usage.longest_s),
-        "wait_hours": _hours(usage.wait_s),
-        "unknown_leases": usage.unknown_leases,
-        "unknown_waits": usage.unknown_waits,
-        "time_limit_ends": usage.time_limit_ends,
-        "preempted_ends": usage.preempted_ends,
-        "idle_ends": usage.idle_ends,
-        "measured_gpu_hours": _hours(usage.measured_gpu_s),
-        "busy_gpu_hours": _hours(usage.busy_gpu_s),
-    }
-
-
-def _hours(time_s: float) -> float:
-    return round(time_s / 3600, 6)
+    """Times in hours, and numbers as they are."""
+    times = {name.removesuffix("_s"): found for name, found in asdict(usage).items() if name.endswith("_s")}
+    hours = {f"{name}_hours": round(found / 3600, 6) for name, found in times.items()}
+    return {**hours, **shared_fields(wire.UsageTotal, usage)}
 
 
 def spans_by_gpu(
@@ -275,10 +261,6 @@ def _span(lease: ActiveLease | EndedLease) -> wire.TimelineSpan:
         label=dict(lease.request.labels).get("command"),
         since=iso_time(lease.granted_at),
         until=None if ended is None else iso_time(ended.ended_at),
-        end_reason=None if ended is None else ended.reason,
         is_shared=lease.request.wishes.is_shared,
-        ended_by=None if ended is None else ended.by,
-        end_note=None if ended is None else end_note(ended),
-        peak_memory_mb=None if ended is None else ended.peak_memory_mb,
-        mean_utilization_percent=None if ended is None else ended.mean_utilization_percent,
+        **({"end_reason": None} if ended is None else ending_of(ended)),
     )

@@ -13,6 +13,7 @@ from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import shared_fields
 from gpu_worker_pool.server.forms import DrainForm, TokenForm
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
@@ -169,11 +170,4 @@ async def revoke_token(call: Call, digest: str) -> TokenList:
 
 
 def _token_view(token: AccessToken) -> TokenView:
-    return TokenView(
-        digest=token.digest,
-        name=token.name,
-        role=token.role,
-        added_at=iso_time(token.added_at),
-        added_by=token.added_by,
-        note=token.note,
-    )
+    return TokenView(**{**shared_fields(TokenView, token), "added_at": iso_time(token.added_at)})

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from hashlib import sha256
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import NamedTuple
 
 from gpu_worker_pool.host.clock import iso_time
@@ -40,8 +39,7 @@ FORECAST_PACE_S = 1.0
 # A body up to this size is compressed in the event loop: a thread would take longer.
 SMALL_BYTES = 4096
 
-PACKAGE = "gpu_worker_pool.server.ui"
-FOLDER = "page"
+FOLDER = Path(__file__).parents[1] / "ui" / "page"
 INDEX = "index.html"
 MODULES = b"<!-- modules -->"
 # How the version of the files begins in their paths.
@@ -73,7 +71,14 @@ async def page(call: Call) -> Response:
     return _file(call, INDEX)
 
 
-@router.get("/ui/data/me", caller=WRITER, answered_by="leader", problems=(401, 403, 422), response_model=MeView)
+@router.get(
+    "/ui/data/me",
+    caller=WRITER,
+    answered_by="leader",
+    problems=(401, 403, 422),
+    response_model=MeView,
+    is_known_to_box=True,
+)
 async def page_me(call: Call) -> Response:
     """Who calls."""
     caller = call.caller()
@@ -83,7 +88,7 @@ async def page_me(call: Call) -> Response:
 @router.get("/ui/data/pool", answered_by="leader", problems=(422, 503), response_model=PageView)
 async def page_pool(call: Call) -> Response:
     """The pool, for the page."""
-    body = await call.part(PageData).pool(call.target)
+    body = await call.part(PageData).body(call.target)
     if takes_gzip(call.headers.get("accept-encoding")):
         return Response(200, body.gzipped, _SHARED_GZIPPED)
     return Response(200, body.plain, _SHARED)
@@ -100,22 +105,18 @@ def _file(call: Call, name: str) -> Response:
     files = call.part(PageFiles)
     version, _, rest = name.partition("/")
     is_versioned = version == files.version
-    file = files.find(rest if version.startswith(VERSION_MARK) else name)
+    file = files.by_name.get(rest if version.startswith(VERSION_MARK) else name)
     if file is None:
         path = call.scope["path"]
         raise Refusal(404, f"There is nothing at {path[:200]}; the page is at {path.partition('/ui')[0]}/ui.")
     headers: Headers = ((b"etag", file.etag), (b"cache-control", FOR_EVER if is_versioned else b"no-cache"))
-    if _is_known(file.etag.decode(), call.headers.get("if-none-match")):
+    known = [tag.strip().removeprefix("W/") for tag in call.headers.get("if-none-match", "").split(",")]
+    if file.etag.decode() in known or known == ["*"]:
         return Response(304, b"", headers)
     headers = (*headers, (b"content-type", file.content_type), (b"vary", b"Accept-Encoding"))
     if takes_gzip(call.headers.get("accept-encoding")):
         return Response(200, file.body.gzipped, (*headers, (b"content-encoding", b"gzip")))
     return Response(200, file.body.plain, headers)
-
-
-def _is_known(etag: str, if_none_match: str | None) -> bool:
-    tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
-    return etag in tags or tags == ["*"]
 
 
 class Body(NamedTuple):
@@ -131,55 +132,46 @@ class Body(NamedTuple):
         return cls(plain, compress() if len(plain) <= SMALL_BYTES else await asyncio.to_thread(compress))
 
 
+@dataclass(frozen=True, slots=True)
 class PageData:
     """What all open pages show, made once for all of them. `tokens` are those of the server."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        pool: Pool,
-        sampler: Sampler,
-        shared: SharedAnswers,
-        streams: Streams,
-        *,
-        tokens: Tokens,
-    ) -> None:
-        self._settings = settings
-        self._pool = pool
-        self._sampler = sampler
-        self._shared = shared
-        self._streams = streams
-        self._tokens = tokens
-        self._started_at = iso_time(time.time())
+    settings: ServerSettings
+    pool: Pool
+    sampler: Sampler
+    shared: SharedAnswers
+    streams: Streams
+    tokens: Tokens
+    started_at: str | None = field(default_factory=lambda: iso_time(time.time()))
 
-    async def pool(self, target: Target) -> Body:
-        return await self._shared.get(("page", target), partial(self._make, target), POOL_PACE_S)
+    async def body(self, target: Target) -> Body:
+        return await self.shared.get(("page", target), partial(self._make, target), POOL_PACE_S)
 
     async def _make(self, target: Target) -> Body:
-        pool = await pool_view(self._pool, target, MOST_QUEUED)
-        expected = await self._shared.get(
-            ("forecast of pages", target), partial(forecast_view, self._pool, target), FORECAST_PACE_S, may_be_old=True
+        pool = await pool_view(self.pool, target, MOST_QUEUED)
+        expected = await self.shared.get(
+            ("forecast of pages", target), partial(forecast_view, self.pool, target), FORECAST_PACE_S, may_be_old=True
         )
-        settings, sampler = self._settings, self._sampler
+        settings, sampler = self.settings, self.sampler
         view = PageView(
             pool=pool,
             # By the clock of the leases' times; by the wall clock before the journal is open.
-            now=iso_time(self._pool.wall_now() if self._pool.is_open else time.time()),
-            started_at=self._started_at,
+            now=iso_time(self.pool.wall_now() if self.pool.is_open else time.time()),
+            started_at=self.started_at,
             measured_at=sampler.snapshot.taken.timestamp(),
             reading_age_s=round(sampler.age_s(), 3) if sampler.has_sampled else None,
             stale_after_s=settings.stale_after_s,
             refresh_interval_s=settings.refresh_interval,
             max_history=settings.max_history,
             advice=sampler.snapshot.error,
-            ends=predicted_ends(self._pool, target),
+            ends=predicted_ends(self.pool, target),
             forecast=expected,
-            happened=self._streams.recent(target),
-            has_tokens=not self._tokens.is_unset,
+            happened=self.streams.recent(target),
+            has_tokens=not self.tokens.is_unset,
             title=settings.title,
             docs=settings.docs_url.lstrip("/") or None,
             version=VERSION,
-            boxes=None if self._pool.membership is None else box_views(self._pool),
+            boxes=None if self.pool.membership is None else box_views(self.pool),
         )
         return await Body.of(encode(view))
 
@@ -194,7 +186,7 @@ class PageFile:
 
 
 class PageFiles:
-    """The files of the page by name, read on first use. A caller's text never becomes part of a path.
+    """The files of the page. A caller's text never becomes part of a path.
 
     Their version changes with the content of any of them. The page names each file below its version, so that a browser keeps a
     file until another version is there, and a module finds the others beside it. Under the name of another version there is the
@@ -202,47 +194,19 @@ class PageFiles:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, PageFile] | None = None
-        self._version = ""
+        found = {str(path.relative_to(FOLDER)): path for path in FOLDER.rglob("*") if path.suffix in TYPES}
+        self._bodies = {name: found[name].read_bytes() for name in sorted(found)}
+        digest = sha256(b"\0".join(name.encode() + body for name, body in self._bodies.items()))
+        self.version = f"{VERSION_MARK}{digest.hexdigest()[:12]}"
 
-    @property
-    def version(self) -> str:
-        self._all()
-        return self._version
-
-    def find(self, name: str) -> PageFile | None:
-        return self._all().get(name)
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._all())
-
-    def _all(self) -> dict[str, PageFile]:
-        if self._files is None:
-            found = dict(_bodies(files(PACKAGE) / FOLDER))
-            digest = sha256(b"\0".join(name.encode() + body for name, body in sorted(found.items())))
-            self._version = f"{VERSION_MARK}{digest.hexdigest()[:12]}"
-            if INDEX in found:
-                modules = [
-                    f'<link rel="modulepreload" href="ui/{name}">' for name in sorted(found) if name.endswith(".js")
-                ]
-                found[INDEX] = found[INDEX].replace(MODULES, "\n    ".join(modules).encode())
-                found[INDEX] = found[INDEX].replace(b'"ui/', f'"ui/{self._version}/'.encode())
-            self._files = {name: _page_file(name, body) for name, body in found.items()}
-        return self._files
-
-
-def _bodies(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir():
-            yield from _bodies(path, f"{prefix}{path.name}/")
-        elif _type_of(path.name) is not None:
-            yield f"{prefix}{path.name}", path.read_bytes()
+    @cached_property
+    def by_name(self) -> Mapping[str, PageFile]:
+        modules = [f'<link rel="modulepreload" href="ui/{name}">' for name in self._bodies if name.endswith(".js")]
+        index = self._bodies[INDEX].replace(MODULES, "\n    ".join(modules).encode())
+        index = index.replace(b'"ui/', f'"ui/{self.version}/'.encode())
+        return {name: _page_file(name, body) for name, body in {**self._bodies, INDEX: index}.items()}
 
 
 def _page_file(name: str, body: bytes) -> PageFile:
     etag = f'"{sha256(body).hexdigest()[:32]}"'
-    return PageFile((_type_of(name) or "").encode(), etag.encode(), Body(body, gzip.compress(body, mtime=0)))
-
-
-def _type_of(name: str) -> str | None:
-    return next((kind for suffix, kind in TYPES.items() if name.endswith(suffix)), None)
+    return PageFile(TYPES[Path(name).suffix].encode(), etag.encode(), Body(body, gzip.compress(body, mtime=0)))

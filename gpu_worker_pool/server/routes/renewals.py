@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.core.model.lease import ActiveLease, custodian
 from gpu_worker_pool.server.agent.frames import Ask
 from gpu_worker_pool.server.agent.link import LinkReply
-from gpu_worker_pool.server.agent.renewals import BoxRenewal
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.encoding import encode
@@ -41,13 +40,8 @@ LATE_S = 1.0
 
 # Renews leases here, as a server without a fleet does: the ids, how long to wait, and of which the warning is known.
 RenewHere = Callable[[Call, Caller, RenewForm], Awaitable[RenewAnswer]]
-
-
-class Part(NamedTuple):
-    """Ids that one box renews, and how: with how long to wait. It returns None if that box does not answer."""
-
-    ids: tuple[str, ...]
-    run: Callable[[float], Awaitable[RenewAnswer | None]]
+# Renews what one box keeps, and waits so long for news; None if it does not answer.
+RenewPart = Callable[[str | None, float], Coroutine[Any, Any, RenewAnswer | None]]
 
 
 class FleetRenewals:
@@ -59,13 +53,31 @@ class FleetRenewals:
     async def renew(self, call: Call, form: RenewForm, membership: Agent, renew_here: RenewHere) -> RenewAnswer:
         caller = call.caller()
         kept = await membership.renew(form.ids, self._may(caller))
-        self._check(kept.denied, caller)
-        parts = self._parts(call, caller, form, membership, kept, renew_here)
-        answers = await self._run(parts, form, call)
+        self._check(kept, caller)
+        # The ids that each box renews; None: those that only the leader can know.
+        by_node: dict[str | None, list[str]] = {}
+        for lease_id in form.ids:
+            node: str | None = membership.node
+            if lease_id in kept.elsewhere:
+                node = self._keeper(lease_id, membership)
+                node = node if node != membership.node and node in membership.boxes else None
+            by_node.setdefault(node, []).append(lease_id)
+
+        async def renew_part(node: str | None, wait_s: float) -> RenewAnswer | None:
+            less = RenewForm(ids=tuple(by_node[node]), wait_s=wait_s, warned=_within(form.warned, by_node[node]))
+            if node == membership.node:
+                if not form.wait_s:
+                    return kept  # renewed just now
+                return await membership.renew(less.ids, self._may(caller), wait_s=wait_s, warned=less.warned)
+            if node is not None and (answer := await self._at_box(membership, node, caller, less)) is not None:
+                return answer
+            return await renew_here(call, caller, less) if membership.is_leader else await self._at_leader(call, less)
+
+        answers = await self._run(tuple(by_node), renew_part, form.wait_s, call)
         if not any(answers):
             raise Refusal(
                 503,
-                f"These leases cannot be renewed now: {membership.trouble or 'the box that keeps them does not answer'}. "
+                f"These leases cannot be renewed now: {membership.why_waiting or 'the box that keeps them does not answer'}. "
                 "Ask again.",
                 RETRY_AFTER,
             )
@@ -85,16 +97,7 @@ class FleetRenewals:
         try:
             await asyncio.wait((renewing, reply.gone), return_when=asyncio.FIRST_COMPLETED)
             if renewing.done():
-                kept = renewing.result()
-                answer = BoxRenewAnswer(
-                    renewed=kept.renewed,
-                    lost=kept.lost,
-                    held_s=kept.held_s,
-                    pool_id=self._pool_id,
-                    elsewhere=kept.elsewhere,
-                    denied=tuple(f"{id_} (of {owner})" for id_, owner in kept.denied),
-                )
-                await reply.begin(200, body=encode(answer))
+                await reply.begin(200, body=encode(replace(renewing.result(), pool_id=self._pool_id)))
         finally:
             renewing.cancel()
 
@@ -108,56 +111,13 @@ class FleetRenewals:
         return lambda owner: may_manage(caller, owner, self._tokens)
 
     @staticmethod
-    def _check(denied: Sequence[tuple[str, str | None]], caller: Caller) -> None:
-        if denied:
-            named = ", ".join(f"{id_} (of {owner})" for id_, owner in denied[:5])
+    def _check(answer: BoxRenewAnswer, caller: Caller) -> None:
+        if answer.denied:
+            named = ", ".join(answer.denied[:5])
             you = "" if caller.name is None else f", and you are {caller.name}"
             raise Denied(
                 403, f"Only their owner, an operator or an administrator may renew these leases: {named}{you}."
             )
-
-    def _parts(  # noqa: PLR0917 - what a renewal consists of
-        self,
-        call: Call,
-        caller: Caller,
-        form: RenewForm,
-        membership: Agent,
-        kept: BoxRenewal,
-        renew_here: RenewHere,
-    ) -> list[Part]:
-        """Who renews which of the ids."""
-        here = tuple(id_ for id_ in form.ids if id_ not in set(kept.elsewhere))
-        by_node: dict[str | None, list[str]] = {}
-        for lease_id in kept.elsewhere:
-            node = self._keeper(lease_id, membership)
-            known = node != membership.node and node in membership.boxes
-            by_node.setdefault(node if known else None, []).append(lease_id)
-        parts = []
-        if here:
-
-            async def at_home(wait_s: float) -> RenewAnswer:
-                # Just now, without waiting, they have been renewed already.
-                is_done = not form.wait_s
-                return self._answer(kept) if is_done else await self._renew_kept(here, caller, membership, form, wait_s)
-
-            parts.append(Part(here, at_home))
-        for node, found in by_node.items():
-            ids = tuple(found)
-
-            async def at_leader(wait_s: float, ids: tuple[str, ...] = ids) -> RenewAnswer | None:
-                less = RenewForm(ids=ids, wait_s=wait_s, warned=_within(form.warned, ids))
-                if membership.is_leader:
-                    return await renew_here(call, caller, less)
-                return await self._at_leader(call, less)
-
-            async def at_box(
-                wait_s: float, ids: tuple[str, ...] = ids, node: str | None = node, otherwise: RenewPart = at_leader
-            ) -> RenewAnswer | None:
-                answer = await self._at_box(membership, node or "", caller, ids, form, wait_s)
-                return await otherwise(wait_s) if answer is None else answer
-
-            parts.append(Part(ids, at_leader if node is None else at_box))
-        return parts
 
     def _keeper(self, lease_id: str, membership: Agent) -> str | None:
         if membership.leader is not None:
@@ -167,21 +127,9 @@ class FleetRenewals:
         lease = self._pool.state.leases.get(lease_id)
         return custodian(lease) if isinstance(lease, ActiveLease) else None
 
-    async def _renew_kept(
-        self, ids: tuple[str, ...], caller: Caller, membership: Agent, form: RenewForm, wait_s: float
-    ) -> RenewAnswer:
-        warned = _within(form.warned, ids)
-        return self._answer(await membership.renew(ids, self._may(caller), wait_s=wait_s, warned=warned))
-
-    def _answer(self, kept: BoxRenewal) -> RenewAnswer:
-        return RenewAnswer(renewed=kept.renewed, lost=kept.lost, held_s=kept.held_s, pool_id=self._pool_id)
-
     async def _at_leader(self, call: Call, form: RenewForm) -> RenewAnswer | None:
         try:
-            # What is as by default is left out: a leader of the version before may not know it.
-            status, body = await self._forwarding.renew(
-                call, encode({key: said for key, said in asdict(form).items() if said})
-            )
+            status, body = await self._forwarding.renew(call, encode(asdict(form)))
         except Refusal as why:
             if why.status in {502, 503}:
                 return None
@@ -190,44 +138,41 @@ class FleetRenewals:
             raise Denied(401 if status == 401 else 403, str(json.loads(body)["detail"]))
         return read(RenewAnswer, json.loads(body)) if status == 200 else None
 
-    async def _at_box(  # noqa: PLR0917 - as above
-        self, membership: Agent, node: str, caller: Caller, ids: tuple[str, ...], form: RenewForm, wait_s: float
-    ) -> RenewAnswer | None:
+    async def _at_box(self, membership: Agent, node: str, caller: Caller, form: RenewForm) -> RenewAnswer | None:
         said = BoxRenewForm(
-            ids=ids,
-            wait_s=wait_s,
-            warned=_within(form.warned, ids),
+            ids=form.ids,
+            wait_s=form.wait_s,
+            warned=form.warned,
             caller=caller.name,
             is_local=caller.is_local,
             is_admin=caller.is_operator,
         )
-        body = await membership.ask_box(node, RENEW_AT_BOX, encode(said), wait_s + ANSWER_S)
+        body = await membership.ask_box(node, RENEW_AT_BOX, encode(said), form.wait_s + ANSWER_S)
         found = read(BoxRenewAnswer, json.loads(body)) if body else None
         if found is None:
             return None
-        if found.denied:
-            raise Denied(
-                403,
-                f"Only their owner, an operator or an administrator may renew these leases: {', '.join(found.denied[:5])}.",
-            )
+        self._check(found, caller)
         return None if found.elsewhere else found
 
-    async def _run(self, parts: Sequence[Part], form: RenewForm, call: Call) -> list[RenewAnswer | None]:
-        """The answers of all parts. While no part has news, all wait; the first that has some ends the waiting. None for a
-        part that does not answer then.
+    @staticmethod
+    async def _run(
+        nodes: Sequence[str | None], renew_part: RenewPart, wait_s: float, call: Call
+    ) -> list[RenewAnswer | None]:
+        """The answers of all boxes. While none has news, all wait; the first that has some ends the waiting. None for a box that
+        does not answer then.
         """
         gone = asyncio.ensure_future(until_gone(call.receive))
         call.end_when_revoked(gone)
-        tasks = [asyncio.ensure_future(part.run(form.wait_s)) for part in parts]
+        tasks = [asyncio.ensure_future(renew_part(node, wait_s)) for node in nodes]
         try:
             await asyncio.wait({*tasks, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not any(task.done() for task in tasks):
                 raise ClientGone("The client went away while it waited.")
             late = [number for number, task in enumerate(tasks) if not task.done()]
-            if form.wait_s:  # they hold their answers back
+            if wait_s:  # they hold their answers back
                 for number in late:
                     tasks[number].cancel()
-                    tasks[number] = asyncio.ensure_future(parts[number].run(0.0))
+                    tasks[number] = asyncio.ensure_future(renew_part(nodes[number], 0.0))
             if late:
                 await asyncio.wait([tasks[number] for number in late], timeout=LATE_S)
             return [task.result() if task.done() else None for task in tasks]
@@ -235,9 +180,6 @@ class FleetRenewals:
             gone.cancel()
             for task in tasks:
                 task.cancel()
-
-
-RenewPart = Callable[[float], Awaitable[RenewAnswer | None]]
 
 
 def _within(ids: Iterable[str], some: Iterable[str]) -> tuple[str, ...]:

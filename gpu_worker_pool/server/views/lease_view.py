@@ -20,6 +20,7 @@ from gpu_worker_pool.gpus.grant_env import GrantedGpu, grant_env
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.host.pauses import LoopShare
 from gpu_worker_pool.server.authority.pool import Pool
+from gpu_worker_pool.server.encoding import shared_fields
 from gpu_worker_pool.server.views.target import ShownPool
 from gpu_worker_pool.wire import leases as wire
 from gpu_worker_pool.wire.endings import after_warning
@@ -58,7 +59,7 @@ def _listed_waiter(
     """A waiter in a list: without its obstacles. Far back in the queue the reason is short."""
     position = explainer.position(lease)
     if explainer.can_afford(lease) and position <= MOST_EXPLAINED:
-        reason = explainer.reason(lease)
+        reason = str(explainer.explain(lease))
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
     return _view(
@@ -176,33 +177,17 @@ def verdict_view(verdict: Verdict, **where: Any) -> wire.VerdictView:
 
 
 def _view(kind: Callable[..., ViewT], lease: Lease, state: wire.LeaseState, **own: Any) -> ViewT:
-    request, holder = lease.request, lease.request.holder
-    wishes = request.wishes
-    return kind(
-        id=lease.id,
-        state=state,
-        owner=holder.owner,
-        worker_id=holder.worker_id,
-        host=holder.host,
-        pid=holder.pid,
-        priority=request.priority,
-        memory_mb=wishes.memory_mb,
-        requested_at=iso_time(lease.requested_at),
-        ttl_s=request.ttl_s,
-        wishes=_wishes_kind(wishes)(
-            gpus=wishes.gpus,
-            memory_mb=wishes.memory_mb,
-            model=wishes.model,
-            memory_threshold_percent=wishes.memory_threshold_percent,
-            utilization_threshold_percent=wishes.utilization_threshold_percent,
-            among=wishes.among,
-        ),
-        labels=dict(request.labels),
-        is_local=_is_watched(lease),
-        time_limit_s=request.time_limit_s,
-        preemptible=request.preemptible,
-        **own,
-    )
+    request, wishes = lease.request, lease.request.wishes
+    shown = {
+        **shared_fields(wire.LeaseView, request.holder),
+        **shared_fields(wire.LeaseView, request),
+        "memory_mb": wishes.memory_mb,
+        "wishes": _wishes_view(wishes),
+        "labels": dict(request.labels),
+        "is_local": _is_watched(lease),
+        "requested_at": iso_time(lease.requested_at),
+    }
+    return kind(id=lease.id, state=state, **shown, **own)
 
 
 def _ended(
@@ -217,28 +202,28 @@ def _ended(
         fence=lease.fence,
         granted_at=iso_time(lease.granted_at),
         ended_at=iso_time(lease.ended_at),
-        end_reason=lease.reason,
-        ended_by=lease.by,
-        end_note=end_note(lease),
-        peak_memory_mb=lease.peak_memory_mb,
-        mean_utilization_percent=lease.mean_utilization_percent,
+        **ending_of(lease),
         **own,
     )
 
 
-def end_note(lease: EndedLease) -> str | None:
-    """The words of the one that ended it, else what its holder had been told."""
-    return lease.why or (None if lease.warned is None else after_warning(lease.warned))
+def ending_of(lease: EndedLease) -> dict[str, Any]:
+    """How a lease ended. The note has the words of the one that ended it, else what its holder had been told."""
+    return {
+        "end_reason": lease.reason,
+        "ended_by": lease.by,
+        "end_note": lease.why or (None if lease.warned is None else after_warning(lease.warned)),
+        "peak_memory_mb": lease.peak_memory_mb,
+        "mean_utilization_percent": lease.mean_utilization_percent,
+    }
 
 
-def _wishes_kind(wishes: Wishes) -> Callable[..., wire.WishesView]:
+def _wishes_view(wishes: Wishes) -> wire.WishesView:
     """Only requests to a fleet say which nodes they are for, and only those that choose GPUs how."""
-    nodes: dict[str, Any] = {"nodes": wishes.nodes, "node": wishes.node}
+    kind = wire.WishesView if wishes.nodes == 1 and wishes.node is None else wire.FleetWishesView
     if wishes.min_memory_mb is not None or wishes.exclude is not None:
-        return partial(wire.ChosenWishesView, min_memory_mb=wishes.min_memory_mb, exclude=wishes.exclude, **nodes)
-    if wishes.nodes == 1 and wishes.node is None:
-        return wire.WishesView
-    return partial(wire.FleetWishesView, **nodes)
+        kind = wire.ChosenWishesView
+    return kind(**shared_fields(kind, wishes))
 
 
 def _parts(gpus: tuple[wire.GpuRef, ...], *, by_uuid: bool) -> tuple[wire.NodePart, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, starmap
 
 from gpu_worker_pool.core.model.configured import Booking, Group
+from gpu_worker_pool.core.model.gpu import GpuProcess
 from gpu_worker_pool.core.model.lease import FULL_WEIGHT, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.model.slot import GpuSlot, attribute_processes, memory_use
+from gpu_worker_pool.core.model.slot import GpuSlot, ProcessOwnership, attribute_processes, memory_use
 from gpu_worker_pool.core.model.state import OwnerUse, PoolState
 from gpu_worker_pool.core.queue.bookings import late_leases
 from gpu_worker_pool.core.queue.eligibility import judge
@@ -17,6 +18,7 @@ from gpu_worker_pool.core.queue.verdicts import Verdict
 from gpu_worker_pool.core.queue.withheld import Withheld
 from gpu_worker_pool.host.clock import iso_time, machine_fingerprint
 from gpu_worker_pool.host.pauses import LoopShare
+from gpu_worker_pool.server.encoding import shared_fields
 from gpu_worker_pool.server.views.lease_view import gpu_refs, listed_leases, verdict_view
 from gpu_worker_pool.server.views.target import ShownPool, Target
 from gpu_worker_pool.wire.leases import LeaseView
@@ -88,6 +90,9 @@ def _word(slot: GpuSlot, verdict: Verdict) -> GpuState:
 def _known_gpu(state: PoolState, slot: GpuSlot, verdict: Verdict) -> PoolGpu:
     """A GPU whose leases are known, with this verdict on a newcomer."""
     reading, use = slot.reading, memory_use(slot, state.ignored_processes)
+    processes = None
+    if reading is not None and reading.processes is not None:
+        processes = tuple(starmap(_process, attribute_processes(slot, state.ignored_processes)))
     return PoolGpu(
         node=slot.key.node,
         gpu_id=slot.gpu.index if slot.gpu else None,
@@ -98,28 +103,15 @@ def _known_gpu(state: PoolState, slot: GpuSlot, verdict: Verdict) -> PoolGpu:
         verdict=verdict_view(verdict),
         leases=tuple(slot.occupants),
         is_out_of_service=slot.key in state.excluded,
-        memory_total_mb=reading.memory_total_mb if reading else None,
-        memory_used_mb=reading.memory_used_mb if reading else None,
         memory_committed_mb=round(use.committed_mb, 1) if use else None,
         memory_outside_mb=round(use.outside_mb, 1) if use else None,
-        utilization_percent=reading.utilization_percent if reading else None,
-        temperature_c=reading.temperature_c if reading else None,
-        power_draw_w=reading.power_draw_w if reading else None,
-        processes=None
-        if reading is None or reading.processes is None
-        else tuple(
-            PoolProcess(
-                pid=process.id.pid,
-                name=process.name,
-                user=process.user,
-                used_mb=process.memory_mb,
-                lease_ids=tuple(ownership.lease_ids),
-                is_outside=ownership.is_outside,
-                is_ignored=ownership.is_ignored,
-            )
-            for process, ownership in attribute_processes(slot, state.ignored_processes)
-        ),
+        **(shared_fields(PoolGpu, reading) if reading else {}) | {"processes": processes},
     )
+
+
+def _process(process: GpuProcess, ownership: ProcessOwnership) -> PoolProcess:
+    found = {**shared_fields(PoolProcess, process), **shared_fields(PoolProcess, ownership)}
+    return PoolProcess(pid=process.id.pid, used_mb=process.memory_mb, **found)
 
 
 def slot_order(slot: GpuSlot) -> tuple[str, float, str]:

@@ -80,7 +80,7 @@ class KeptPool:
         self.id, self.node, self.pool_id = pool.id, pool.node, membership.pool_id
         self.state = membership.kept_pool(pool.state.settings)
         self.snapshot = pool.snapshot
-        self.trouble = membership.trouble
+        self.trouble = membership.why_waiting
         self.fleet = pool.fleet
 
     def now(self) -> float:

@@ -97,15 +97,6 @@ def test_one_task_of_a_sweep_is_cancelled_and_the_others_go_on(user: UserJobs) -
     assert len(runs(user, id_)) == 1
 
 
-def test_a_sweep_goes_on_where_the_keeper_was_killed(user: UserJobs) -> None:
-    id_ = sweep(user, HELD, "0-3")
-    eventually(lambda: user.lines("ran") == ["0"], "the first task runs")
-    user.kill_keeper()
-    let_go(user, 0, 1, 2, 3)
-    assert over(user, id_) == [JobState.ENDED] * 4
-    assert len(runs(user, id_)) == 1
-
-
 @pytest.mark.parametrize("killed", ["supervisor", "guard", "both"])
 def test_a_task_whose_supervisor_or_guard_was_killed_is_interrupted_and_the_others_run_once(
     user: UserJobs, killed: str
@@ -154,21 +145,6 @@ def test_keepers_supervisors_guards_and_servers_that_are_killed_run_no_task_twic
             if state is JobState.ENDED:
                 assert str(index) in ran
                 assert user.output(f"{id_}_{index}") == "".join(f"line {line}\n" for line in range(1, 51))
-
-
-def test_a_preempted_job_is_run_again_whatever_its_exit_code_and_is_told_how_often(
-    user: UserJobs, server: ServerProcess
-) -> None:
-    script = "echo restart $GPU_POOL_RESTART >> ran; trap 'exit 0' TERM; while [ ! -e go ]; do sleep 0.02; done"
-    id_ = user.script(script, "--preemptible")
-    after = user.script("echo after >> ran", "--after", id_)
-    eventually(lambda: user.lines("ran"), "it runs")
-    other = queue(server, priority=1)
-    assert get(server, other["id"], wait_s=30)["state"] == "active"
-    (user.folder / "go").touch()
-    release(server, other["id"])
-    assert user.until(after).task.state is JobState.ENDED
-    assert user.lines("ran") == ["restart 0", "restart 1", "after"]
 
 
 def test_a_job_that_writes_a_checkpoint_at_its_time_limit_has_not_ended_well(user: UserJobs) -> None:

@@ -68,18 +68,6 @@ def test_what_fails_again_and_again_is_told_and_named_when_the_time_is_over() ->
     assert "no GPU within --timeout: 127.0.0.1: its answer is not a lease" in done.err
 
 
-def test_only_the_variables_of_cuda_reach_the_command() -> None:
-    sent = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONPATH": "odd", "ENV": "odd"}
-
-    async def grant(seen: Seen) -> tuple[int, Any]:
-        return 201, lease(seen.lease_id, "active", env=sent)
-
-    with ForeignServer(ScriptedLeases(put=grant).behaviour()) as server:
-        done = gpu_pool("run", "--", "env", server=server.url)
-    assert "CUDA_VISIBLE_DEVICES=0\n" in done.out
-    assert "odd" not in done.out
-
-
 def test_where_all_that_answer_refuse_a_box_that_is_down_is_not_waited_for() -> None:
     """The lab's bug 7: without a token and with one box down, `run` waited for ever, without a word."""
     refusal = (401, {"detail": "Without a token, only calls from the server's own machine may change anything"})

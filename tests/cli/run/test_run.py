@@ -266,13 +266,6 @@ def test_what_hides_is_found(server: ServerProcess, program: str) -> None:
     end(process)
 
 
-def test_what_the_command_leaves_running_is_ended_before_the_gpu_is_given_back(server: ServerProcess) -> None:
-    script = "setsid sleep 300 & echo $!"
-    done = gpu_pool("run", "--grace", "0.2s", "--", "sh", "-c", script, server=server)
-    assert done.code == 0
-    assert not is_alive(int(done.out))
-
-
 def test_killed_with_9_its_gpu_is_not_granted_before_the_command_is_gone(server: ServerProcess) -> None:
     process = start_gpu_pool("run", "--gpus", "2", "--grace", "1s", "--", "sh", "-c", STUBBORN, server=server)
     command = int(read_line(process))

@@ -11,7 +11,7 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool, start_gpu_pool
 from tests.cli.run.test_run import STUBBORN, end, is_alive, read_line, the_lease
 from tests.server import elsewhere
-from tests.server.leasing import OFTEN, eventually, get, queue, take
+from tests.server.leasing import OFTEN, get, queue, take
 
 # Ends when it is told to, and says so; with the code that it is given.
 OBEDIENT = 'trap "echo saved; exit $1" TERM; echo ready; while :; do sleep 0.02; done'
@@ -35,16 +35,6 @@ def test_a_command_that_does_not_end_is_killed_at_its_limit(server: ServerProces
 def test_a_command_that_ends_after_the_warning_ends_as_it_wants(server: ServerProcess, code: str) -> None:
     done = gpu_pool("run", "--time", "20s", "--", "sh", "-c", OBEDIENT, "sh", code, server=server)
     assert (done.code, done.out) == (int(code), "ready\nsaved\n")
-
-
-def test_where_gpu_pool_is_stopped_the_guard_keeps_the_limit(server: ServerProcess) -> None:
-    arguments = ("--time", "2s", "--grace", "0.1s", "--", "sh", "-c", STUBBORN)
-    process = start_gpu_pool("run", *arguments, server=server)
-    command = int(read_line(process))
-    process.send_signal(signal.SIGSTOP)
-    eventually(lambda: not is_alive(command), "the guard has killed it")
-    process.send_signal(signal.SIGCONT)
-    assert end(process) == 123
 
 
 def test_on_another_machine_it_is_gone_when_the_gpu_is_granted_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker_pool.core.decider.step import step
-from gpu_worker_pool.core.fleet.clock import clock_base
+from gpu_worker_pool.core.fleet.leadership import clock_base
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import InventoryGpu

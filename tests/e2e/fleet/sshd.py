@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +21,9 @@ _LISTENS = "Server listening on"
 
 
 @contextmanager
-def sshd(folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def sshd(folder: Path, environ: Mapping[str, str], as_user: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """The environment in which `ssh` and `gpu-pool` are found, and ssh leads to this machine whatever the host is called. What it
-    starts has `environ`, and nothing of the test's.
+    starts has `environ`, and nothing of the test's; `as_user` is the command that makes another user of it.
     """
     if not os.path.exists(_PROGRAM) or shutil.which("ssh") is None:  # noqa: PTH110 - as the rest of it
         pytest.skip("there is no sshd: apt-get install openssh-server")
@@ -38,6 +39,7 @@ def sshd(folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\n"
         "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
         f"SetEnv {' '.join(f'{name}={value}' for name, value in there.items())}\n"
+        + (f'ForceCommand exec {shlex.join(as_user)} sh -c "$SSH_ORIGINAL_COMMAND"\n' if as_user else "")
     )
     (folder / "ssh_config").write_text(
         f"Host *\nHostName 127.0.0.1\nPort {port}\nUser {getpass.getuser()}\nIdentityFile {folder}/user\n"

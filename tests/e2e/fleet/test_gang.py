@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ import pytest
 from gpu_worker_pool.cli.run.ssh import SshCommands
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from tests.cli.in_process import called
-from tests.cli.own_process import Done, environment, gpu_pool
+from tests.cli.own_process import GPU_POOL, Done, environment, gpu_pool
 from tests.client.fault_tools import QUICK, soon
 from tests.ledger.postgres.server import PostgresServer
 
@@ -249,6 +250,37 @@ async def test_the_end_of_the_run_reaches_the_command_elsewhere(full: dict[str, 
     running.send_signal(getattr(signal, f"SIG{how}"))
     assert await running.wait() == (9 if how == "TERM" else -signal.SIGKILL)
     await soon(lambda: not Path("/proc", told.read_text().strip()).exists(), "it has ended")
+
+
+# Another user, who may read the Python of the one that runs the tests.
+AS_NOBODY = (
+    "setpriv", "--reuid=nobody", "--regid=65534", "--clear-groups",
+    "--inh-caps=+dac_override", "--ambient-caps=+dac_override",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_two_users_run_elsewhere_each_as_themselves(fleet: Fleet, full: dict[str, str], tmp_path: Path) -> None:
+    there = {"GPU_SERVICE_ENDPOINT": fleet.candidates[0].url}
+    run = [*GPU_POOL, "run", "-q", "--anywhere", "--", "sh", "-c", "id -un; exec sleep 600"]
+    with sshd(tmp_path, there, AS_NOBODY) as found, ExitStack() as stack:
+        theirs = environment(fleet.candidates[1].url, {**found, "HOME": str(tmp_path)})
+        (tmp_path / "user").chmod(0o644)  # ssh of the one, key of the other
+        started = [
+            stack.enter_context(subprocess.Popen(command, env=env, cwd="/", stdin=-1, stdout=-1, stderr=-1, text=True))
+            for command, env in ((run, environment(None, full)), ([*AS_NOBODY, *run], theirs))
+        ]
+        until(lambda: free_gpus(fleet) == 0, "both run")
+        leases = fleet.candidates[0].call("GET", "/fleet/leases")[1]["leases"]
+        owned = {each["owner"]: each["id"] for each in leases if each["gpus"][0]["node"] == "candidate0"}
+        assert set(owned) == {"root", "nobody"}
+        cancel = [*AS_NOBODY, *GPU_POOL, "cancel", owned["root"]]
+        refused = subprocess.run(cancel, env=theirs, capture_output=True, text=True, check=False)
+        assert (refused.returncode, "nobody" in refused.stderr) == (1, True), refused
+        assert subprocess.run([*cancel[:-1], owned["nobody"]], env=theirs, check=False).returncode == 0
+        said = started[1].communicate()[0]
+        started[0].terminate()
+        assert (started[0].communicate()[0], said) == ("root\n", "nobody\n")
 
 
 def test_a_submitted_command_runs_anywhere(full: dict[str, str], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.testing import ServerDidNotStartError
+from tests.cli.in_process import called
 from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import Box, until
@@ -99,7 +100,12 @@ def test_one_queue_over_two_boxes_outlives_kill_9_of_its_leader(fleet: SoleFleet
     assert len(here) == 2
     assert renewed(other, *here) == set(here), "holders renew at their box"
     until(lambda: other.health().get("reason"), "the box says that it has no leader")
-    assert other.call("PUT", "/fleet/leases/new", {"ttl_s": 60.0})[0] == 503
+    status, refused = other.call("PUT", "/fleet/leases/new", {"ttl_s": 60.0})
+    assert (status, refused["detail"]) == (503, "No leader at the moment; waiting. Try again in a few seconds.")
+    jobs, shown = called("jobs", "--all", env={"GPU_SERVICE_ENDPOINT": other.url}), {id_[:8] for id_ in here}
+    assert shown <= set(jobs.out.split()), jobs
+    boxes = called("fleet", env={"GPU_SERVICE_ENDPOINT": other.url})
+    assert (boxes.code, f":{leader.port} does not answer" in " ".join(boxes.err.split())) == (125, True), boxes
     leader.start()
     await_gpus(other, 4)
     assert seen(other, *leases) == told

@@ -9,7 +9,6 @@ from uuid import uuid4
 from gpu_worker_pool.core.fleet.leadership import BEGINNING
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 
@@ -19,7 +18,7 @@ class BlockingJournal:
 
     def __init__(self, runner: asyncio.Runner, url: str, pool: str) -> None:
         self._runner = runner
-        self._database: FleetDatabase = self._runner.run(_opened(url, pool))
+        self._database: PostgresDatabase = self._runner.run(_opened(url, pool))
         self._term = uuid4().hex
         row = self._runner.run(self._database.claim(self._term, "test", "http://test", 0))
         assert row is not None

@@ -10,8 +10,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from gpu_worker_pool.ledger.fleet_database import HistoryChanged
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalError
 from tests.ledger.examples import note
 from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.server import PostgresServer, programs

@@ -7,8 +7,7 @@ import zlib
 
 import pytest
 
-from gpu_worker_pool.ledger.fleet_database import HistoryChanged
-from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError, JournalTooNew
+from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalError, JournalTooNew
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.examples import ended, note
 from tests.ledger.postgres.by_position import ByPosition

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpu_worker_pool.ledger.fleet_database import OutcomeUnknown
-from gpu_worker_pool.ledger.journal import JournalError
+from gpu_worker_pool.ledger.journal import JournalError, OutcomeUnknown
 from gpu_worker_pool.ledger.postgres.hosts import RawConnection
 from tests.ledger.children import ROOT
 from tests.ledger.examples import ended, note

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_worker_pool.core.model.settings import PoolSettings
-from gpu_worker_pool.ledger.fleet_database import FleetDatabase
+from gpu_worker_pool.ledger.postgres.database import PostgresDatabase
 from gpu_worker_pool.server.authority import candidate as module
 from gpu_worker_pool.server.authority.candidate import Candidate
 
@@ -46,7 +46,7 @@ async def test_after_an_error_of_its_own_it_says_so_and_tries_again(monkeypatch:
     pool: Any = SimpleNamespace(follow=lambda _: None, say_trouble=said.append, state=state)
     unused: Any = None
     candidate = Candidate(
-        pool, unused, cast("FleetDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0
+        pool, unused, cast("PostgresDatabase", database), lambda: 1.0, node="box", url="http://box:8000", spread_s=0.0
     )
 
     await candidate.start()

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from gpu_worker_pool.core.fleet.box_list import BoxInfo
+from gpu_worker_pool.core.fleet.boxes import BoxInfo
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, InventoryGpu, Reading
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -26,13 +26,12 @@ from gpu_worker_pool.server.agent.agent import Agent
 from gpu_worker_pool.server.agent.frames import Ask
 from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, new_nonce
 from gpu_worker_pool.server.agent.link import BoxLink, LinkLost, LinkReply, Serve
-from gpu_worker_pool.server.agent.renewals import BoxRenewal
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.fleet_part import keeper_of
 from gpu_worker_pool.server.http.forwarded import PassedOnCalls
 from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.fleet import RENEW_AT_BOX
+from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer
 from gpu_worker_pool.wire.leases import NotRenewed, Renewed
 
 # Simulated GPUs are named after their node, and tests that run at the same time must not lock each other's.
@@ -108,6 +107,10 @@ class HandMadeMembership:
     kept: dict[str, str | None] = field(default_factory=dict)
     renewals: list[tuple[str, ...]] = field(default_factory=list)
 
+    @property
+    def why_waiting(self) -> str | None:
+        return self.trouble
+
     def kept_pool(self, settings: PoolSettings) -> PoolState:
         return PoolState(settings=settings)
 
@@ -126,17 +129,19 @@ class HandMadeMembership:
         *,
         wait_s: float = 0.0,
         warned: Collection[str] = (),
-    ) -> BoxRenewal:
+    ) -> BoxRenewAnswer:
         elsewhere = tuple(id_ for id_ in lease_ids if id_ not in self.kept and not id_.startswith("over"))
         denied = tuple(
-            (id_, self.kept[id_]) for id_ in lease_ids if id_ in self.kept and not caller_may(self.kept[id_])
+            f"{id_} (of {self.kept[id_]})" for id_ in lease_ids if id_ in self.kept and not caller_may(self.kept[id_])
         )
         if denied:
-            return BoxRenewal(denied=denied)
+            return BoxRenewAnswer(denied=denied)
         here = tuple(id_ for id_ in lease_ids if id_ in self.kept)
         self.renewals.append(here)
         lost = tuple(NotRenewed(id=id_, reason="expired") for id_ in lease_ids if id_.startswith("over"))
-        return BoxRenewal(tuple(Renewed(id=id_, expires_in_s=60.0) for id_ in here), lost, elsewhere)
+        return BoxRenewAnswer(
+            renewed=tuple(Renewed(id=id_, expires_in_s=60.0) for id_ in here), lost=lost, elsewhere=elsewhere
+        )
 
 
 @dataclass
