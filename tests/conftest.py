@@ -29,7 +29,11 @@ for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 os.environ.update(NO_CERTIFICATES)
 
 # `nohup make test` and `make test &` in a script start it with signals ignored, which every process of a test would inherit.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL), (signal.SIGQUIT, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
