@@ -27,7 +27,7 @@ from gpu_worker_pool.server.fleet import (
 )
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.state_files import journal_path
-from gpu_worker_pool.wire.fleet import FleetList
+from gpu_worker_pool.wire.pool import FleetList
 from gpu_worker_pool.wire.reader import read
 
 from .finding import Check, Finding
