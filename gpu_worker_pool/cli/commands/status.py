@@ -42,18 +42,15 @@ BAR_CELLS: Final = 10
 INTERVAL_S: Final = 1.0
 # On a narrower terminal the bars are left out: the holders need the room.
 _WIDE: Final = 110
-STATE_STYLES: Final = {
-    "free": "green",
-    "leased": "yellow",
-    "shared": "yellow",
-    "held": "blue",
-    "draining": "magenta",
-    "busy": "red",
-    "outside": "red",
-    "out_of_service": "bold magenta",
-    "unhealthy": "bold red",
-    "unknown": "dim",
+# Colours mean the same as on the page (KIND_OF in server/ui/page/pool.js).
+_KIND_STYLES: Final = {
+    "green": ("free",),
+    "blue": ("leased", "shared", "held"),
+    "yellow": ("draining", "busy", "outside"),
+    "bold red": ("unhealthy",),
+    "dim": ("out_of_service", "unknown"),
 }
+STATE_STYLES: Final = {state: style for style, states in _KIND_STYLES.items() for state in states}
 # In these states the holder says why; in the others the reason does.
 SAID_BY_HOLDERS: Final = frozenset({"free", "leased", "shared"})
 _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")

@@ -36,7 +36,7 @@ from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.state_files import journal_path
-from gpu_worker_pool.wire.fleet import FleetList
+from gpu_worker_pool.wire.pool import FleetList
 from gpu_worker_pool.wire.reader import read
 
 from .finding import Check, Finding, complaints, judge_settings

@@ -16,7 +16,7 @@ from gpu_worker_pool.core.model.lease import EndedLease
 from gpu_worker_pool.core.model.request import Holder, Request
 from gpu_worker_pool.ledger.accounts import Moment, SqliteAccounts, Usage, UsageTotals
 from gpu_worker_pool.server.app import create_app
-from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Refusal
 from gpu_worker_pool.server.routes.accounting import MOST_OWNERS, PastLeases, usage_view
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.state_files import journal_path
