@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model.slot import MemoryUse, memory_use, used_percent
 from gpu_worker_pool.core.queue.verdicts import verdict
-from tests.core.build import Box, configured, key, process, reading
+from tests.core.build import Box, key, process, reading
 
 
 def use_of(box: Box) -> MemoryUse:
@@ -123,17 +123,6 @@ def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:
 # --- processes that do not count -----------------------------------------------------------------------------------
 
 
-def test_ignoring_twice_is_one_event() -> None:
-    box = Box(reading())
-
-    assert configured(box.ignore("Xorg"), "ignored_processes") != []
-    assert box.ignore("Xorg") == []
-
-
-def test_counting_what_was_never_ignored_changes_nothing() -> None:
-    assert Box(reading()).count("Xorg") == []
-
-
 def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
     box = Box(reading(used_mb=70_000, processes=None))
 
@@ -147,26 +136,8 @@ def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
 # --- statistics only -----------------------------------------------------------------------------------------------
 
 
-def test_a_reported_percentage_will_do_for_an_exclusive_lease() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
-
-    assert box.verdict() == verdict("eligible", score=12.5)
-
-
-def test_a_reported_percentage_over_the_threshold_keeps_leases_away() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=85.0))
-
-    assert box.verdict() == verdict("over_memory", memory_percent=85.0, threshold_percent=80.0)
-
-
 def test_measured_megabytes_are_believed_before_a_reported_percentage() -> None:
     assert reading(used_mb=8_000, percent=99.0).memory_percent == 10.0
-
-
-def test_a_percentage_is_not_enough_to_share_by() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
-
-    assert box.verdict(memory_mb=8_000) == verdict("reading_unknown", what="memory size")
 
 
 def test_ignoring_a_process_does_not_make_a_reported_percentage_unknown() -> None:
