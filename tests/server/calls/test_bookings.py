@@ -77,13 +77,6 @@ def test_gpus_are_booked_shown_and_cancelled(server: ServerProcess) -> None:
     assert_problem(server.ask("/bookings/course", "DELETE", AS_ADMIN), 404, "course")
 
 
-def test_the_owner_has_the_booked_gpus_while_the_booking_lasts(server: ServerProcess) -> None:
-    book(server, "now", form(-1, 1, owner="ada", gpus=3))
-
-    queue(server, owner="bob")
-    assert len(take(server, owner="ada", gpus=3)["gpus"]) == 3
-
-
 @pytest.mark.parametrize(
     ("changed", "status", "word"),
     [
@@ -108,14 +101,6 @@ def test_a_bad_booking_changes_nothing_and_is_told_what_is_wrong(
     assert_problem(server.ask("/bookings/a%20b", "PUT", AS_ADMIN, form()), 422)
     assert_problem(server.ask("/bookings/drain-GPU-1", "PUT", AS_ADMIN, form()), 422, "planned drains")
     assert bookings(server) == []
-
-
-def test_a_gpu_is_booked_once_at_a_time(server: ServerProcess) -> None:
-    book(server, "one", form(gpus=3, owner="ada"))
-    assert_problem(server.ask("/bookings/two", "PUT", AS_ADMIN, form(25, 27, owner="bob")), 422, "not booked")
-    book(server, "two", form(26.1, 27, owner="bob"))
-    assert_problem(server.ask("/bookings/two", "PUT", AS_ADMIN, form(25, 27, gpus=3, owner="bob")), 409, "not booked")
-    assert [booking["id"] for booking in bookings(server)] == ["one", "two"]
 
 
 def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> None:
