@@ -28,6 +28,29 @@ def book(
     return box.do(cmd.BookGpus(booking, Wishes(gpus=number)))
 
 
+def test_a_booking_far_ahead_keeps_nothing_from_a_request_without_a_limit() -> None:
+    box = box_of(1)
+    book(box)
+
+    box.ask("without")
+
+    assert box.stage("without") == "active"
+
+
+def test_the_last_leases_of_an_owner_tell_how_long_the_next_one_lasts() -> None:
+    box = box_of(1)
+    for number in range(2):
+        box.ask(f"long{number}", owner="bob")
+        box.pass_time(1.5 * HOUR_S)
+        box.release(f"long{number}")
+    book(box)  # an hour from now
+
+    box.ask("as long", owner="bob")
+    assert box.stage("as long") == "queued"
+    box.ask("of another", owner="carol", time_limit_s=0.9 * HOUR_S)
+    assert box.stage("of another") == "active"
+
+
 def test_the_pool_chooses_gpus_that_are_free_by_then() -> None:
     box = box_of(3)
     box.ask("for ever")

@@ -200,6 +200,17 @@ def test_a_busy_shared_gpu_without_a_process_list_is_not_trusted() -> None:
             {"for_lease_id": "a", "for_holder": "ann", "from_at": None},
             "reserved for ann, who is ahead in the queue",
         ),
+        ("booked", {"owner": "ada", "reason": "a course", "within_s": 30.0}, "booked for ada (a course)"),
+        (
+            "booked",
+            {"owner": None, "reason": "", "within_s": 5400.0},
+            "to be taken out of service; a request with --time 90m or less could start now",
+        ),
+        (
+            "first_right",
+            {"group": "vision"},
+            "kept for group vision, whose requests go first here; a preemptible one could start now",
+        ),
     ],
 )
 def test_a_verdict_reads_as_a_sentence(code: str, facts: dict[str, Any], words: str) -> None:
