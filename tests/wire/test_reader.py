@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.pools.same_server import same_as
+from gpu_worker_pool.cli.pools.reading import same_as
 from gpu_worker_pool.core.queue.verdicts import SENTENCES
 from gpu_worker_pool.wire import accounting, leases, pool, service, statistics
 from gpu_worker_pool.wire.leases import (
