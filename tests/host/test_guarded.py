@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -117,6 +118,15 @@ async def test_a_guard_that_is_killed_takes_all_of_its_command_along_and_nothing
             assert (await another.wait()).exit_code == 128 + signal.SIGTERM  # and not killed before
     other.kill()
     await other.wait()
+
+
+async def test_what_a_killed_guard_left_is_looked_for_in_a_thread_of_its_own(guarded: Guarded) -> None:
+    """It reads all of /proc, again and again, and the heartbeats of other leases must not wait for that."""
+    await start(guarded, "sleep 300")
+    os.kill(guarded.pid, signal.SIGKILL)
+    with pytest.raises(GuardDied):
+        await guarded.wait()
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")] != []
 
 
 async def test_a_stopped_guard_acts_on_all_that_it_was_told_when_it_goes_on(guarded: Guarded) -> None:
