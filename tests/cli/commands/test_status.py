@@ -45,7 +45,7 @@ def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_
     done = gpu_pool("status", "--endpoint", f"{server.url},http://127.0.0.1:{port}")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == f"A GPU now: 1 is free (1 at 127.0.0.1-{server.port})"
+    assert lines[0] == f"1 GPU is free now (1 at 127.0.0.1-{server.port})"
     assert lines[1].endswith(": 3 GPUs, 1 free, simulated")
     by_holder = {line.split("%")[2].split(",")[0].strip(): line for line in lines[3:6] if "ed " in line}
     # What looks like markup is a name like any other, and nothing of it is obeyed or swallowed.
