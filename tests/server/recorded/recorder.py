@@ -14,6 +14,7 @@ import socket
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple, Self
 
 from gpu_worker_pool.testing import ServerProcess
@@ -36,7 +37,13 @@ class Server(ServerProcess):
             "GPU_POOL_NODE": "box1",
             "GPU_POOL_LOCK_SCOPE": "",
         }
-        super().__init__({**plain, **(settings or {})})
+        # Of a fixed length: what is said of a file in it has a length, too.
+        self._own_folder = TemporaryDirectory(prefix="recorded-")
+        super().__init__({**plain, **(settings or {})}, folder=Path(self._own_folder.name))
+
+    def close(self) -> None:
+        super().close()
+        self._own_folder.cleanup()
 
 
 class Answer(NamedTuple):
