@@ -177,15 +177,17 @@ FAILPOINTS = (
 )
 
 _passed: Counter[str] = Counter()
+# As the process was started: a supervisor of jobs has the environment of its job later.
+failpoint_set = os.environ.get("GPU_POOL_FAILPOINT", "")
 
 
 def reach(failpoint: str) -> None:
     """Pass one of the FAILPOINTS. With GPU_POOL_FAILPOINT=in_append:3 in its environment, the process sends itself SIGKILL when it
     passes `in_append` for the third time.
     """
-    if "GPU_POOL_FAILPOINT" not in os.environ:
+    if not failpoint_set:
         return
     _passed[failpoint] += 1
-    name, _, times = os.environ["GPU_POOL_FAILPOINT"].partition(":")
+    name, _, times = failpoint_set.partition(":")
     if (name, int(times or "1")) == (failpoint, _passed[failpoint]):
         os.kill(os.getpid(), signal.SIGKILL)
