@@ -100,8 +100,8 @@ dist: $(READY) ## Build the source archive and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 pictures: $(READY) ## Make the pictures in docs/images from a real server with simulated GPUs
-	$(BIN)/python scripts/picture
-	$(BIN)/python scripts/screenshot
+	$(BIN)/python scripts/picture_of_top.py
+	$(BIN)/python scripts/pictures_of_page.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .demo-venv .oldest-venv .bench-venv* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -306,7 +306,7 @@ def _become(request: Mapping[str, Any], loaded_with: Mapping[str, str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    state_dir.failpoint_set = os.environ.get("GPU_POOL_FAILPOINT", "")
+    setattr(state_dir, "_failpoint", os.environ.get("GPU_POOL_FAILPOINT"))  # noqa: B010 - as at its import
     # A stream keeps whether it is a terminal, and whether it can seek.
     for descriptor, (stream, mode, buffering) in enumerate(
         (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))

@@ -35,7 +35,7 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
     forbidden = {
         "core/decider/step.py": "import gpu_worker_pool.server\nimport time\nimport asyncio\nfrom random import random\nimport os.path",
         "jobs/submission.py": "import time",
-        "server/authority/presence.py": "import gpu_worker_pool.server.http.problems",
+        "server/authority/presence.py": "import gpu_worker_pool.server.http.response",
         "server/agent/handshake.py": "import gpu_worker_pool.server.authority.pool",
         "server/leader/fleet_leader.py": "import gpu_worker_pool.server.authority.pool",
         "server/metrics.py": "import gpu_worker_pool.server.routes.statistics",
@@ -61,7 +61,7 @@ def test_each_import_that_a_rule_forbids_is_found(copy_of_the_package: Path) -> 
     assert "core.decider.step -> gpu_worker_pool.server" in inward
     assert [each for each in ("time", "asyncio", "random", "os") if f"core.decider.step -> {each} (" not in core] == []
     for one, other in (
-        ("authority.presence", "http.problems"),
+        ("authority.presence", "http.response"),
         ("agent.handshake", "authority.pool"),
         ("leader.fleet_leader", "authority.pool"),
         ("metrics", "routes.statistics"),

@@ -176,18 +176,18 @@ FAILPOINTS = (
     "in_replacement",  # the old file is set aside, the new one is not yet in its place
 )
 
+# Of the process's own environment when it starts: a supervisor has that of a job later.
+_failpoint = os.environ.get("GPU_POOL_FAILPOINT")
 _passed: Counter[str] = Counter()
-# As the process was started: a supervisor of jobs has the environment of its job later.
-failpoint_set = os.environ.get("GPU_POOL_FAILPOINT", "")
 
 
 def reach(failpoint: str) -> None:
     """Pass one of the FAILPOINTS. With GPU_POOL_FAILPOINT=in_append:3 in its environment, the process sends itself SIGKILL when it
     passes `in_append` for the third time.
     """
-    if not failpoint_set:
+    if _failpoint is None:
         return
     _passed[failpoint] += 1
-    name, _, times = failpoint_set.partition(":")
+    name, _, times = _failpoint.partition(":")
     if (name, int(times or "1")) == (failpoint, _passed[failpoint]):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker_pool.cli.pools.same_server import same_as
+from gpu_worker_pool.cli.pools.reading import same_as
 from gpu_worker_pool.core.queue.verdicts import SENTENCES
-from gpu_worker_pool.wire import accounting, leases, page, pool, service, statistics
+from gpu_worker_pool.wire import accounting, leases, pool, service, statistics
 from gpu_worker_pool.wire.leases import (
     LeaseView,
     RenewAnswer,
@@ -65,7 +65,7 @@ def test_numbers_and_times_by_themselves() -> None:
 
 KINDS = [
     kind
-    for module in (accounting, leases, page, pool, service, statistics)
+    for module in (accounting, leases, pool, service, statistics)
     for kind in vars(module).values()
     if is_dataclass(kind) and isinstance(kind, type)
 ]

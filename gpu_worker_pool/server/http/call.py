@@ -21,6 +21,7 @@ from gpu_worker_pool.server.views.target import EVERYTHING
 from .access import (
     AccessRules,
     Caller,
+    Connection,
     Denied,
     Origin,
     caller_by_digest,
@@ -31,10 +32,9 @@ from .access import (
     proxy_header,
     refuse_other_sites,
 )
-from .connection import Connection
 from .forwarded import KEY as FORWARDED
 from .forwarded import Forwarded
-from .problems import CLOSE, Refusal
+from .response import CLOSE, Refusal
 
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
