@@ -86,7 +86,7 @@ OPERATE: Final = {
     "enforce": CommandPlace(".commands.enforce", "Let only the holders of a GPU open its device."),
     "backup": CommandPlace(".commands.backup", "Copy the pool of this box into one file."),
     "restore": CommandPlace(".commands.backup", "Replace the journal with a backup."),
-    "keeper": CommandPlace(".jobs.keeper_command", "Run submitted jobs; submit starts it for you."),
+    "keeper": CommandPlace(".jobs.submit", "Run submitted jobs; submit starts it for you."),
 }
 COMMANDS: Final = EVERYDAY | MORE | OPERATE
 # Other words for some of these.
@@ -219,7 +219,7 @@ def _command(name: str, rest: list[str]) -> int:
 
 
 def _options_of_script(path: str, function: Callable[..., Any], command: list[str]) -> list[str]:
-    from .jobs.script import options_in  # noqa: PLC0415 - for `submit` only
+    from .jobs.submit import options_in  # noqa: PLC0415 - for `submit` only
 
     script, words = options_in(command)
     try:
