@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.core.queue import placement, planner, preemption, serve
-from tests.core.build import Box, reading
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import Box, free_at_once, reading
 
 PASS = serve.serve_queue.__code__
 PLACE = placement.Placer.place.__code__

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.lease import EndReason
-from tests.core.build import START, Box, of_kind, reading
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, Box, free_at_once, of_kind, reading
 
 GRACE_S = 60.0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpu_worker_pool.core.model.lease import Reservation
 from gpu_worker_pool.core.model.request import MAX_GPUS
 from gpu_worker_pool.core.queue.planner import MOST_GPUS, Planner
-from tests.core.build import START, Box, reading
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, Box, free_at_once, reading
 from tests.core.queue.test_many_waiters import calls
 
 HOUR_S = 3600.0
