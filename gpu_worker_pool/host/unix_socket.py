@@ -58,17 +58,6 @@ def find_socket(environ: Mapping[str, str], *, port: int) -> Path | None:
     return next((path for path in client_sockets(environ, port=port) if is_trustworthy(path, os.geteuid())), None)
 
 
-def is_dead(path: Path) -> bool:
-    """Whether the socket was left by a server that died."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        asker.settimeout(0)
-        try:
-            asker.connect(str(path))
-        except OSError as error:
-            return error.errno == errno.ECONNREFUSED
-    return False
-
-
 def is_trustworthy(path: Path, uid: int) -> bool:
     """Whether only the owner of its directory, whom root or the user `uid` trusts, can have put the socket there."""
     folder = path.parent
