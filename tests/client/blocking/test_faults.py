@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 
@@ -65,10 +64,3 @@ class Worker:
                 self.has_begun.set()
         except BaseException as error:  # noqa: BLE001 - whatever it is
             self.end = error
-
-
-def told(log: pytest.LogCaptureFixture, error: BaseException) -> list[str]:
-    """What a user is told, without what differs from one request to the next."""
-    texts = [f"{record.levelname} {record.getMessage()}" for record in log.records]
-    log.clear()
-    return [re.sub(r"[0-9a-f]{32}|worker-[-\w]+|[0-9.]+ s", "-", text) for text in [*texts, repr(error)]]

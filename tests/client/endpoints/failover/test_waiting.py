@@ -274,4 +274,3 @@ async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list
         await asyncio.to_thread(first.start)
         assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
         assert len(calls) >= 2
-
