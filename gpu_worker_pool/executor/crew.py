@@ -21,7 +21,7 @@ from typing import Any, Final
 from gpu_worker_pool.client.local_client import UNLIMITED_S
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.models import Assignment, LeaseEnding
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 from .errors import ExecutorBrokenError, WorkerLostError, cannot_start
 from .tasks import Settle, Task

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import _chain_from_iterable_of_lists, _process_chunk
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -25,7 +26,6 @@ from gpu_worker_pool.core.model.bounds import check_number, check_whole
 
 from .crew_thread import CrewThread, threads
 from .errors import ExecutorBrokenError
-from .worker import call_for_each
 from .worker_process import WorkerOptions
 
 _ParamsT = ParamSpec("_ParamsT")
@@ -150,7 +150,10 @@ class GPUExecutor(Executor):
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         chunks = _chunked(zip(*iterables, strict=False), chunksize)
-        return _flattened(super().map(partial(call_for_each, fn), chunks, timeout=timeout))
+        # As ProcessPoolExecutor does it.
+        done = super().map(partial(_process_chunk, fn), chunks, timeout=timeout)
+        results: Iterator[_ResultT] = _chain_from_iterable_of_lists(done)
+        return results
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base
         """Accept no more tasks. With `wait`, return when all are done and every lease is released; Ctrl-C then ends the
@@ -256,14 +259,6 @@ def _chunked(items: Iterable[_ResultT], size: int) -> Iterator[tuple[_ResultT, .
     iterator = iter(items)
     while chunk := tuple(islice(iterator, size)):
         yield chunk
-
-
-def _flattened(chunks: Iterable[list[_ResultT]]) -> Iterator[_ResultT]:
-    """The items of all chunks; none is kept once it was given out."""
-    for chunk in chunks:
-        chunk.reverse()
-        while chunk:
-            yield chunk.pop()
 
 
 def _after_fork() -> None:

@@ -19,14 +19,13 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import process, spawn, util
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-_ResultT = TypeVar("_ResultT")
 MOST_DESCRIPTORS: Final = 250
 # Of the message that brings the descriptors: their numbers, and spaces.
 NUMBERS_SIZE: Final = 4096
@@ -118,11 +117,6 @@ def run(call: bytes) -> tuple[bool, bytes]:
     except BaseException as error:  # noqa: BLE001 - all of them travel, as those of ProcessPoolExecutor do
         return False, _pickled_error(error)
     return True, answer
-
-
-def call_for_each(function: Callable[..., _ResultT], chunk: Iterable[tuple[Any, ...]]) -> list[_ResultT]:
-    """One task of `map`: several calls."""
-    return [function(*args) for args in chunk]
 
 
 def _pickled_error(error: BaseException) -> bytes:

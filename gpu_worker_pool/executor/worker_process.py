@@ -24,7 +24,7 @@ from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import Assignment, LeaseEnding
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 from . import worker as program
 from .errors import ending_of

@@ -89,7 +89,6 @@ class Guarded:
         # What the line has not taken yet: messages, and the descriptors that go with each.
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._safe_until: float | None = None
-        self._last_safe: tuple[bytes, Sequence[int]] | None = None
 
     @classmethod
     def start(cls, keeps_open: Sequence[int] = (), grace_parts: int = _GRACE_PARTS) -> Self:
@@ -171,9 +170,7 @@ class Guarded:
         if at == self._safe_until:
             return
         self._safe_until = at
-        if len(self._unsent) > 1 and self._unsent[-1] is self._last_safe:
-            self._unsent.pop()  # the guard is stopped, and needs to know only the last
-        self._last_safe = self._send({"do": "safe", "until": at})
+        self._send({"do": "safe", "until": at})
 
     def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
         """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
@@ -196,12 +193,10 @@ class Guarded:
         if self._process is not None and self._process.poll() is None:
             await _wait_for_exit(self._process)
 
-    def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> tuple[bytes, Sequence[int]]:
-        entry = (guard.frame(message), descriptors)
-        self._unsent.append(entry)
+    def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        self._unsent.append((guard.frame(message), descriptors))
         if len(self._unsent) == 1:
             self._flush()
-        return entry
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()

@@ -58,6 +58,17 @@ def find_socket(environ: Mapping[str, str], *, port: int) -> Path | None:
     return next((path for path in client_sockets(environ, port=port) if is_trustworthy(path, os.geteuid())), None)
 
 
+def is_dead(path: Path) -> bool:
+    """Whether the socket was left by a server that died."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(0)
+        try:
+            asker.connect(str(path))
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
+    return False
+
+
 def is_trustworthy(path: Path, uid: int) -> bool:
     """Whether only the owner of its directory, whom root or the user `uid` trusts, can have put the socket there."""
     folder = path.parent
@@ -89,7 +100,10 @@ class UnixListener:
         self.path = path.absolute()
         try:
             self._check_directory()
-            self._check_is_unused()
+            if os.path.lexists(self.path) and not (self.path.is_socket() and is_dead(self.path)):
+                raise SocketUnusable(
+                    f"another server listens at {self.path}, or it is not a socket; set {VARIABLE} to another path"
+                )
             self.socket = self._listen(backlog)
         except OSError as error:
             raise SocketUnusable(f"{path}: {error.strerror or error}; set {VARIABLE} to another path") from None
@@ -119,19 +133,6 @@ class UnixListener:
                 f"{folder} must be a directory to which only the user of the server may write, and {why}; set "
                 f"{VARIABLE} to a path in another one"
             )
-
-    def _check_is_unused(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-            asker.settimeout(1.0)
-            try:
-                asker.connect(str(self.path))
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                if error.errno == errno.ECONNREFUSED and stat.S_ISSOCK(self.path.lstat().st_mode):
-                    return  # left by a server that died
-                raise
-        raise SocketUnusable(f"another server listens at {self.path}; set {VARIABLE} to another path")
 
     def _listen(self, backlog: int) -> socket.socket:
         # Under another name first: at its final path, the socket takes connections from the first moment.

@@ -32,7 +32,7 @@ from gpu_worker_pool.notify.sender import Sender
 
 from .authority.pool import Pool
 from .forms import STRICT, Number, Text
-from .http.problems import Refusal
+from .http.response import Refusal
 from .http.validation import read_form
 
 logger = logging.getLogger(__name__)

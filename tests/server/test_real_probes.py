@@ -115,15 +115,6 @@ def nvml(tmp_path: Path) -> tuple[StubConfig, dict[str, str]]:
     return config, {**config.environment(library), "SIMULATED_GPUS": ""}
 
 
-def test_nvml_comes_before_nvidia_smi(nvml: tuple[StubConfig, dict[str, str]]) -> None:
-    config, env = nvml
-    with ServerProcess(env) as server:
-        stats = server.json("/gpu/stats")
-
-        assert stats["source"] == "nvml"
-        assert [gpu["name"] for gpu in stats["gpus"]] == [gpu.name for gpu in config.gpus]
-
-
 def test_a_gpu_that_fell_off_the_bus_is_shown_as_unhealthy_beside_the_others(
     nvml: tuple[StubConfig, dict[str, str]],
 ) -> None:

@@ -33,7 +33,7 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.gpus.grant_env import GrantedGpu, grant_env
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.wire.endings import ending
+from gpu_worker_pool.wire.leases import ending
 from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
 from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal, granted, local_time

@@ -26,8 +26,16 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.bounds import is_printable
-from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, GpuRef, LeaseView, NodePart, RenewAnswer, WantedView
+from gpu_worker_pool.wire.leases import (
+    EndWarning,
+    GangLeaseView,
+    GpuRef,
+    LeaseView,
+    NodePart,
+    RenewAnswer,
+    WantedView,
+    ending,
+)
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import has_all, plain, read, read_time
 

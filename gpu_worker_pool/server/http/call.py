@@ -34,7 +34,7 @@ from .access import (
 from .connection import Connection
 from .forwarded import KEY as FORWARDED
 from .forwarded import Forwarded
-from .problems import CLOSE, Refusal
+from .response import CLOSE, Refusal
 
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0

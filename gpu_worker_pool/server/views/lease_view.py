@@ -23,7 +23,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import shared_fields
 from gpu_worker_pool.server.views.target import ShownPool
 from gpu_worker_pool.wire import leases as wire
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 MOST_EXPLAINED = 100
 

@@ -85,21 +85,6 @@ def test_a_bad_quota_changes_nothing_and_is_told_what_is_wrong(
     assert quotas(server) == {}
 
 
-def test_quotas_and_use_are_there_after_a_crash() -> None:
-    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
-        server.ask("/quotas/ada", "PUT", body={"gpus": 1, "weight": 2.5})
-        server.ask("/quotas/bob", "PUT", body={"gpus": 3})
-        server.ask("/quotas/bob", "DELETE")
-        take(server, owner="ada", ttl_s=600)
-        before = quotas(server)
-        server.restart()
-
-        after = quotas(server)
-        assert after.keys() == {"ada"}
-        assert after["ada"] | {"used_gpu_hours": before["ada"]["used_gpu_hours"]} == before["ada"]
-        assert after["ada"]["used_gpu_hours"] >= before["ada"]["used_gpu_hours"]
-
-
 def test_a_user_may_lower_its_priority_and_raises_it_only_as_an_operator_allows(server: ServerProcess) -> None:
     def ask(token: str, priority: int) -> Any:
         return put(server, f"of-{priority}", headers=bearer(token), priority=priority)

@@ -3,16 +3,100 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.host.processes import ProcessTable
 from gpu_worker_pool.server.box.deaths import DeathWatch, open_pidfd
-from tests.server.box.deaths.processes import Child, Reports, Start, not_implemented
+from tests.server.running import ROOT
+
+GENEROUS_S = 60.0
+CAT = shutil.which("cat") or "/bin/cat"
+
+
+def not_implemented(pid: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+class Child:
+    """A process of ours that ends by itself when its input is closed."""
+
+    def __init__(self) -> None:
+        self.popen = subprocess.Popen([CAT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self.id = ProcessId(self.popen.pid, ProcessTable().started(self.popen.pid))
+
+    def kill(self) -> None:
+        """Dead when this returns, but a zombie: it is not reaped."""
+        os.kill(self.id.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, self.id.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self) -> None:
+        """Gone without a trace when this returns."""
+        self.popen.communicate(timeout=GENEROUS_S)
+
+
+class Reports:
+    """The leases that were reported, and a way to wait for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.leases: list[str] = []
+        self._loop = loop
+        self._came = asyncio.Event()
+
+    def __call__(self, lease_id: str) -> None:
+        assert asyncio.get_running_loop() is self._loop
+        self.leases.append(lease_id)
+        self._came.set()
+
+    def until(self, count: int) -> list[str]:
+        async def wait() -> None:
+            async with asyncio.timeout(GENEROUS_S):
+                while len(self.leases) < count:
+                    self._came.clear()
+                    await self._came.wait()
+
+        self._loop.run_until_complete(wait())
+        return self.leases
+
+
+Start = Callable[[], Child]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    loop: asyncio.AbstractEventLoop = request.param()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def reports(loop: asyncio.AbstractEventLoop) -> Reports:
+    return Reports(loop)
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[], Child]]:
+    children: list[Child] = []
+
+    def start() -> Child:
+        children.append(Child())
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.popen.kill()
+        one.end()
+
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
 
@@ -204,27 +288,6 @@ class TestLeases:
         second.kill()
         assert reports.until(2) == ["other", "a"]
 
-    def test_one_watched_again_while_its_death_is_on_its_way_is_still_reported(
-        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
-    ) -> None:
-        first, second = child(), child()
-
-        def report(lease_id: str) -> None:
-            if lease_id == "first":
-                # Both were found dead in one look; the report of "second" is still to come.
-                deaths.watch(second.id, "again")
-                deaths.forget("second")
-            reports(lease_id)
-
-        deaths = DeathWatch(report, loop, open_pidfd=not_implemented)
-        deaths.watch(first.id, "first")
-        deaths.watch(second.id, "second")
-        first.kill()
-        second.kill()
-
-        assert reports.until(2) == ["first", "again"]
-        deaths.close()
-
     def test_a_report_that_fails_does_not_keep_the_others_back(
         self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
     ) -> None:
@@ -270,3 +333,69 @@ class TestClose:
         assert still.until(1) == ["other"]
         assert reports.leases == []
         second.close()
+
+
+class TestWithoutPidfd:
+    def test_a_kernel_that_has_none_is_asked_once_for_each_process(
+        self, loop: asyncio.AbstractEventLoop, reports: Reports, child: Start
+    ) -> None:
+        asked: list[int] = []
+
+        def refuse(pid: int) -> int:
+            asked.append(pid)
+            return not_implemented(pid)
+
+        watch = DeathWatch(reports, loop, open_pidfd=refuse)
+        living, other = child(), child()
+        watch.watch(living.id, "living")
+        watch.watch(other.id, "other")
+        other.kill()
+        reports.until(1)
+
+        assert asked == [living.id.pid, other.id.pid]
+        watch.close()
+
+    @pytest.mark.parametrize("module", ["asyncio", "uvloop"])
+    def test_few_descriptors_are_shared_with_connections_and_every_death_is_seen(self, module: str) -> None:
+        answer = subprocess.run(
+            [sys.executable, "-c", WITH_FEW_DESCRIPTORS, module],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=GENEROUS_S,
+        )
+
+        assert answer.stdout.split() == ["polled", "connected", "all", "60"], answer.stderr
+
+
+# Its 60 processes do not fit into the 40 descriptors it may have.
+WITH_FEW_DESCRIPTORS = """
+import asyncio, os, resource, signal, socket, subprocess, sys, uvloop
+from gpu_worker_pool.core.model.gpu import ProcessId
+from gpu_worker_pool.server.box.deaths import DeathWatch
+loop = {"asyncio": asyncio, "uvloop": uvloop}[sys.argv[1]].new_event_loop()
+children = [subprocess.Popen(["sleep", "60"]) for _ in range(60)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+done, reported = asyncio.Event(), []
+def report(lease_id):
+    reported.append(lease_id)
+    if len(reported) == len(children):
+        done.set()
+watch = DeathWatch(report, loop)
+for child in children:
+    watch.watch(ProcessId(child.pid), str(child.pid))
+if len(watch._polled) not in (0, len(children)):
+    print("polled")
+with socket.socket(), socket.socket():
+    print("connected")
+for child in children:
+    os.kill(child.pid, signal.SIGKILL)
+loop.run_until_complete(asyncio.wait_for(done.wait(), 30))
+if sorted(reported) == sorted(str(child.pid) for child in children):
+    print("all", len(reported))
+for child in children:
+    child.wait()
+watch.close()
+loop.close()
+"""
