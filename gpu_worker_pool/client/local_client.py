@@ -15,7 +15,7 @@ from gpu_worker_pool.errors import PoolError, StaleAssignmentError
 from gpu_worker_pool.models import Assignment
 
 from .endpoints.endpoint import Endpoint
-from .events import ClientEvent, Hook, Tally, call_hook, log_event
+from .events import Hook
 from .inherited_lease import VISIBLE_DEVICES_VARIABLE, InheritedLease
 from .local_servers import LocalServers, NoServerAnswersError, find_servers, why_elsewhere
 from .options import RequestWishes
@@ -81,8 +81,7 @@ class LocalClient:
             if self._client is None:
                 client = StartedClient(
                     self.config,
-                    Tally(),
-                    tell=self._tell,
+                    on_event=self._on_event,
                     on_lost=self._on_lost,
                     on_ending=self._on_ending,
                     lease=self._lease,
@@ -159,10 +158,6 @@ class LocalClient:
         client, self._client = self._client, None
         if client is not None:
             await client.stop()
-
-    def _tell(self, event: ClientEvent) -> None:
-        log_event(event)
-        call_hook("on_event", self._on_event, event)
 
 
 async def find_local_servers(config: ClientConfig, environ: Mapping[str, str], *, is_remote: bool) -> LocalServers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.models import EndpointInfo, GpuId, MultiEndpointPoolStatus, PoolStatus, WorkerInfo
 
@@ -19,10 +18,8 @@ from .events import Tally
 class Reports:
     """Status, metrics and health of a client, from its endpoints and its tally."""
 
-    def __init__(self, config: ClientConfig, places: Places, tally: Tally) -> None:
-        self._config = config
-        self._places = places
-        self._tally = tally
+    def __init__(self, places: Places, tally: Tally) -> None:
+        self._config, self._places, self._tally = places.config, places, tally
 
     def status(self) -> PoolStatus:
         """The whole pool; with endpoints in multi-endpoint mode."""

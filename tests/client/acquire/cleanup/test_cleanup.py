@@ -250,5 +250,5 @@ async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[
         assert started is not None
         assert not started
         assert not started._releases
-        assert not client._tally.waiting
+        assert not started.tally.waiting
     await nothing_left(first)
