@@ -209,7 +209,7 @@ class GPUWorkerPoolClient:
         return started
 
     async def _listed(self, lease_id: str | None = None) -> list[LeaseInfo]:
-        from .lease_list import list_leases  # noqa: PLC0415 - see above
+        from .reports import list_leases  # noqa: PLC0415 - see above
 
         started = self._started()
         return await list_leases(started.places, started.is_own_worker, lease_id)
