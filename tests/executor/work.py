@@ -164,19 +164,8 @@ def return_exploding() -> ExplodesHere:
 def take_exploding(_: ExplodesHere) -> None: ...
 
 
-state: list[str] = []
-
-
-def initialize(text: str) -> None:
-    state.append(text)
-
-
 def initialize_with_queue(queue: Any) -> None:
     queue.put(os.getpid())
-
-
-def initialized() -> list[str]:
-    return state
 
 
 def fail_to_initialize() -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.page.axe import findings
+from tests.page.parts import findings
 from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
 

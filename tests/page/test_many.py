@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.axe import findings
 from tests.page.conftest import OpenPage
 from tests.page.fleet_answer import FleetAnswer
-from tests.page.parts import confirm, connection, queue_of, too_wide, waiters
+from tests.page.parts import confirm, connection, findings, queue_of, too_wide, waiters
 from tests.server.leasing import queue, release, take
 
 GPUS = 200

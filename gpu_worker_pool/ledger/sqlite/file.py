@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, reach, sync_folder
 from gpu_worker_pool.ledger.codec import NotUnderstood
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
@@ -69,7 +70,7 @@ class SqliteFile:
         with self.errors():
             make_state_dir(self.path.parent)
             check_files(*(Path(f"{self.path}{end}") for end in FILES))
-            self._lock: LockFile | None = LockFile(self.path, is_durable=durability == "full")
+            self._lock: LockFile | None = LockFile(self.path, boot="" if durability == "full" else boot_id())
             try:
                 self._lock_itself()
             except BaseException:

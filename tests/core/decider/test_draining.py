@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import ProcessId
 from gpu_worker_pool.core.model.lease import EndedLease
-from tests.core.build import START, Box, key, of_kind, reading
+from tests.core.build import Box, key, of_kind, reading
 from tests.core.decider.examples import held, running
 
 # --- draining ------------------------------------------------------------------------------------------------------
-
-
-def test_a_released_gpu_is_granted_again_only_after_a_look() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b")
-
-    box.release("a")
-    assert (box.stage("a"), box.stage("b")) == ("draining", "queued")
-    box.observe_now(reading())
-
-    assert (box.stage("a"), box.stage("b")) == ("released", "active")
 
 
 def test_a_later_process_with_the_same_pid_is_somebody_else() -> None:
@@ -60,17 +47,6 @@ def test_a_look_without_a_process_list_is_enough_where_no_process_was_ever_seen(
     assert box.stage("a") == "released"
 
 
-def test_the_drain_limit_ends_draining_with_the_process_still_there() -> None:
-    box = held(drain_limit_s=60.0)
-    box.release("a")
-    box.pass_time(59)
-    box.observe_now(running())
-
-    box.pass_time(1)
-
-    assert box.stage("a") == "released"
-
-
 def test_an_ended_lease_remembers_all_its_gpus_although_they_drained_one_by_one() -> None:
     box = Box(reading(0), reading(1))
     box.ask("a", gpus=2)
@@ -85,15 +61,6 @@ def test_an_ended_lease_remembers_all_its_gpus_although_they_drained_one_by_one(
 
 
 # --- whose processes -----------------------------------------------------------------------------------------------
-
-
-def test_a_leases_processes_are_written_down_when_they_are_first_seen() -> None:
-    box = Box(reading())
-    box.ask("a", pid=7)
-
-    events = box.observe_now(running())
-
-    assert of_kind(events, ev.ProcessesAttributed) == [ev.ProcessesAttributed(START, "a", key(), (ProcessId(7, 1.0),))]
 
 
 def test_they_are_not_written_down_again_while_they_stay_the_same() -> None:

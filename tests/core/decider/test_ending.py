@@ -16,24 +16,6 @@ from tests.core.decider.examples import ENDINGS
 
 
 @pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_a_lease_ends_with_the_reason_it_ended_for(command: Callable[[str], cmd.Command], reason: str) -> None:
-    box = Box(reading())
-    box.ask("a")
-
-    box.do(command("a"))
-    box.observe_now(reading())
-
-    assert box.stage("a") == reason
-
-
-@pytest.mark.parametrize(("command", "reason"), ENDINGS)
-def test_ending_an_unknown_lease_is_refused(command: Callable[[str], cmd.Command], reason: str) -> None:
-    assert Box(reading()).do(command("never heard of")) == [
-        ev.Refused(START, ev.RefusalCode.UNKNOWN_LEASE, "never heard of")
-    ]
-
-
-@pytest.mark.parametrize(("command", "reason"), ENDINGS)
 def test_what_is_over_stays_as_it_ended(command: Callable[[str], cmd.Command], reason: str) -> None:
     box = Box(reading())
     box.ask("a")
@@ -64,16 +46,6 @@ def test_an_ended_lease_remembers_what_it_had() -> None:
     )
 
 
-def test_leaving_the_queue_is_a_cancellation() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.ask("b")
-
-    box.release("b")
-
-    assert box.stage("b") == "cancelled"
-
-
 def test_a_cancelled_waiter_leaves_no_trace() -> None:
     box = Box(reading(0), reading(1), reserve_after_s=0.0)
     box.ask("a", time_limit_s=3600.0)
@@ -89,16 +61,6 @@ def test_a_cancelled_waiter_leaves_no_trace() -> None:
     assert repr(box.state.ttl_due) == deadlines
     assert box.state.reservation == reservation
     assert {slot.key: dict(slot.occupants) for slot in box.state.slots.values()} == slots
-
-
-def test_only_so_many_ended_leases_are_remembered() -> None:
-    box = Box(reading(), remembered_ended_leases=2)
-    box.ask("holder")
-    for lease_id in ("a", "b", "c"):
-        box.ask(lease_id)
-        box.release(lease_id)
-
-    assert list(box.state.ended) == ["b", "c"]
 
 
 def test_a_forgotten_lease_is_unknown() -> None:

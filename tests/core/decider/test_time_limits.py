@@ -9,7 +9,7 @@ from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, EndReason
 from gpu_worker_pool.core.queue.planner import NEVER, Planner
 from gpu_worker_pool.core.queue.withheld import Withheld
-from tests.core.build import START, Box, of_kind, reading, refusals, request
+from tests.core.build import START, Box, of_kind, reading, refusals
 
 HOUR_S = 3600.0
 
@@ -22,19 +22,6 @@ def limit_of(box: Box, lease_id: str) -> float | None:
     lease = box.state.leases[lease_id]
     assert isinstance(lease, ActiveLease)
     return lease.limit
-
-
-def test_a_lease_ends_at_its_limit_a_minute_after_a_warning() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=HOUR_S)
-
-    events = box.run_to(START + HOUR_S)
-
-    warned, ended = of_kind(events, ev.LeaseWarned), of_kind(events, ev.LeaseEnded)
-    assert warned == [ev.LeaseWarned(START + HOUR_S - 60, "a", EndReason.TIME_LIMIT, START + HOUR_S)]
-    assert [(event.at, event.lease_id, event.reason) for event in ended] == [  # type: ignore[attr-defined]
-        (START + HOUR_S, "a", EndReason.TIME_LIMIT)
-    ]
 
 
 def test_a_holder_that_ends_after_the_warning_is_known_to_have_obeyed() -> None:
@@ -63,19 +50,6 @@ def test_more_than_the_longest_limit_is_refused(is_by_quota: bool) -> None:
     assert "a time limit of 2h was asked for; the longest allowed is 1h" in str(refused)
 
 
-def test_a_server_that_was_away_at_the_limit_warns_first() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=HOUR_S)
-    box.now = START + 2 * HOUR_S
-
-    box.restart()
-    box.pass_time(0.0)
-
-    (warned,) = of_kind(box.log, ev.LeaseWarned)
-    assert isinstance(warned, ev.LeaseWarned)
-    assert warned.ends == box.now + 10.0
-
-
 def test_a_reboot_leaves_a_remote_holder_the_rest_of_its_time() -> None:
     box = box_with()
     box.ask("a", time_limit_s=HOUR_S)
@@ -87,18 +61,6 @@ def test_a_reboot_leaves_a_remote_holder_the_rest_of_its_time() -> None:
     box.observe_now(reading(0))
     (ended,) = of_kind(box.run_to(START + 2 * HOUR_S), ev.LeaseEnded)
     assert ended.at == START + HOUR_S
-
-
-def test_the_same_request_with_another_limit_is_another_request() -> None:
-    box = box_with()
-    box.ask("a", time_limit_s=HOUR_S)
-
-    assert refusals(box.ask("a", time_limit_s=2 * HOUR_S), ev.RefusalCode.CONFLICT)
-
-
-def test_a_limit_below_a_second_is_refused() -> None:
-    with pytest.raises(ValueError, match="time_limit_s is 0"):
-        request(time_limit_s=0)
 
 
 def test_a_limit_that_came_after_the_grant_says_nothing_of_its_end() -> None:

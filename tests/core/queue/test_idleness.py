@@ -31,17 +31,6 @@ def look(box: Box, at: float, *utilization: float | None) -> list[ev.Event]:
     )
 
 
-def test_one_gpu_that_computes_is_enough() -> None:
-    box = box_with()
-
-    look(box, IDLE_S, 0, 50)
-    look(box, IDLE_S + 10, 0, 0)
-
-    assert idle(box) is None
-    look(box, 2 * IDLE_S, 0, 0)
-    assert idle(box) == IDLE_S
-
-
 def test_a_restart_does_not_make_a_lease_idle() -> None:
     box = box_with()
     box.now += 10 * IDLE_S

@@ -91,14 +91,3 @@ def test_few_dates_are_looked_for_when_all_wait_for_holders_without_a_limit() ->
 
     assert box.state.reservation is None
     assert 0 < found[PLAN] <= different < WAITERS
-
-
-def test_the_first_of_those_that_fit_is_served_and_not_the_one_that_needs_least() -> None:
-    box = free_at_once(reading(0), stale_after_s=1e9)
-    box.ask("holder")
-    for lease_id, memory_mb in (("largest", 64_001.0), ("first", 40_000.0), ("least", 30_000.0)):
-        box.ask(lease_id, memory_mb=memory_mb, among=("0",))
-
-    box.release("holder")
-
-    assert [box.stage(lease_id) for lease_id in ("first", "least")] == ["active", "queued"]

@@ -55,21 +55,6 @@ def test_what_could_never_be_had_is_refused_at_once() -> None:
     assert refusals(box.ask("c", owner="ada"), ev.RefusalCode.OWNERS_QUEUE_FULL)
 
 
-def test_a_restart_leaves_quotas_and_use_as_they_were() -> None:
-    box = box_of(2, fair_share=True)
-    box.set_quota("ada", Quota(gpus=1, weight=2.0))
-    box.ask("a", owner="ada")
-    box.pass_time(HOUR_S)
-    box.ask("b", owner="bob")
-    box.pass_time(HOUR_S)
-    box.release("a")
-    before = box.state.quotas, box.state.usage, box.state.last_durations_s
-
-    box.restart()
-
-    assert (box.state.quotas, box.state.usage, box.state.last_durations_s) == before
-
-
 # --- fair share ----------------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker_pool.core.model.lease import Basis, Reservation
+from gpu_worker_pool.core.model.lease import Reservation
 from gpu_worker_pool.core.model.request import MAX_GPUS
 from gpu_worker_pool.core.queue.planner import MOST_GPUS, Planner
-from tests.core.build import START, Box, key, reading
+from tests.core.build import START, Box, reading
 from tests.core.queue.boxes import free_at_once
 from tests.core.queue.test_many_waiters import calls
 
@@ -24,18 +24,6 @@ def two_gpus(**settings: float) -> Box:
 # --- who has it ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_waiter_has_a_reservation_once_it_has_waited_long() -> None:
-    box = two_gpus()
-    box.ask("one", time_limit_s=HOUR_S)
-    box.ask("wide", gpus=2)
-
-    box.pass_time(600.0)
-
-    assert reserved(box) == Reservation("wide", (key(0), key(1)), START + HOUR_S, Basis.DECLARED, "one")
-    box.ask("late")
-    assert box.stage("late") == "queued"
-
-
 def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
     """Each takes a look at all GPUs, and no caller is answered meanwhile."""
     box = free_at_once(*map(reading, range(MOST_GPUS // 2 + 1)), stale_after_s=1e9)
@@ -49,19 +37,6 @@ def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
 
 
 # --- where, and when -----------------------------------------------------------------------------------------------
-
-
-def test_a_lease_without_a_limit_is_predicted_from_the_last_two_of_its_owner() -> None:
-    box = two_gpus(reserve_after_s=0.0)
-    for number, lasts_s in enumerate((100.0, 300.0)):
-        box.ask(f"past{number}", owner="ada")
-        box.pass_time(lasts_s)
-        box.release(f"past{number}")
-    box.ask("now", owner="ada")
-
-    box.ask("wide", gpus=2, owner="bob")
-
-    assert (reserved(box).date, reserved(box).basis) == (box.now + 200.0, Basis.PREDICTED)
 
 
 def test_a_prediction_is_doubled_when_it_is_overrun() -> None:
@@ -79,21 +54,6 @@ def test_a_prediction_is_doubled_when_it_is_overrun() -> None:
     assert reserved(box).date == granted + 200.0
 
 
-def test_a_predicted_date_more_than_an_hour_away_reserves_nothing_yet() -> None:
-    box = two_gpus(reserve_after_s=0.0)
-    box.ask("past", owner="ada")
-    box.pass_time(2 * HOUR_S)
-    box.release("past")
-    box.ask("now", owner="ada")
-    box.ask("wide", gpus=2, owner="bob")
-    assert box.state.reservation is None
-
-    for _ in range(61):
-        box.pass_time(60.0)
-
-    assert reserved(box).lease_id == "wide"
-
-
 # --- who may use it meanwhile --------------------------------------------------------------------------------------
 
 
@@ -109,16 +69,3 @@ def test_a_stream_of_small_shares_does_not_keep_an_exclusive_waiter_out() -> Non
     assert [box.stage(id_) for id_ in ("share1", "share2")] == ["queued", "active"]
     box.run_to(START + HOUR_S)
     assert box.stage("alone") == "active"
-
-
-def test_the_waiter_starts_at_its_date() -> None:
-    box = two_gpus(reserve_after_s=0.0)
-    box.ask("one", time_limit_s=HOUR_S)
-    box.ask("wide", gpus=2)
-    for number in range(20):
-        box.ask(f"narrow{number}", time_limit_s=300.0 + 100.0 * number)
-    date = reserved(box).date
-
-    box.run_to(date)
-
-    assert box.stage("wide") == "active"

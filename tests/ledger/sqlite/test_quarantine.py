@@ -239,14 +239,6 @@ def test_damage_while_in_use_is_told_and_replaced(path: Path, how: str) -> None:
     assert load(path) == History((note(7), note(8)), (ended("z"),))
 
 
-def test_it_can_be_replaced_more_than_once(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.replace_damaged([note(1)])
-        journal.replace_damaged([note(2)])
-    assert len([file for file in damaged(path) if not file.name.endswith("-wal")]) == 2
-    assert load(path).events == (note(2),)
-
-
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 def test_a_file_that_is_gone_is_not_written_to_any_more(path: Path, how: str) -> None:
     """SQLite would go on writing to where nobody ever finds it."""
