@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +15,7 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.client.loop_thread import LoopThread
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, active
 from tests.server.leasing import eventually, queued
@@ -45,6 +48,22 @@ def test_a_stop_in_the_middle_of_requests_and_releases_of_other_threads(server: 
             worker.thread.join(END_S)
             assert isinstance(worker.end, RuntimeError | StaleAssignmentError), worker.end
         eventually(lambda: not active(server) and not queued(server), "nothing is left")
+
+
+def test_a_call_that_the_end_of_the_loop_cuts_short_says_that_the_pool_was_stopped() -> None:
+    """However long a stop waits, a busy machine may take longer."""
+    thread, has_begun = LoopThread(), threading.Event()
+
+    async def never_ends() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as caller:
+        cut_short = caller.submit(thread.work, never_ends())
+        assert has_begun.wait(END_S)
+        thread.end()
+        with pytest.raises(RuntimeError, match="the pool was stopped meanwhile"):
+            cut_short.result(END_S)
 
 
 class Worker:
