@@ -35,6 +35,7 @@ from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
 from gpu_worker_pool.host import state_dir
+from gpu_worker_pool.host.connections import unix_peer
 from gpu_worker_pool.jobs import keeper_process
 from gpu_worker_pool.testing import ServerProcess
 
@@ -233,7 +234,7 @@ def _fork_behind(listener: socket.socket, loaded_with: Mapping[str, str]) -> dic
             pass
     with listener.accept()[0] as line:
         message, files, _, _ = socket.recv_fds(line, _LONGEST_MESSAGE, _MOST_FILES)
-        is_ours = message and keeper_process.uid_at(line) == os.geteuid()
+        is_ours = message and unix_peer(line)[1] == os.geteuid()
         request: dict[str, Any] = marshal.loads(message) if is_ours else {}  # noqa: S302
         if not request or not _can_stand_behind(request, loaded_with):
             line.close()

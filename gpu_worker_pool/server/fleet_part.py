@@ -23,7 +23,7 @@ from .authority.pool import Pool
 from .authority.sole_leader import SoleLeader
 from .box.sampler import Sampler
 from .fleet import FleetUnusable, address_for_itself, fleet_key, leads_alone, listed_boxes, own_address, spread_s
-from .http.connection import Connection
+from .http.access import Connection
 from .http.forwarded import PassedOnCalls
 from .http.tokens import Tokens
 from .leader.endpoint import AgentEndpoint
