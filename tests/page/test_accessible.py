@@ -34,7 +34,7 @@ NAME_OF = """() => {
 }"""
 SMALL = """() => [...document.querySelectorAll("button, select, input, nav a")]
     .map((element) => [element.textContent || element.getAttribute("placeholder"), element.getBoundingClientRect()])
-    .filter(([, box]) => box.width > 0 && (box.height < 44 || box.width < 34)).map(([text]) => text)"""
+    .filter(([, box]) => box.width > 0 && (box.height < 44 || box.width < 44)).map(([text]) => text)"""
 TOP_OF = "(element) => element.getBoundingClientRect().top + scrollY"
 
 

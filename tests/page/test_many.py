@@ -69,6 +69,8 @@ def test_two_hundred_gpus_stay_smooth_while_they_change(
         page.set_viewport_size(viewport)
         assert too_wide(page) == []
     assert findings(page) == []
+    sizes = page.locator(".square").first.evaluate("(square) => [square.offsetWidth, square.offsetHeight]")
+    assert min(sizes) >= 44, "on a phone"
 
 
 def test_one_gpu_is_shown_in_full_by_mouse_and_by_keyboard(page: Page) -> None:

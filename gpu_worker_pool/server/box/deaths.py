@@ -190,18 +190,16 @@ class DeathWatch:
             watched.descriptor = None
 
 
-class Holders:
+class Holders(DeathWatch):
     """`on_death` is called with the id of a lease whose process has died. Made in the event loop."""
 
     def __init__(self, on_death: Callable[[str], None], simulated: SimulatedProbe | None) -> None:
-        self._on_death = on_death
+        def report(lease_id: str) -> None:
+            logger.info("the holder of lease %s is dead", lease_id)
+            on_death(lease_id)
+
+        super().__init__(report, asyncio.get_running_loop())
         self._simulated = simulated
-        deaths = DeathWatch(self._report, asyncio.get_running_loop())
-        self.watch = deaths.watch
-        self.forget = deaths.forget
-        self.is_alive = deaths.is_alive
-        self.is_watched = deaths.is_watched
-        self.close = deaths.close
 
     def use(self, users: Mapping[str, Iterable[User]]) -> None:
         """Set all that use these GPUs, by UUID. Real hardware shows by itself who does."""
@@ -213,7 +211,3 @@ class Holders:
                 self._simulated.occupy(uuid, [SimulatedHolder(*process, mb) for process, mb in processes])
             except ValueError:
                 logger.debug("there is no simulated GPU %s any more", uuid)
-
-    def _report(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
-        self._on_death(lease_id)

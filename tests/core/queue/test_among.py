@@ -10,8 +10,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.verdicts import verdict
-from tests.core.build import A100, START, T4, Box, key, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import A100, START, T4, Box, free_at_once, key, reading, refusals
 
 
 def four(**settings: float) -> Box:

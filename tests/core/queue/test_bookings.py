@@ -7,8 +7,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
-from tests.core.build import START, WALL_OFFSET_S, Box, configured, key, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, WALL_OFFSET_S, Box, configured, free_at_once, key, reading, refusals
 
 HOUR_S = 3600.0
 NOON = START + 4 * HOUR_S

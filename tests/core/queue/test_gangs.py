@@ -11,8 +11,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
-from tests.core.build import START, WALL_OFFSET_S, Box, key, reading, refusals, request
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, WALL_OFFSET_S, Box, free_at_once, key, reading, refusals, request
 
 
 def fleet(**nodes: int) -> Box:

@@ -9,8 +9,7 @@ from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.state import HALF_LIFE_S, OwnerUse
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.server.routes.plans import share_factor
-from tests.core.build import Box, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import Box, free_at_once, reading, refusals
 
 HOUR_S = 3600.0
 
