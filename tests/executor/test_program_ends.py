@@ -211,23 +211,6 @@ def test_an_executor_that_cannot_open_files_says_so_and_hangs_nothing(
     assert active(server) == []
 
 
-def test_a_program_with_very_many_open_files_has_workers(
-    server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
-) -> None:
-    program = """
-        import resource
-        if __name__ == "__main__":
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            files = [open(os.devnull) for _ in range(1100)]
-            with GPUExecutor(1) as ex:
-                say(ex.submit(abs, -3).result())
-    """
-    with running(tmp_path, env, gate, program) as process:
-        out, _ = process.communicate(timeout=MOST_S)
-    assert out == "3\n"
-
-
 def test_a_program_without_a_guard_for_its_main_module_is_told_so(
     server: ServerProcess, tmp_path: Path, env: dict[str, str], gate: Gate
 ) -> None:

@@ -116,10 +116,6 @@ def fail(text: str) -> NoReturn:
     raise LookupError(text)
 
 
-def leave(code: int) -> NoReturn:
-    os._exit(code)
-
-
 def interrupt_once(path: str) -> None:
     """As Ctrl-C does, in the first process that calls it."""
     try:

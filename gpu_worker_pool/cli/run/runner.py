@@ -15,8 +15,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
-from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
-from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient, environ_outside
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import PoolError
