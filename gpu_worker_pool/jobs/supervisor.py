@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -31,7 +31,7 @@ from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.host.processes import ProcessTable, own_proc, pid_namespace
 from gpu_worker_pool.models import Assignment, GPUAssignment, LeaseEnding
-from gpu_worker_pool.notify.rules import rules_of_command
+from gpu_worker_pool.notify.rules import Rule, rules_of_command
 from gpu_worker_pool.notify.sender import MAX_AGE_S
 
 from .gpu_wait import config_of, wishes_of
@@ -296,9 +296,8 @@ class Supervisor:
 # --- the program -------------------------------------------------------------------------------------------------------
 
 
-async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any]) -> None:
+async def _run(store: JobStore, record: JobRecord, ticket: dict[str, Any], rules: Sequence[Rule]) -> None:
     spec = record.spec
-    rules = rules_of_command(spec.on_granted, spec.notify, os.environ, spec.cwd)
     async with (
         told(rules, spec.label, finish_s=MAX_AGE_S) as notices,
         Guarded.inherited() as guarded,
@@ -335,16 +334,17 @@ def main() -> int:
     if record is None or record.trouble is not None:
         return 1
     try:
-        environ = store.environment_of(record.number)
-    except Failure as failure:
-        why = str(failure)
+        environ, spec = store.environment_of(record.number), record.spec
+        rules = rules_of_command(spec.on_granted, spec.notify, environ, spec.cwd)
+    except (Failure, ValueError) as error:
+        why = str(error)
         with contextlib.suppress(OSError):  # the keeper requests again, and it is written then
             record.write(lambda now: closed(now, time.time(), JobState.FAILED, why))
         return 1
     os.environ.clear()  # nothing else runs in this process yet
     os.environ.update(environ)
     try:
-        asyncio.run(_run(store, record, ticket))
+        asyncio.run(_run(store, record, ticket, rules))
     except Failure as failure:  # the lease is over: the keeper requests another
         log(f"job {record.number}: {failure}")
         return 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from . import apprise_process
@@ -112,8 +113,9 @@ def _on_granted(line: str, environ: Mapping[str, str], cwd: str) -> Rule:
         raise ValueError(f"--on-granted {line!r} cannot be split into words: {error}") from None
     if not words or "\0" in line:
         raise ValueError("--on-granted is empty; give it a program, with its arguments in the same quotes")
-    # As the user's shell would find it, but no shell is asked: $ and ; mean nothing.
-    found = shutil.which(words[0], path=environ.get("PATH"))
+    # As the user's shell would find it in `cwd`, where a supervisor is not; no shell is asked: $ and ; mean nothing.
+    word = str(Path(cwd, words[0])) if "/" in words[0] else words[0]
+    found = shutil.which(word, path=environ.get("PATH"))
     if found is None:
         raise ValueError(f"--on-granted: there is no program {words[0]!r}; for a line of shell: sh -c '...'")
     program = Program((found, *words[1:]), cwd, tuple(environ.items()))

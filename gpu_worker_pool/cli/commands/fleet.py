@@ -100,7 +100,11 @@ def show_key(journal: JournalFile = None, endpoint: Endpoints = None) -> None:
     except (OSError, StateDirError) as error:
         raise Failure(f"the key of the fleet cannot be read: {error}") from None
     if not key:
-        raise Failure(f"this box keeps no key of a fleet in {path}; `gpu-pool serve --lead` makes one", REFUSED)
+        raise Failure(
+            f"this box keeps no key of a fleet in {path}; `gpu-pool serve --lead` makes one; "
+            "if the server has another state directory, name its journal with --journal",
+            REFUSED,
+        )
     answer = one_server(endpoint).run(lambda servers: servers.ask(servers.ids[0], "/health"))
     known = answer.data.get("fleet") or {} if isinstance(answer.data, dict) else {}
     out().print(join_line(key, known.get("leader_url") or own_address(settings, settings.port)))

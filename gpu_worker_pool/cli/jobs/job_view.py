@@ -224,6 +224,7 @@ def _notes(job: Job, wait: RequestWait, records: Mapping[int, JobRecord]) -> lis
     if task.state.is_over:
         said.append(job.how_ended)
     elif task.state is JobState.RUNNING:
+        said += ["requests its GPUs itself: see the leases below"] if record.spec.runs_itself else []
         said += ["is being cancelled"] if task.is_cancel_asked else []
     elif (hold := _hold(record, records)) is not None:
         said.append(hold)

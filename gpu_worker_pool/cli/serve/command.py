@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from gpu_worker_pool.cli.options import Json
 from gpu_worker_pool.cli.output import OutputClosed, Text, out, print_json, stop_printing
 from gpu_worker_pool.cli.table import show_beside
 from gpu_worker_pool.cli.units import count
-from gpu_worker_pool.config import PLURAL_VARIABLES, SINGULAR_VARIABLE
+from gpu_worker_pool.config import DEFAULT_ENDPOINT, PLURAL_VARIABLES, SINGULAR_VARIABLE
 from gpu_worker_pool.failure import FAILED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_every_address, is_this_machine, names_of_this_machine, urls
 
@@ -251,15 +252,19 @@ def _announce(app: PoolApp, listener: socket.socket, kept_in: str, *, as_json: b
         stop_printing()
 
 
-def _join_line(settings: ServerSettings, port: int) -> str | None:
+def _join_line(settings: ServerSettings, port: int, kept_in: str) -> str | None:
     """What to paste on the other boxes, if this one leads with its own journal. The key is for people, not for logs."""
-    from gpu_worker_pool.server.fleet import join_line, kept_key, leads_alone, own_address  # noqa: PLC0415 - slow  # noqa: PLC0415
+    from gpu_worker_pool.server.fleet import join_line, kept_key, leads_alone, own_address  # noqa: PLC0415 - slow
 
     if not leads_alone(settings):
         return None
     address, key = own_address(settings, port), kept_key(settings)
     if not key or not sys.stdout.isatty():
-        return f"gpu-pool serve --join {address} (with the key that `gpu-pool fleet key` shows here)"
+        is_found = (settings.gpu_pool_state_dir or "") == os.environ.get("GPU_POOL_STATE_DIR", "")
+        which = "" if is_found else f" --journal {shlex.quote(kept_in)}"
+        if (url := f"http://localhost:{port}") != DEFAULT_ENDPOINT:
+            which += f" --endpoint {url}"
+        return f"gpu-pool serve --join {address} (with the key that `gpu-pool fleet key{which}` shows here)"
     return join_line(key, address)
 
 
@@ -296,6 +301,6 @@ def announcement_of(app: PoolApp, host: str, port: int, *, kept_in: str) -> Anno
         ),
         socket=app.access.socket,
         fleet=app.pool.fleet(),
-        join=_join_line(settings, port),
+        join=_join_line(settings, port, kept_in),
         is_default=not any(os.environ.get(name, "").strip() for name in (*PLURAL_VARIABLES, SINGULAR_VARIABLE)),
     )

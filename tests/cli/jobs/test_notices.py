@@ -47,3 +47,27 @@ def test_the_supervisor_stays_until_the_receiver_answers(user: UserJobs) -> None
     assert told[0].body == told[1].body == told[2].body
     assert " ended with exit code 0" in told[3].title
     assert user.until(id_).task.state is JobState.ENDED
+
+
+def test_the_program_of_on_granted_is_found_in_the_directory_of_submit(user: UserJobs) -> None:
+    told = user.folder / "told"
+    told.write_text("#!/bin/sh\necho $GPU_POOL_EVENT $GPU_POOL_JOB_ID > was-told\n")
+    told.chmod(0o755)
+    id_ = user.script("until [ -s was-told ]; do sleep 0.05; done", "--on-granted", "./told")
+    assert user.until(id_).task.state is JobState.ENDED
+    assert (user.folder / "was-told").read_text() == f"granted {id_}\n"
+
+
+def test_a_job_says_that_the_program_of_on_granted_was_removed(user: UserJobs) -> None:
+    told = user.folder / "told"
+    told.write_text("#!/bin/sh\n")
+    told.chmod(0o755)
+    first = user.script("until [ -e go-on ]; do sleep 0.05; done")
+    id_ = user.script("true", "--after", first, "--on-granted", "./told")
+    told.unlink()
+    (user.folder / "go-on").touch()
+    task = user.until(id_).task
+    assert (task.state, task.why is not None and "--on-granted: there is no program './told'" in task.why) == (
+        JobState.FAILED,
+        True,
+    )

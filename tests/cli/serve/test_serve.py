@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Iterator
@@ -93,6 +94,21 @@ def test_what_it_says_when_it_is_ready(serving: Serving) -> None:
     assert said["can_grant"] is True
     assert said["writing"] == {"without_token_here": True, "tokens": "set", "names": ["ada", "bob"]}
     assert SECRET not in json.dumps(said)
+
+
+def test_a_leader_names_the_command_that_shows_its_key(tmp_path: Path) -> None:
+    flags = ("--lead", "--port", "0", "--simulated-gpus", "1", "--state-dir", str(tmp_path / "the state"))
+    env = {"HOST": "127.0.0.1"}
+    process = start_gpu_pool("serve", *flags, cwd=tmp_path, env=env)
+    assert process.stdout is not None
+    try:
+        said = next(line for line in process.stdout if "with the key that" in line)
+        command = shlex.split(said.split("`")[1])
+        assert command[:3] == ["gpu-pool", "fleet", "key"]
+        assert gpu_pool(*command[1:], cwd=tmp_path, env=env).out.startswith("GPU_POOL_FLEET_KEY=")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_one_on_the_same_port_or_the_same_leases_does_not_start(serving: Serving, tmp_path: Path) -> None:

@@ -285,8 +285,11 @@ def test_two_users_run_elsewhere_each_as_themselves(fleet: Fleet, full: dict[str
 
 def test_a_submitted_command_runs_anywhere(full: dict[str, str], tmp_path: Path) -> None:
     env = {**full, "GPU_POOL_JOBS_DIR": str(tmp_path / "jobs")}
-    submitted = gpu_pool("submit", "--anywhere", "--", "sh", "-c", "echo it ran; exit 3", env=env)
+    script = f"until [ -e {tmp_path}/go-on ]; do sleep 0.05; done; echo it ran; exit 3"
+    submitted = gpu_pool("submit", "--anywhere", "--", "sh", "-c", script, env=env)
     assert submitted.code == 0, submitted
+    until(lambda: "its GPUs itself: see the leases below" in gpu_pool("jobs", env=env).out, "its lease is named")
+    (tmp_path / "go-on").touch()
     shown = gpu_pool("logs", "-f", submitted.out.strip(), env=env)
     assert "it ran" in shown.out, shown
 
