@@ -67,10 +67,9 @@ test-oldest: .oldest-venv/.ready ## Run the tests of the server with the lowest 
 cover: $(READY) ## Run all tests and show which code they reach
 	$(BIN)/python $(PYTEST) --cov --cov-report=term
 
-# SOAK_MINUTES (10), SOAK_SEED, SOAK_RUN_S and SOAK_FLEET_TIMES (20) are read from the environment or the command line.
+# SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
 soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10), then a fleet, and check what happened
 	$(BIN)/python -m tests.e2e.soak
-	$(BIN)/python -m tests.e2e.fleet.soak
 	$(BIN)/python -m tests.e2e.fleet.nemesis_soak
 	$(BIN)/python -m tests.cli.jobs.soak
 

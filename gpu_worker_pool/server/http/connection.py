@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from functools import cached_property
@@ -19,8 +18,6 @@ from gpu_worker_pool.host.connections import (
     uid_of_tcp_peer,
     uid_of_unix_peer,
 )
-
-from .access import is_loopback
 
 # The key under which `BoundedProtocol` puts the connection into the scope of each call.
 KEY = "gpu_pool.connection"
@@ -89,14 +86,6 @@ class Connection:
         if self._peer is None or self._own is None:
             raise UserNotKnown("the addresses of this connection are not known")
         return by_tcp(self._peer, self._own, self._connected)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether a process of this server's own user, or of root, on this machine is at the other end."""
-        try:
-            return is_loopback(self.host) and self.uid in {None, 0, os.geteuid()}
-        except UserNotKnown:
-            return False
 
 
 def _address(found: Any) -> Address | None:

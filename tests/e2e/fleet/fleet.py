@@ -75,7 +75,7 @@ class Candidate(Box):
 
     def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
         self.proxy = SilentProxy(database.url(name))
-        super().__init__(self.proxy.url, folder, **settings)
+        super().__init__(self.proxy.url, folder, **{"GPU_POOL_FLEET_KEY": "a-key-of-these-tests", **settings})
 
     def close(self) -> None:
         super().close()

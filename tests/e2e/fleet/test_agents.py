@@ -321,7 +321,7 @@ def test_fences_go_on_when_a_box_joins_a_fleet_and_leaves_it(postgres: PostgresS
     postgres.create_database("fences")
     last = 0
     for number, fleet in enumerate(("", postgres.url("fences"), "")):
-        with Box(fleet, tmp_path / "box") as box:
+        with Box(fleet, tmp_path / "box", GPU_POOL_FLEET_KEY=KEY) as box:
             for turn in range(3 - number):
                 path = f"/leases/{number}-{turn}"
                 asked = until(lambda path=path: granted(box.call("PUT", path, {"wait_s": 1.0})), "it is granted")
