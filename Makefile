@@ -67,10 +67,9 @@ test-oldest: .oldest-venv/.ready ## Run the tests of the server with the lowest 
 cover: $(READY) ## Run all tests and show which code they reach
 	$(BIN)/python $(PYTEST) --cov --cov-report=term
 
-# SOAK_MINUTES (10), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
-soak: $(READY) ## Break server, workers, network and disk for SOAK_MINUTES (10), then a fleet, and check what happened
+# SOAK_MINUTES (10, for each of the three kinds), SOAK_SEED and SOAK_RUN_S are read from the environment or the command line.
+soak: $(READY) ## Break a server, a fleet and a fleet without a database for SOAK_MINUTES (10) each, and check what happened
 	$(BIN)/python -m tests.e2e.soak
-	$(BIN)/python -m tests.e2e.fleet.nemesis_soak
 	$(BIN)/python -m tests.cli.jobs.soak
 
 # HISTORIES (100,000) and WORKERS (the processes, 1).
@@ -101,8 +100,8 @@ dist: $(READY) ## Build the source archive and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 pictures: $(READY) ## Make the pictures in docs/images from a real server with simulated GPUs
-	$(BIN)/python scripts/picture
-	$(BIN)/python scripts/screenshot
+	$(BIN)/python scripts/picture_of_top.py
+	$(BIN)/python scripts/pictures_of_page.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .demo-venv .oldest-venv .bench-venv* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from .core.model.bounds import DEFAULT_THRESHOLDS, DEFAULT_TTL_S, MAX_TTL_S, check_number, check_whole
 from .logins import TOKEN, Login, LoginsUnusable, find_logins
@@ -65,22 +65,40 @@ class _Number(NamedTuple):
             logger.error("%s; using the default %g", error, self.default)  # noqa: TRY400
             return None
 
-    def chosen(self, given: object, environ: Mapping[str, str]) -> float:
-        asked = self.asked(given, environ)
-        return self.default if asked is None else asked
+
+_NUMBERS = {
+    number.parameter: number
+    for number in (
+        _Number("memory_threshold", "GPU_MEMORY_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.memory_percent, 0, 100),
+        _Number(
+            "utilization_threshold", "GPU_UTILIZATION_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.utilization_percent, 0, 100
+        ),
+        _Number("polling_interval", "GPU_POLLING_INTERVAL", 5.0, 0.05, 3600),
+        _Number("worker_timeout", None, 300.0, 0, 1e9),
+        _Number("request_timeout", None, 30.0, 0.01, 3600),
+        _Number("endpoint_timeout", "GPU_ENDPOINT_TIMEOUT", 10.0, 0.01, 3600),
+        _Number("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0, 100, is_whole=True),
+        _Number("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86_400),
+        _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S),
+    )
+}
 
 
-_MEMORY = _Number("memory_threshold", "GPU_MEMORY_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.memory_percent, 0, 100)
-_UTILIZATION = _Number(
-    "utilization_threshold", "GPU_UTILIZATION_THRESHOLD_PERCENT", DEFAULT_THRESHOLDS.utilization_percent, 0, 100
-)
-_POLLING = _Number("polling_interval", "GPU_POLLING_INTERVAL", 5.0, 0.05, 3600)
-_WORKER_TIMEOUT = _Number("worker_timeout", None, 300.0, 0, 1e9)
-_REQUEST_TIMEOUT = _Number("request_timeout", None, 30.0, 0.01, 3600)
-_ENDPOINT_TIMEOUT = _Number("endpoint_timeout", "GPU_ENDPOINT_TIMEOUT", 10.0, 0.01, 3600)
-_MAX_RETRIES = _Number("endpoint_max_retries", "GPU_ENDPOINT_MAX_RETRIES", 3, 0, 100, is_whole=True)
-_HEALTH_CHECK = _Number("endpoint_health_check_interval", "GPU_ENDPOINT_HEALTH_CHECK_INTERVAL", 30.0, 0.05, 86_400)
-_TTL = _Number("ttl_s", "GPU_POOL_TTL", DEFAULT_TTL_S, 0.1, MAX_TTL_S)
+class EndpointOptions(TypedDict, total=False):
+    """What the constructor of a client may say of its endpoints, beside `service_endpoint`; None means not given."""
+
+    service_endpoints: str | list[str] | tuple[str, ...] | None
+    load_balancing_strategy: str | None
+    memory_threshold: float | None
+    utilization_threshold: float | None
+    polling_interval: float | None
+    worker_timeout: float
+    request_timeout: float
+    endpoint_timeout: float | None
+    endpoint_max_retries: int | None
+    endpoint_health_check_interval: float | None
+    token: str | Mapping[str, str] | None
+    scope: Scope | None
 
 
 @dataclass(frozen=True)
@@ -93,16 +111,18 @@ class ClientConfig:
 
     endpoints: Mapping[str, EndpointUrl]
     is_multi: bool
-    strategy: str = DEFAULT_STRATEGY
-    asked_memory_threshold: float | None = None
-    asked_utilization_threshold: float | None = None
-    polling_interval: float = _POLLING.default
-    worker_timeout: float = _WORKER_TIMEOUT.default
-    request_timeout: float = _REQUEST_TIMEOUT.default
-    endpoint_timeout: float = _ENDPOINT_TIMEOUT.default
-    endpoint_max_retries: int = int(_MAX_RETRIES.default)
-    endpoint_health_check_interval: float = _HEALTH_CHECK.default
-    ttl_s: float = _TTL.default
+    strategy: str
+    memory_threshold: float
+    utilization_threshold: float
+    asked_memory_threshold: float | None
+    asked_utilization_threshold: float | None
+    polling_interval: float
+    worker_timeout: float
+    request_timeout: float
+    endpoint_timeout: float
+    endpoint_max_retries: int
+    endpoint_health_check_interval: float
+    ttl_s: float
     ca_file: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Whether the user named the endpoints. The default endpoint may be reached by a socket that the user named.
@@ -117,60 +137,38 @@ class ClientConfig:
         """Whether endpoints of a fleet are entry points of the whole fleet. One endpoint alone stands for its own box."""
         return self.scope == "fleet" or (self.scope is None and len(self.endpoints) > 1)
 
-    @property
-    def memory_threshold(self) -> float:
-        """In percent: the user's, else the default."""
-        return _MEMORY.default if self.asked_memory_threshold is None else self.asked_memory_threshold
-
-    @property
-    def utilization_threshold(self) -> float:
-        """In percent: the user's, else the default."""
-        return _UTILIZATION.default if self.asked_utilization_threshold is None else self.asked_utilization_threshold
-
     @classmethod
     def build(
         cls,
-        *,
         service_endpoint: str | None = None,
-        service_endpoints: str | Sequence[str] | None = None,
-        load_balancing_strategy: str | None = None,
-        memory_threshold: float | None = None,
-        utilization_threshold: float | None = None,
-        polling_interval: float | None = None,
-        worker_timeout: float | None = None,
-        request_timeout: float | None = None,
-        endpoint_timeout: float | None = None,
-        endpoint_max_retries: int | None = None,
-        endpoint_health_check_interval: float | None = None,
-        token: str | Mapping[str, str] | None = None,
-        scope: Scope | None = None,
+        *,
         environ: Mapping[str, str] | None = None,
+        **given: Unpack[EndpointOptions],
     ) -> ClientConfig:
-        """Build from the values of a constructor, which win over the environment; None means not given.
+        """Build from the values of a constructor, which win over the environment.
 
         A ValueError names the parameter, its value (never that of a token) and what is allowed.
         """
         environ = os.environ if environ is None else environ
-        is_given = service_endpoint is not None or service_endpoints is not None or _names_endpoints(environ)
+        several, scope = given.get("service_endpoints"), given.get("scope")
+        is_given = service_endpoint is not None or several is not None or _names_endpoints(environ)
         logins = _logins(environ, is_needed=not is_given)
-        endpoints, is_multi = _endpoints(service_endpoint, service_endpoints, environ, logins)
+        endpoints, is_multi = _endpoints(service_endpoint, several, environ, logins)
         if scope not in (None, "box", "fleet"):
             raise ValueError(f"scope is {scope!r}; it must be box or fleet, or be left out")
+        asked = {name: one.asked(given.get(name), environ) for name, one in _NUMBERS.items()}
+        numbers: dict[str, Any] = {
+            name: _NUMBERS[name].default if value is None else value for name, value in asked.items()
+        }
         return cls(
             endpoints=endpoints,
             is_multi=is_multi or scope == "fleet",  # GPUs of several boxes need names that tell them apart
-            strategy=_strategy(load_balancing_strategy, environ),
-            asked_memory_threshold=_MEMORY.asked(memory_threshold, environ),
-            asked_utilization_threshold=_UTILIZATION.asked(utilization_threshold, environ),
-            polling_interval=_POLLING.chosen(polling_interval, environ),
-            worker_timeout=_WORKER_TIMEOUT.chosen(worker_timeout, environ),
-            request_timeout=_REQUEST_TIMEOUT.chosen(request_timeout, environ),
-            endpoint_timeout=_ENDPOINT_TIMEOUT.chosen(endpoint_timeout, environ),
-            endpoint_max_retries=int(_MAX_RETRIES.chosen(endpoint_max_retries, environ)),
-            endpoint_health_check_interval=_HEALTH_CHECK.chosen(endpoint_health_check_interval, environ),
-            ttl_s=_TTL.chosen(None, environ),
+            strategy=_strategy(given.get("load_balancing_strategy"), environ),
+            asked_memory_threshold=asked["memory_threshold"],
+            asked_utilization_threshold=asked["utilization_threshold"],
+            **numbers,
             ca_file=_text(environ, CA_FILE_VARIABLE),
-            tokens=_tokens(token, endpoints, environ, logins),
+            tokens=_tokens(given.get("token"), endpoints, environ, logins),
             scope=scope,
             is_named=is_given or bool(logins),
             environ=dict(environ),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from .notices import EndNotice, Loss
 
-MAX_GPUS = 4096
 MAX_MEMORY_MB = 1e12
 MAX_TEXT = 256
 
@@ -93,12 +92,6 @@ class GPUInfo:
         _check_number("memory_usage_percent", self.memory_usage_percent, 100)
         _check_number("utilization_percent", self.utilization_percent, 100)
 
-    @classmethod
-    def from_json(cls, data: object) -> GPUInfo:
-        """Read an item of `gpus_summary`; a ValueError names what is wrong with it."""
-        found = _mapping("the GPU", data)
-        return cls(*(_required(found, name) for name in cls.__dataclass_fields__))
-
 
 @dataclass
 class GPUStats:
@@ -124,25 +117,6 @@ class GPUStats:
             raise ValueError(f"gpu_count is {self.gpu_count}, but gpus_summary has {len(self.gpus_summary)} GPUs")
         if len({gpu.gpu_id for gpu in self.gpus_summary}) != len(self.gpus_summary):
             raise ValueError("gpus_summary has the same gpu_id twice")
-
-    @classmethod
-    def from_json(cls, data: object) -> GPUStats:
-        """Read the body of `/gpu/summary`; a ValueError names what is wrong with it.
-
-        The GPUs are required. Totals and time are optional: no decision uses them.
-        """
-        found = _mapping("the summary", data)
-        items = _required(found, "gpus_summary")
-        if not isinstance(items, list):
-            raise ValueError(f"gpus_summary is {_show(items)}; it must be a list")  # noqa: TRY004 - it is data
-        if len(items) > MAX_GPUS:
-            raise ValueError(f"gpus_summary has {len(items)} GPUs; it must be at most {MAX_GPUS}")
-        optional = cls.__dataclass_fields__.keys() - {"gpu_count", "gpus_summary"}
-        return cls(
-            gpu_count=_required(found, "gpu_count"),
-            gpus_summary=[_gpu_at(position, item) for position, item in enumerate(items)],
-            **{name: found.get(name) for name in optional},
-        )
 
 
 @dataclass
@@ -327,25 +301,6 @@ def _show(value: object) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python prints no number of thousands of digits
         return "a very long number"
-
-
-def _mapping(what: str, data: object) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{what} is {_show(data)}; it must be an object")  # noqa: TRY004 - it is data, not a call
-    return data
-
-
-def _required(data: Mapping[str, Any], name: str) -> Any:
-    if name not in data:
-        raise ValueError(f"{name} is missing")
-    return data[name]
-
-
-def _gpu_at(position: int, item: object) -> GPUInfo:
-    try:
-        return GPUInfo.from_json(item)
-    except ValueError as error:
-        raise ValueError(f"gpus_summary[{position}]: {error}") from None
 
 
 def _check_count(name: str, value: object) -> None:

@@ -95,7 +95,7 @@ def _write_past(path: Path) -> None:
     """Write some hours of ended leases, the same each time but for the clock."""
     random, now = Random(7), time.time()  # noqa: S311 - a picture
     keys = [reading.gpu.key for reading in SimulatedProbe(NODE, GPUS).read(0.0).readings]
-    leases = []
+    leases: list[EndedLease] = []
     for key in keys[:-1]:
         at = now - HOURS_OF_PAST * 3600 + random.uniform(0, 3600)
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -27,6 +28,15 @@ for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
 os.environ.update(NO_CERTIFICATES)
 
+# `nohup make test` and `make test &` in a script start it with signals ignored, which every process of a test would inherit.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+
 # Servers that programs of examples, documents and tests/test_pytest_plugin.py start, start as a user's.
 ServerProcess.popen = PreloadedPopen
 
@@ -46,7 +56,8 @@ LONGEST = (
     "tests/cli/run/test_time_limit.py",
     "tests/fleet/test_more_histories.py",
     "tests/client/endpoints/failover/test_failover.py",
-    "tests/page/test_grid.py",
+    "tests/page/test_accessible.py",
+    "tests/page/test_many.py",
     "tests/e2e/fleet/test_nemesis.py",
     "tests/core/test_pool_properties.py",
     "tests/page/test_live.py",
@@ -55,10 +66,9 @@ LONGEST = (
     "tests/client/acquire/test_lost.py",
     "tests/page/test_odd_ways.py",
     "tests/e2e/fleet/test_bad_input.py",
-    "tests/client/endpoints/test_distribution.py",
     "tests/e2e/test_failpoints.py",
     "tests/client/blocking/test_interrupts_and_forks.py",
-    "tests/server/authority/deaths/test_deaths.py",
+    "tests/server/box/test_deaths.py",
     "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",
     "tests/page/test_page_access.py",
     "tests/client/acquire/test_endings.py",
@@ -66,15 +76,15 @@ LONGEST = (
     "tests/client/endpoints/failover/test_waiting.py",
     "tests/cli/run/test_run.py",
     "tests/page/test_hardware.py",
-    "tests/page/test_accessible.py",
-    "tests/page/test_many.py",
+    "tests/page/test_real_fleet.py",
+    "tests/benchmarks/test_measures.py",
+    "tests/documents/test_site.py",
     "tests/server/test_real_probes.py",
     "tests/cli/demo/test_demo.py",
     "tests/test_examples.py",
     "tests/test_pytest_plugin.py",
     "tests/client/acquire/cleanup/test_cleanup.py",
     "tests/server/authority/test_lease_restart.py",
-    "tests/client/backends/test_own_leases.py",
 )
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import Self
 
+START_S = 30.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -68,3 +72,50 @@ class Listener:
                 raise
             finally:
                 writer.close()
+
+
+class ListenerThread:
+    """Listens in the event loop of a thread of its own, from entering to leaving."""
+
+    def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+        self._listener = Listener(self.serve, port, tls)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.result(START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(START_S)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._listen())
+        except OSError as error:
+            self._started.set_exception(error)
+        else:
+            self._started.set_result(None)
+            self.loop.run_forever()
+            self.loop.run_until_complete(self._listener.stop())
+        finally:
+            self.loop.close()
+
+    async def _listen(self) -> None:
+        self._listener.start()

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
-from gpu_worker_pool.host import failpoints
 from gpu_worker_pool.jobs import keeper_process
 from gpu_worker_pool.testing import ServerProcess
 
@@ -305,7 +304,6 @@ def _become(request: Mapping[str, Any], loaded_with: Mapping[str, str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    importlib.reload(failpoints)  # reads the environment
     # A stream keeps whether it is a terminal, and whether it can seek.
     for descriptor, (stream, mode, buffering) in enumerate(
         (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))

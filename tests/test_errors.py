@@ -43,12 +43,6 @@ def test_an_error_survives_the_way_to_another_process(error: PoolError) -> None:
         assert vars(again) == vars(error)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_error_has_one_root_and_a_message(error: PoolError) -> None:
-    assert isinstance(error, PoolError)
-    assert str(error)
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -61,26 +55,6 @@ def test_every_error_has_one_root_and_a_message(error: PoolError) -> None:
 )
 def test_an_error_is_caught_by_what_the_documents_catch(error: PoolError, kind: type[Exception]) -> None:
     assert isinstance(error, kind)
-
-
-def test_an_unavailable_service_is_not_a_timeout() -> None:
-    assert not isinstance(ServiceUnavailableError(REASONS), TimeoutError)
-
-
-@pytest.mark.parametrize(
-    "error", [ServiceUnavailableError(REASONS), NoEndpointAnsweredError(REASONS), RequestRefusedError(REASONS)]
-)
-def test_each_endpoint_is_named_with_its_reason(error: ServiceUnavailableError | RequestRefusedError) -> None:
-    assert "server1: connection refused; server2: HTTP 500" in str(error)
-    assert error.reasons == REASONS
-
-
-def test_the_reasons_are_a_copy() -> None:
-    reasons = dict(REASONS)
-    error = ServiceUnavailableError(reasons)
-    reasons.clear()
-
-    assert error.reasons == REASONS
 
 
 def test_a_timeout_says_how_long_why_and_what_to_do() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 from gpu_worker_pool import (
     GPUWorkerPoolClient,
     MultiEndpointPoolStatus,
-    RequestRefusedError,
     ServiceUnavailableError,
     WorkerTimeoutError,
 )
 from gpu_worker_pool.testing import ServerProcess
-from tests.client.statistics_server import StatisticsServer, idle, until
+from tests.client.statistics_server import StatisticsServer, until
 from tests.server.leasing import held, release_all
 
 # No test here lasts that long, so what happens is not because of a poll.
@@ -87,20 +85,6 @@ async def test_the_users_thresholds_count() -> None:
         assert {(await generous.request_gpu()).gpu_id for _ in range(3)} == {0, 1, 2}
 
 
-async def test_a_gpu_that_becomes_free_is_given_with_the_next_poll() -> None:
-    async with (
-        StatisticsServer([gpu(0, 99, 99)]) as server,
-        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S) as client,
-    ):
-        asking = asyncio.create_task(client.request_gpu(timeout=30))
-        await server.wait_for_polls(3)
-        assert not asking.done()
-
-        server.gpus = idle(1)
-
-        assert (await asking).gpu_id == 0
-
-
 async def test_a_server_that_dies_grants_no_more_and_what_is_held_stays() -> None:
     async with (
         StatisticsServer(2) as server,
@@ -131,19 +115,6 @@ async def test_a_request_with_an_amount_of_memory_shares_a_gpu() -> None:
         assert {(await client.request_gpu(memory_mb=30_000)).gpu_id for _ in range(2)} == {0}
         with pytest.raises(WorkerTimeoutError):
             await client.request_gpu(timeout=0.05, memory_mb=30_000)
-
-
-async def test_only_the_gpus_asked_for_are_given() -> None:
-    async with (
-        StatisticsServer(3) as server,
-        GPUWorkerPoolClient(server.url, polling_interval=NEVER_S) as client,
-    ):
-        assert (await client.request_gpu(among=["2"])).gpu_id == 2
-        with pytest.raises(WorkerTimeoutError):
-            await client.request_gpu(timeout=0.05, among=["2"])
-        with pytest.raises(RequestRefusedError, match="1 GPU among 3, GPU-8f"):
-            await client.request_gpu(among=["GPU-8f", 3])
-        assert (await client.request_gpu(gpus=2, among=[0, 1, 2])).gpu_ids == (0, 1)
 
 
 # --- a fleet of both kinds -------------------------------------------------------------------------------------------

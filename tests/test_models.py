@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import math
 import pickle
 from dataclasses import asdict, fields
@@ -11,8 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpu_worker_pool.models import (
     EndpointInfo,
@@ -207,46 +204,33 @@ def test_what_cannot_be_is_refused_by_name(make: Any, said: str) -> None:
         make()
 
 
-# --- from JSON -----------------------------------------------------------------------------------------------------
+def summary(**change: Any) -> GPUStats:
+    return GPUStats(**{**SUMMARY, "gpus_summary": [GPUInfo(**gpu) for gpu in SUMMARY["gpus_summary"]], **change})
 
 
-def test_the_documented_summary_is_read() -> None:
-    stats = GPUStats.from_json(SUMMARY)
-
-    assert asdict(stats) == SUMMARY
-
-
-def test_unknown_stays_unknown_and_more_is_ignored() -> None:
-    body = {
-        "gpu_count": 1,
-        "gpus_summary": [{**GPU, "memory_usage_percent": None, "utilization_percent": None, "uuid": "GPU-1"}],
-        "total_memory_mb": None,
-        "source": "nvml",
-    }
-    stats = GPUStats.from_json(body)
-
-    assert stats.gpus_summary == [GPUInfo(0, GPU["name"], None, None)]
-    assert (stats.total_memory_mb, stats.average_utilization_percent, stats.timestamp) == (None, None, None)
+def test_the_documented_summary_is_one() -> None:
+    assert asdict(summary()) == SUMMARY
 
 
 NO_INDEXES: list[object] = [None, -1, 1.0, "0", True, [], 10**5000]
 NO_NAMES: list[object] = [None, 7, "x" * 257, "red\x1b[31m", "line\nbreak", "\ud800"]
 NO_PERCENTAGES: list[object] = [-1, 100.5, math.nan, math.inf, -math.inf, "20", True, [], {}, 10**5000]
-BAD_GPUS = [
-    *(("gpu_id", value) for value in NO_INDEXES),
-    *(("name", value) for value in NO_NAMES),
-    *(("memory_usage_percent", value) for value in NO_PERCENTAGES),
-    *(("utilization_percent", value) for value in NO_PERCENTAGES),
-]
 
 
-@pytest.mark.parametrize(("name", "value"), BAD_GPUS, ids=lambda value: str(type(value)))
-def test_a_gpu_with_garbage_is_refused_by_place_and_name(name: str, value: object) -> None:
-    body = {**SUMMARY, "gpus_summary": [GPU, {**GPU, "gpu_id": 1, name: value}]}
-    with pytest.raises(ValueError, match=rf"^gpus_summary\[1\]: {name} is .*; it must be ") as caught:
-        GPUStats.from_json(body)
-
-    assert len(str(caught.value)) < 300
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gpu_id", NO_INDEXES),
+        ("name", NO_NAMES),
+        ("memory_usage_percent", NO_PERCENTAGES),
+        ("utilization_percent", NO_PERCENTAGES),
+    ],
+)
+def test_a_gpu_with_garbage_is_refused_by_name(name: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=rf"^{name} is .*; it must be ") as caught:
+            GPUInfo(**{**GPU, name: value})
+        assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -254,12 +238,7 @@ def test_a_gpu_with_garbage_is_refused_by_place_and_name(name: str, value: objec
     [
         ({"gpu_count": 3}, "gpu_count is 3, but gpus_summary has 2 GPUs"),
         ({"gpu_count": None}, "gpu_count is None"),
-        ({"gpu_count": True}, "gpu_count is True"),
-        ({"gpus_summary": None}, "gpus_summary is None; it must be a list"),
-        ({"gpus_summary": {"0": GPU}}, "it must be a list"),
-        ({"gpus_summary": [GPU, GPU]}, "gpus_summary has the same gpu_id twice"),
-        ({"gpus_summary": [GPU, 7]}, "gpus_summary.1.: the GPU is 7; it must be an object"),
-        ({"gpus_summary": [GPU] * 4097}, "gpus_summary has 4097 GPUs; it must be at most 4096"),
+        ({"gpus_summary": [GPUInfo(**GPU)] * 2}, "gpus_summary has the same gpu_id twice"),
         ({"total_memory_mb": math.nan}, "total_memory_mb is nan"),
         ({"total_used_memory_mb": -1}, "total_used_memory_mb is -1"),
         ({"total_memory_usage_percent": 101}, "total_memory_usage_percent is 101"),
@@ -269,20 +248,4 @@ def test_a_gpu_with_garbage_is_refused_by_place_and_name(name: str, value: objec
 )
 def test_a_summary_with_garbage_is_refused_by_name(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        GPUStats.from_json({**SUMMARY, **change})
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SUMMARY, *GPU]), inner, max_size=5),
-    max_leaves=12,
-)
-
-
-@given(json_values)
-def test_any_json_is_read_or_refused_with_a_value_error(body: object) -> None:
-    try:
-        stats = GPUStats.from_json(body)
-    except ValueError:
-        return
-    assert json.dumps(asdict(stats), allow_nan=False)
+        summary(**change)

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,97 +28,38 @@ CONFIG = ROOT / "deploy/prometheus.yml"
 # Prometheus puts these labels on everything it scrapes, and makes this metric itself.
 TARGET_LABELS = frozenset({"job", "instance"})
 OWN_METRICS: Mapping[str, Mapping[str, set[str]]] = {"up": {}}
-# Words that a list of labels follows, and those that stand between two sides.
-GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
-BETWEEN = frozenset({"and", "or", "unless", "bool", "offset"})
-TOKEN = re.compile(
-    r"""(?P<range>\[[^\]]*\])|(?P<string>"[^"]*")|(?P<number>\d[\w.]*)|(?P<name>[a-zA-Z_:][\w:]*)"""
-    r"""|(?P<match>=~|!~|!=|==|=)|(?P<sign>[-+*/%^<>(){},])|(?P<space>\s+)|(?P<wrong>.)"""
-)
-
 Found = Mapping[str, Mapping[str, set[str]]]
 
 
-@dataclass
-class Asked:
-    """What an expression names: of each metric the labels with their values, and the labels it groups by."""
-
-    metrics: dict[str, dict[str, set[str]]] = field(default_factory=dict)
-    grouped_by: set[str] = field(default_factory=set)
+def metrics_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:gpupool_\w+|up\b)(?!\w*\()", expression))
 
 
-def tokens(expression: str) -> list[tuple[str, str]]:
-    found = [(match.lastgroup or "", match[0]) for match in TOKEN.finditer(expression)]
-    assert not [text for kind, text in found if kind == "wrong"], expression
-    return [*((kind, text) for kind, text in found if kind != "space"), ("end", "")]
-
-
-def read(expression: str) -> Asked:
-    """PromQL, as far as names go."""
-    asked, rest, metric = Asked(), tokens(expression), ""
-    place = 0
-    while rest[place][0] != "end":
-        (kind, text), (_, following) = rest[place : place + 2]
-        place += 1
-        if text == "{":
-            end = rest.index(("sign", "}"), place)
-            for at in range(place, end, 4):  # name, match, value, comma
-                values = rest[at + 2][1].strip('"').split("|")
-                asked.metrics[metric].setdefault(rest[at][1], set()).update(values)
-            place = end + 1
-        elif kind == "name" and text in GROUPING:
-            assert following == "(", expression
-            end = rest.index(("sign", ")"), place)
-            asked.grouped_by |= {name for sort, name in rest[place:end] if sort == "name"}
-            place = end + 1
-        elif kind == "name" and text not in BETWEEN and following not in {"(", "by", "without"}:
-            metric = text
-            asked.metrics.setdefault(metric, {})
-    return asked
-
-
-def operands(expression: str) -> list[tuple[set[str], str]]:
-    """What and, unless stand between, each with the labels that it is matched on with the first."""
-    found, matched_on, begin = [], set[str](), 0
-    for match in re.finditer(r"\b(?:and|unless) on \(([^)]*)\)", expression):
-        before = expression[: match.start()]
-        if before.count("(") == before.count(")"):
-            found.append((matched_on, expression[begin : match.start()].strip()))
-            matched_on, begin = set(re.findall(r"\w+", match[1])), match.end()
-    return [*found, (matched_on, expression[begin:].strip())]
+def matchers_in(expression: str) -> list[tuple[str, str, str]]:
+    """Each metric, label and value that a selector of the expression names."""
+    return [
+        (metric, label, value)
+        for metric, inside in re.findall(r"(\w+)\{([^}]*)\}", expression)
+        for label, values in re.findall(r"(\w+)(?:=~|!~|!=|=)\"([^\"]*)\"", inside)
+        for value in values.split("|")
+    ]
 
 
 def missing(expression: str, shown: str, found: Found) -> list[str]:
     """What the expression, or the text that shows its result by {{label}}, names and `found` has not."""
-    wrong: list[str] = []
-    result: set[str] | None = None  # what comes out has the labels of the first
-    for matched_on, operand in operands(expression):
-        wrong_here, labels = look_at(operand, found)
-        result = labels if result is None else result
-        wrong += [*wrong_here, *sorted(matched_on - (labels & result))]
-    return wrong + sorted(shown_labels(shown) - (result or set()))
-
-
-def look_at(operand: str, found: Found) -> tuple[list[str], set[str]]:
-    """What it names and `found` has not; and which labels its result has."""
-    asked, wrong = read(operand), []
     known = {**found, **OWN_METRICS}
-    on_all: set[str] | None = None
-    for metric, matchers in asked.metrics.items():
-        if metric not in known:
-            wrong.append(metric)
-            continue
-        labels = known[metric].keys() | TARGET_LABELS
-        on_all = labels if on_all is None else on_all & labels
-        for label, values in matchers.items():
-            if label not in labels:
-                wrong.append(f"{metric}{{{label}}}")
-            elif label not in TARGET_LABELS:
-                there = known[metric][label]
-                wrong += [f"{label}={value}" for value in values if "$" not in value and value not in there]
-    wrong += sorted(asked.grouped_by - (on_all or set()))
-    is_summed = re.match(r"(?:topk\(\d+, )?\w+ by ", operand) is not None
-    return wrong, asked.grouped_by if is_summed else on_all or set()
+    metrics = metrics_in(expression)
+    wrong = sorted(metrics - known.keys())
+    labels = TARGET_LABELS.union(*(known.get(metric, {}).keys() for metric in metrics))
+    for metric, label, value in matchers_in(expression):
+        values = known.get(metric, {}).get(label)
+        if values is None and label not in TARGET_LABELS:
+            wrong.append(f"{metric}{{{label}}}")
+        elif label not in TARGET_LABELS and "$" not in value and value not in (values or ()):
+            wrong.append(f"{label}={value}")
+    grouped = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right) \(([^)]*)\)", expression)
+    named = {name for group in grouped for name in re.findall(r"\w+", group)} | shown_labels(shown)
+    return wrong + sorted(named - labels)
 
 
 def shown_labels(text: str) -> set[str]:
@@ -248,7 +188,7 @@ def test_the_alerts_ask_for_what_is_there(alerts: list[dict[str, Any]], found: F
 
 
 def test_every_metric_of_the_server_is_on_the_dashboard(dashboard: dict[str, Any], found: Found) -> None:
-    asked = {metric for expression, _ in queries(dashboard) for metric in read(expression).metrics}
+    asked = {metric for expression, _ in queries(dashboard) for metric in metrics_in(expression)}
     assert {name for name in found if not re.search(r"_(created|sum|count)$", name)} <= asked
 
 
@@ -299,8 +239,7 @@ def test_the_example_loads_the_alerts_under_the_name_they_expect(
     assert [(CONFIG.parent / name).resolve() for name in config["rule_files"]] == [RULES]
     jobs = {job["job_name"] for job in config["scrape_configs"]}
     expressions = [rule["expr"] for rule in alerts] + [expression for expression, _ in queries(dashboard)]
-    asked = [labels.get("job", set()) for text in expressions for labels in read(text).metrics.values()]
-    assert set().union(*asked) == jobs
+    assert {value for text in expressions for _, label, value in matchers_in(text) if label == "job"} == jobs
 
 
 # --- what Prometheus itself says -------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ A word list cannot tell good prose from bad. It finds the phrases that broke the
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,30 +72,9 @@ def faults(text: str) -> list[tuple[int, str, str]]:
     )
 
 
-def prose_in_python(source: str) -> str:
-    """The source with its comments and strings where they are, and dots for everything else."""
-    lines = [re.sub(r"\S", ".", line) for line in source.splitlines()]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = " " + token.string[1:]
-        elif token.type == tokenize.STRING:
-            text = re.sub(r"\{[^{}\n]*\}", lambda match: "." * len(match[0]), token.string)
-        elif tokenize.tok_name[token.type] == "FSTRING_MIDDLE":  # from Python 3.12 on, an f-string is several tokens
-            text = token.string
-        else:
-            continue
-        (row, column), parts = token.start, text.split("\n")
-        for offset, part in enumerate(parts):
-            line, at = lines[row - 1 + offset], column if offset == 0 else 0
-            lines[row - 1 + offset] = line[:at] + part + line[at + len(part) :]
-    return "\n".join(lines)
-
-
 def prose_in(path: Path) -> str:
     """What a reader reads of a file, with every line at its place."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py" or text.startswith("#!/usr/bin/env python"):
-        return prose_in_python(text)
     # What comments begin with, so that a phrase is found across their lines.
     return re.sub(r"(?m)^[ \t]*(?:#+|//|--|\*)", lambda match: " " * len(match[0]), text)
 
@@ -130,20 +107,3 @@ def test_a_sentence_that_breaks_a_rule_is_found_and_one_that_keeps_them_is_not()
     broken = "The first in line gets it when he asks, without a sign\nof life; 'ten' is no number."
     assert [phrase for _, phrase, _ in faults(broken)] == ["first in line", "he", "sign of life", "is no number"]
     assert faults("A GPU is yours until you give it back, your lease runs out,\nor you die. There is no list.") == []
-
-
-def test_a_fault_is_found_in_comments_and_strings_at_its_line() -> None:
-    source = (
-        "his = 1  # a name is not prose\n"
-        "def anew():\n"
-        '    """Ask, whoever\n    waits."""\n'
-        "    # a sign of\n"
-        "    # life\n"
-        '    raise ValueError(f"{his} is no "\n'
-        '                     "number")\n'
-    )
-    assert [(line, phrase) for line, phrase, _ in faults(prose_in_python(source))] == [
-        (3, "whoever"),
-        (5, "sign of life"),
-        (7, "is no number"),
-    ]

@@ -30,28 +30,6 @@ def server(one_gpu: ServerProcess) -> Iterator[ServerProcess]:
     as_at_first([one_gpu])
 
 
-async def test_two_clients_of_one_process_do_not_share_a_gpu_of_a_statistics_only_server() -> None:
-    held: dict[int, int] = {}
-    most = 0
-
-    async def work(client: GPUWorkerPoolClient) -> None:
-        nonlocal most
-        assignment: Any = await client.request_gpu(timeout=SOON_S)
-        held[assignment.gpu_id] = held.get(assignment.gpu_id, 0) + 1
-        most = max(most, held[assignment.gpu_id])
-        await asyncio.sleep(0)
-        held[assignment.gpu_id] -= 1
-        await client.release_gpu(assignment)
-
-    async with (
-        StatisticsServer(2) as server,
-        GPUWorkerPoolClient(server.url) as one,
-        GPUWorkerPoolClient(server.url) as other,
-    ):
-        await asyncio.gather(*(work(client) for client in (one, other) for _ in range(6)))
-    assert most == 1
-
-
 async def test_what_one_client_gives_back_another_one_who_waits_gets_at_once() -> None:
     async with (
         StatisticsServer(1) as server,

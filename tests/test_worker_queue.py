@@ -106,6 +106,3 @@ async def test_a_cancelled_worker_leaves_the_line() -> None:
 
         assert (await last).gpu_id == 0
         assert client.get_pool_status().blocked_workers == 0
-
-
-# --- a fleet of both kinds -------------------------------------------------------------------------------------------

@@ -49,9 +49,9 @@ MORE: Final = {
     "retry": CommandPlace(".jobs.job_control", "Run finished jobs again."),
     "on": CommandPlace(".run.command", "Run a command of gpu-pool on another box of the fleet, by your ssh."),
     "exec": CommandPlace(".run.command", "Run a second command inside a running job or lease of yours."),
-    "join": CommandPlace(".run.command", "Another word for exec, for the boxes of run --nodes."),
     "report": CommandPlace(".commands.report", "Add up GPU-hours by owner."),
     "login": CommandPlace(".commands.login", "Save a server and your token for it, or forget them."),
+    "completion": CommandPlace(".completion", "Print what makes your shell complete commands and options."),
     "demo": CommandPlace(".demo.command", "See a pool at work: a worker and the server are killed."),
 }
 OPERATE: Final = {
@@ -93,6 +93,7 @@ COMMANDS: Final = EVERYDAY | MORE | OPERATE
 ALIASES: Final = {
     "top": ("status", "--watch"),
     "release": ("cancel",),
+    "join": ("exec",),
     "undrain": ("drain", "--undo"),
     "logout": ("login", "--forget"),
 }
@@ -175,10 +176,11 @@ def _run(typed: list[str]) -> int:
         case ["--version"]:
             out().print(f"{_NAME} {gpu_worker_pool.__version__}")
             return 0
-        case ["--show-completion" | "--install-completion" | "--complete" as what, *rest]:
-            from . import completion  # noqa: PLC0415 - for shells only
+        case ["--complete", *words]:
+            from .completion import complete  # noqa: PLC0415 - for shells only
 
-            return completion.run(what, rest)
+            complete(words)
+            return 0
         case [name, *rest] if name in COMMANDS:
             return _command(name, rest)
     raise Failure(_unknown(typed[0]), USAGE)
@@ -255,9 +257,9 @@ def _unknown(word: str) -> str:
     """What to type instead of a command that there is not."""
     import difflib  # noqa: PLC0415 - only where something is wrong
 
-    from . import foreign  # noqa: PLC0415
+    from .foreign import hint_for  # noqa: PLC0415
 
-    if (hint := foreign.COMMANDS.get(word)) is not None:
+    if not word.startswith("-") and (hint := hint_for(word)) is not None:
         return f"there is no command {word!r} here: {hint}"
     if word.startswith("-"):
         return f"give a command before {word} (`gpu-pool --help` lists them)"

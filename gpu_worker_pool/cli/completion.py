@@ -6,12 +6,12 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from gpu_worker_pool.failure import USAGE, Failure
 
 from .app import ALIASES, COMMANDS, expand, function_of
-from .declare import flags_of, parameters
+from .declare import Argument, flags_of, parameters
 from .output import out
 
 _SCRIPTS: Final = {
@@ -21,8 +21,7 @@ _SCRIPTS: Final = {
 }
 complete -o default -F _gpu_pool gpu-pool
 """,
-    "zsh": """#compdef gpu-pool
-_gpu_pool() {
+    "zsh": """_gpu_pool() {
     local -a found
     found=(${(f)"$(gpu-pool --complete "${(@)words[2,CURRENT]}" 2>/dev/null | tr '\\t' ':')"})
     if (( ${#found} )); then _describe 'gpu-pool' found; else _files; fi
@@ -32,33 +31,28 @@ compdef _gpu_pool gpu-pool
     "fish": """complete -c gpu-pool -f -a '(gpu-pool --complete (commandline -opc)[2..] (commandline -ct))'
 """,
 }
-_FILES: Final = {
-    "bash": "~/.local/share/bash-completion/completions/gpu-pool",
-    "zsh": "~/.zfunc/_gpu-pool",
-    "fish": "~/.config/fish/completions/gpu-pool.fish",
-}
 # A shell may evaluate what it is given, and some of these texts come from other users.
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._~@/, -]")
 
 
-def run(what: str, rest: list[str]) -> int:
-    """Answer a shell, or give it its script."""
-    if what == "--complete":
-        for word, about in candidates(rest):
-            out().print(f"{word}\t{about}" if about else word)
-        return 0
-    shell = rest[0] if rest else Path(os.environ.get("SHELL") or "bash").name
-    if shell not in _SCRIPTS:
-        raise Failure(f"there is no completion for {shell or 'this shell'!r}; write {what} bash, zsh or fish", USAGE)
-    if what == "--show-completion":
-        out().write(_SCRIPTS[shell])
-        return 0
-    path = Path(_FILES[shell]).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_SCRIPTS[shell], encoding="utf-8")
-    more = "; add `fpath+=~/.zfunc; autoload -Uz compinit; compinit` to ~/.zshrc" if shell == "zsh" else ""
-    out().print(f"completion for {shell} is in {path}{more}. Start a new shell to use it.")
-    return 0
+def completion(
+    shell: Annotated[str | None, Argument(metavar="[bash|zsh|fish]", help="By default the one of $SHELL.")] = None,
+) -> None:
+    """Print what makes your shell complete commands, options and ids.
+
+    In bash, put `eval "$(gpu-pool completion bash)"` into ~/.bashrc; in zsh, the same with zsh after `compinit` in ~/.zshrc; in
+    fish, `gpu-pool completion fish > ~/.config/fish/completions/gpu-pool.fish`.
+    """
+    name = shell or Path(os.environ.get("SHELL") or "bash").name
+    if name not in _SCRIPTS:
+        raise Failure(f"there is no completion for {name!r}; write bash, zsh or fish", USAGE)
+    out().write(_SCRIPTS[name])
+
+
+def complete(words: list[str]) -> None:
+    """Answer a shell: what may stand in the place of the last word, a line each."""
+    for word, about in candidates(words):
+        out().print(f"{word}\t{about}" if about else word)
 
 
 def candidates(words: list[str]) -> list[tuple[str, str]]:

@@ -270,13 +270,13 @@ def read(path: str, function: Callable[..., Any], typed: Sequence[str]) -> dict[
 
 
 def _unknown(path: str, function: Callable[..., Any], unknown: Sequence[str]) -> str:
-    from . import foreign  # noqa: PLC0415 - only where something is wrong
+    from .foreign import hint_for  # noqa: PLC0415 - only where something is wrong
 
     word = unknown[0].partition("=")[0]
     see = f"(see `{path} --help`)"
     if not word.startswith("-"):
         return f"{word!r} is one word too many {see}"
-    if (hint := foreign.OPTIONS.get(word)) is not None:
+    if (hint := hint_for(word)) is not None:
         return f"there is no option {word} here: {hint}"
     import difflib  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ from gpu_worker_pool.models import Assignment
 
 from .command_label import with_own_label
 from .inherited_lease import InheritedLease
-from .options import RequestWishes, with_defaults
+from .options import RequestWishes, check_names
 
 # How soon a request inside a lease looks again whether its GPUs are free; each time a little later.
 _FIRST_LOOK_S: Final = 0.01
@@ -32,29 +32,28 @@ def make_request(config: ClientConfig, worker_id: str, wishes: RequestWishes, ho
     """The request. ValueError where something is not allowed; see `GPUWorkerPoolClient.request_gpu`. Without a `holder`, that is
     this process, or the one of `pid`.
     """
-    asked = with_defaults(wishes)
-    time_limit, preemptible = asked["time_limit"], asked["preemptible"]
+    check_names("request_gpu", wishes, RequestWishes)
+    time_limit, preemptible, labels = wishes.get("time_limit"), wishes.get("preemptible", False), wishes.get("labels")
     if not isinstance(preemptible, bool):
         raise ValueError(f"preemptible is {preemptible!r}; it must be True or False")  # noqa: TRY004 - as all others
-    labels: object = asked["labels"]
     if labels is not None and not _are_labels(labels):
         raise ValueError(f"labels is {labels!r}; it must be a mapping of texts to texts, such as {{'name': 'sweep'}}")
     return Request(
         Wishes(
-            asked["gpus"],
-            asked_mb(asked["memory_mb"], asked["memory"]),
-            asked["model"],
+            wishes.get("gpus", 1),
+            asked_mb(wishes.get("memory_mb"), wishes.get("memory")),
+            wishes.get("model"),
             config.asked_memory_threshold,
             config.asked_utilization_threshold,
-            among=_names(asked["among"], "among"),
-            nodes=asked["nodes"],
-            min_memory_mb=asked_mb(asked["min_memory_mb"], asked["min_memory"], "min_memory"),
-            exclude=_names(asked["exclude"], "exclude"),
+            among=_names(wishes.get("among"), "among"),
+            nodes=wishes.get("nodes", 1),
+            min_memory_mb=asked_mb(wishes.get("min_memory_mb"), wishes.get("min_memory"), "min_memory"),
+            exclude=_names(wishes.get("exclude"), "exclude"),
         ),
-        replace(holder or _holder(asked["pid"]), worker_id=worker_id),
-        asked["priority"],
+        replace(holder or _holder(wishes.get("pid")), worker_id=worker_id),
+        wishes.get("priority", 0),
         config.ttl_s,
-        tuple(sorted(with_own_label(asked["labels"] or {}).items())),
+        tuple(sorted(with_own_label(labels or {}).items())),
         time_limit_s=None if time_limit is None else parse_span(time_limit),
         preemptible=preemptible,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .options import EndpointOptions, RequestWishes
+from .options import PoolOptions, RequestWishes
 from .pool_client import GPUWorkerPoolClient
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class GPUWorkerPool:
     a pool of its own.
     """
 
-    def __init__(self, service_endpoint: str | None = None, **options: Unpack[EndpointOptions]) -> None:
+    def __init__(self, service_endpoint: str | None = None, **options: Unpack[PoolOptions]) -> None:
         self._make_client = partial(GPUWorkerPoolClient, service_endpoint, **options)
         self._client = self._make_client()
         self._thread: LoopThread | None = None

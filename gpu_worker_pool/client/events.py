@@ -56,7 +56,7 @@ def ending_text(ending: LeaseEnding | None) -> str:
     """The end that is announced; None: it was withdrawn."""
     if ending is None:
         return "the lease goes on: its end was withdrawn"
-    from gpu_worker_pool.wire.endings import coming_end  # noqa: PLC0415 - few programs are told this
+    from gpu_worker_pool.wire.leases import coming_end  # noqa: PLC0415 - few programs are told this
 
     return f"{coming_end(ending.reason, ending.ends_at)}; save your work"
 

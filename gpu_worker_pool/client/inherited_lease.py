@@ -11,13 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
-from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.config import ClientConfig, EndpointOptions
 from gpu_worker_pool.core.model.bounds import show_mb
 from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.gpus.grant_env import DEVICE_ORDER, PCI_ORDER, GrantedGpu, is_amd, rocm_env
@@ -66,8 +66,8 @@ class InheritedLease:
     fence: int | None = None
     # Those that take GPUs from the same scope wait for each other.
     scope: str = ""
-    # What this process has taken and not released, and the descriptors of its lock files.
-    _taken: list[tuple[Assignment, dict[str, int]]] = field(default_factory=list, init=False, compare=False)
+    # What each worker of this process has taken and not released: its lock files, and their descriptors.
+    _taken: dict[str, dict[str, int]] = field(default_factory=dict, init=False, compare=False)
 
     def why_not(self, wishes: Wishes) -> str | None:
         """Why its GPUs cannot serve such a request; None if they can."""
@@ -99,9 +99,8 @@ class InheritedLease:
         if not takes_all:
             env |= {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES_VARIABLE: ",".join(gpu.device for gpu in gpus)}
             env |= rocm_env([GrantedGpu(gpu.index, gpu.uuid) for gpu in gpus if is_amd(gpu.uuid)])
-        assignment = self._assignment(request, gpus, env, is_multi=is_multi)
-        self._taken.append((assignment, locks))
-        return assignment
+        self._taken[request.holder.worker_id or ""] = locks
+        return self._assignment(request, gpus, env, is_multi=is_multi)
 
     @property
     def busy_text(self) -> str:
@@ -110,28 +109,24 @@ class InheritedLease:
 
     def locks(self, assignment: Assignment) -> list[int]:
         """The descriptors that keep its GPUs from others inside the lease: what may outlive this process must have them."""
-        return next((list(locks.values()) for taken, locks in self._taken if taken == assignment), [])
+        return list(self._taken.get(assignment.worker_id, {}).values())
 
     def release(self, assignment: Assignment) -> bool:
         """Let others have the GPUs of an assignment; False where it is not one of this lease."""
-        for place, (taken, locks) in enumerate(self._taken):
-            if taken == assignment:
-                del self._taken[place]
-                _unlock(locks)
-                return True
-        return False
+        if (locks := self._taken.pop(getattr(assignment, "worker_id", ""), None)) is not None:
+            _unlock(locks)
+        return locks is not None
 
     def release_all(self) -> None:
         """Let others have all that this process has taken."""
-        for taken, _ in list(self._taken):
-            self.release(taken)
+        while self._taken:
+            _unlock(self._taken.popitem()[1])
 
     def _lock(self, gpu: LeasedGpu, locks: dict[str, int], *, is_shared: bool) -> bool:
         """Lock a GPU; False where another one has it."""
         name = f"{self.id}.{self.scope}.{gpu.uuid or gpu.device}".replace("/", "_")
         try:
-            path = f"{_lock_folder()}/{name}"
-            descriptor = _lock(path, is_shared=is_shared)
+            descriptor = _lock(path := f"{_lock_folder()}/{name}", is_shared=is_shared)
         except OSError as error:
             _unlock(locks)
             why = f"whether others inside the lease {self.id} use its GPUs is not known: {error}; repair that, or {ADVICE}"
@@ -256,16 +251,17 @@ def _unlock(locks: Mapping[str, int]) -> None:
 
 
 def config_inside(
-    build: Callable[..., ClientConfig], single: str | None, several: str | Sequence[str] | None
+    service_endpoint: str | None = None, **given: Unpack[EndpointOptions]
 ) -> tuple[ClientConfig, InheritedLease | None]:
     """The settings of a client for these endpoints, and the lease around it, if its servers are those that know it.
 
     Without endpoints from the constructor, a client inside a lease asks the lease's server at the least.
     """
-    config, lease = build(service_endpoint=single, service_endpoints=several), inherited_lease(os.environ)
-    if lease is None or lease.is_among(config.endpoints.values()):
+    config, lease = ClientConfig.build(service_endpoint, **given), inherited_lease(os.environ)
+    if lease is None or any(map(lease.is_at, config.endpoints.values())):
         return config, lease
-    if single is not None or several is not None:
+    if service_endpoint is not None or given.get("service_endpoints") is not None:
         return config, None
     url = lease.url.url
-    return build(service_endpoints=[url]) if config.is_multi else build(service_endpoint=url), lease
+    given["service_endpoints"] = [url] if config.is_multi else None
+    return ClientConfig.build(None if config.is_multi else url, **given), lease

@@ -23,69 +23,56 @@ _SAME = ("state", "owner", "worker_id", "host", "pid", "priority", "memory_mb", 
 _TIMES = ("requested_at", "granted_at", "ends_at", "ended_at")
 
 
-class LeaseLister:
-    """Asks every place of a client. `is_mine` tells the workers of the client."""
+async def list_leases(places: Places, is_mine: Callable[[str], bool], lease_id: str | None = None) -> list[LeaseInfo]:
+    """All leases of the servers that answer, or those of this id; NoEndpointAnsweredError where no server answers, a ValueError
+    where it cannot be an id. `is_mine` tells the workers of the client.
+    """
+    path = "" if lease_id is None else f"/{quote(lease_id, safe='')}"
+    with_leases = [
+        (place, endpoint, leases)
+        for place, endpoint in places.all()
+        if isinstance(leases := place.backend(endpoint), ServerLeases)
+    ]
+    answers = await asyncio.gather(*(leases.look_up(path) for _, _, leases in with_leases), return_exceptions=True)
+    reasons: dict[str, str] = {}
+    found = []
+    for (place, endpoint, _), answer in zip(with_leases, answers, strict=True):
+        if isinstance(answer, EndpointError):
+            reasons[endpoint.id] = answer.reason
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found += [
+                _info(place, endpoint, lease, is_mine=is_mine(lease.worker_id or ""))
+                for lease in _leases_in(answer, lease_id)
+            ]
+    if len(reasons) == len(answers) > 0:
+        raise NoEndpointAnsweredError(reasons, waited_s=0.0)
+    return found
 
-    def __init__(self, places: Places, is_mine: Callable[[str], bool], *, is_multi: bool) -> None:
-        self._places = places
-        self._is_mine = is_mine
-        self._is_multi = is_multi
 
-    async def all(self) -> list[LeaseInfo]:
-        """Those of all servers that answer; NoEndpointAnsweredError where none does."""
-        found = await self._ask("")
-        lists = [(place, endpoint, read(LeaseList, data, clean=plain)) for place, endpoint, data in found if data]
-        return [
-            self._info(place, endpoint, lease)
-            for place, endpoint, shown in lists
-            for lease in (() if shown is None else shown.leases)
-        ]
+def _leases_in(answer: Any, lease_id: str | None) -> tuple[LeaseView | DrainingLeaseView, ...]:
+    if lease_id is None:
+        shown = read(LeaseList, answer, clean=plain)
+        return () if shown is None else tuple(shown.leases)
+    lease = read(LeaseView, answer, clean=plain)
+    return () if lease is None or lease.id != lease_id else (lease,)
 
-    async def one(self, lease_id: str) -> LeaseInfo | None:
-        """A lease by its id, also one that has ended while its server remembers it; None where no server knows it, a ValueError
-        where it cannot be an id.
-        """
-        for place, endpoint, data in await self._ask(f"/{quote(lease_id, safe='')}"):
-            lease = read(LeaseView, data, clean=plain)
-            if lease is not None and lease.id == lease_id:
-                return self._info(place, endpoint, lease)
-        return None
 
-    async def _ask(self, path: str) -> list[tuple[Place, Endpoint, Any]]:
-        """What each place answers; None where it does not know it."""
-        with_leases = [
-            (place, endpoint, leases)
-            for place, endpoint in self._places.all()
-            if isinstance(leases := place.backend(endpoint), ServerLeases)
-        ]
-        answers = await asyncio.gather(*(leases.look_up(path) for _, _, leases in with_leases), return_exceptions=True)
-        reasons: dict[str, str] = {}
-        found = []
-        for (place, endpoint, _), answer in zip(with_leases, answers, strict=True):
-            if isinstance(answer, EndpointError):
-                reasons[endpoint.id] = answer.reason
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found.append((place, endpoint, answer))
-        if reasons and not found:
-            raise NoEndpointAnsweredError(reasons, waited_s=0.0)
-        return found
-
-    def _info(self, place: Place, endpoint: Endpoint, lease: LeaseView | DrainingLeaseView) -> LeaseInfo:
-        gpus = [(place.name_of(gpu.node), gpu.gpu_id) for gpu in lease.gpus if gpu.gpu_id is not None]
-        facts: dict[str, Any] = {name: getattr(lease, name) for name in _SAME}
-        facts |= {name: _shown_time(getattr(lease, name)) for name in _TIMES}
-        return LeaseInfo(
-            lease_id=lease.id,
-            endpoint_id=gpus[0][0] if gpus else endpoint.id,
-            is_mine=self._is_mine(lease.worker_id or ""),
-            gpu_ids=tuple(f"{name}:{index}" if self._is_multi else index for name, index in gpus),
-            uuids=tuple(gpu.uuid for gpu in lease.gpus),
-            labels=dict(lease.labels),
-            reason=lease.reason or lease.end_reason,
-            **facts,
-        )
+def _info(place: Place, endpoint: Endpoint, lease: LeaseView | DrainingLeaseView, *, is_mine: bool) -> LeaseInfo:
+    gpus = [(place.name_of(gpu.node), gpu.gpu_id) for gpu in lease.gpus if gpu.gpu_id is not None]
+    facts: dict[str, Any] = {name: getattr(lease, name) for name in _SAME}
+    facts |= {name: _shown_time(getattr(lease, name)) for name in _TIMES}
+    return LeaseInfo(
+        lease_id=lease.id,
+        endpoint_id=gpus[0][0] if gpus else endpoint.id,
+        is_mine=is_mine,
+        gpu_ids=tuple(f"{name}:{index}" if place.is_multi else index for name, index in gpus),
+        uuids=tuple(gpu.uuid for gpu in lease.gpus),
+        labels=dict(lease.labels),
+        reason=lease.reason or lease.end_reason,
+        **facts,
+    )
 
 
 def _shown_time(text: str | None) -> datetime | None:

@@ -100,7 +100,7 @@ class LocalClient:
     async def _find(self, client: StartedClient, within_s: float) -> LocalServers:
         places, give_up_at, change = client.places, monotonic() + within_s, asyncio.Event()
         grace_s = _GRACE_S if self._waits_for_late else _SHORT_GRACE_S
-        await client.start(self.config.endpoint_timeout, grace_s, waits_for_late=self._waits_for_late)
+        await client.start(self.config.endpoint_timeout, grace_s)
         with places.watched(change.set):
             while True:
                 change.clear()

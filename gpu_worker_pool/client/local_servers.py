@@ -101,17 +101,16 @@ def find_servers(endpoints: Iterable[Endpoint], environ: Mapping[str, str], *, i
         status, why = endpoint.error_status, str(endpoint.last_error).rstrip(". ")
         if endpoint.is_healthy:
             used.append(endpoint)
-        elif why == _ELSEWHERE:
-            left_out[endpoint.id] = why
-        elif status in {_OK, *HOPELESS}:
-            left_out[endpoint.id] = why
+            continue
+        refuses = status in {_OK, *HOPELESS}
+        if why != _ELSEWHERE and (refuses or status is None):
             silent.append(NoAnswer(endpoint.id, endpoint.url, status, why))
+        if refuses:
+            left_out[endpoint.id] = why
         elif is_remote or is_own_address(endpoint.url.host):
             used.append(endpoint)
-            silent += [NoAnswer(endpoint.id, endpoint.url, None, why)] if status is None else []
         else:
             left_out[endpoint.id] = f"its address is not this machine's, where the command runs, and {why}"
-            silent += [NoAnswer(endpoint.id, endpoint.url, None, why)] if status is None else []
     if len(silent) == len(used) + len(left_out):
         raise NoServerAnswersError(silent)
     if not used:

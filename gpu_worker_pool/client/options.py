@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Final, TypedDict
+from typing import TypedDict
 
-from gpu_worker_pool.config import Scope
+from gpu_worker_pool.config import EndpointOptions
 from gpu_worker_pool.models import Assignment
 
 from .events import Hook
@@ -32,46 +32,15 @@ class RequestWishes(TypedDict, total=False):
     nodes: int
 
 
-DEFAULTS: Final[RequestWishes] = {
-    "gpus": 1,
-    "memory_mb": None,
-    "memory": None,
-    "model": None,
-    "min_memory_mb": None,
-    "min_memory": None,
-    "among": None,
-    "exclude": None,
-    "priority": 0,
-    "labels": None,
-    "pid": None,
-    "new": False,
-    "time_limit": None,
-    "preemptible": False,
-    "nodes": 1,
-}
-
-
-class EndpointOptions(TypedDict, total=False):
+class PoolOptions(EndpointOptions, total=False):
     """The options of a client other than `service_endpoint`; see `GPUWorkerPoolClient`."""
 
-    service_endpoints: str | list[str] | tuple[str, ...] | None
-    load_balancing_strategy: str | None
-    memory_threshold: float | None
-    utilization_threshold: float | None
-    polling_interval: float | None
-    worker_timeout: float
-    request_timeout: float
-    endpoint_timeout: float | None
-    endpoint_max_retries: int | None
-    endpoint_health_check_interval: float | None
-    token: str | Mapping[str, str] | None
-    scope: Scope | None
     on_lost: Callable[[Assignment], None] | None
     on_ending: Callable[[Assignment], None] | None
     on_event: Hook | None
 
 
-class ClientOptions(EndpointOptions, total=False):
+class ClientOptions(PoolOptions, total=False):
     """All options of a client."""
 
     service_endpoint: str | None
@@ -83,21 +52,17 @@ class LeaseOptions(RequestWishes, ClientOptions, total=False):
 
 def split(function: str, asked: LeaseOptions) -> tuple[RequestWishes, ClientOptions]:
     """The wishes of a request, and the options of its client; TypeError where the function knows none of that name."""
-    _check_names(function, asked, LeaseOptions.__annotations__)
+    check_names(function, asked, LeaseOptions)
     wishes: RequestWishes = {}
     options: ClientOptions = {}
     for name, value in asked.items():
-        (wishes if name in DEFAULTS else options)[name] = value  # type: ignore[literal-required]
+        (wishes if name in RequestWishes.__annotations__ else options)[name] = value  # type: ignore[literal-required]
     return wishes, options
 
 
-def with_defaults(wishes: RequestWishes) -> RequestWishes:
-    """All wishes; TypeError where one is not known."""
-    _check_names("request_gpu", wishes, DEFAULTS)
-    return {**DEFAULTS, **wishes}
-
-
-def _check_names(function: str, asked: Mapping[str, object], known: Mapping[str, object]) -> None:
+def check_names(function: str, asked: Mapping[str, object], options: type) -> None:
+    """Raise TypeError where the function knows no option of that name."""
+    known = options.__annotations__
     for name in asked.keys() - known.keys():
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"

@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from gpu_worker_pool.config import ClientConfig, Scope
+from gpu_worker_pool.config import Scope
 from gpu_worker_pool.errors import StaleAssignmentError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
@@ -19,7 +18,6 @@ from .options import ClientOptions, RequestWishes
 
 # Loaded when a client is started: a program that imports this module may never start one.
 if TYPE_CHECKING:
-    from .lease_list import LeaseLister
     from .reports import Reports
     from .started_client import StartedClient
 
@@ -59,8 +57,9 @@ class GPUWorkerPoolClient:
         on_ending: Callable[[Assignment], None] | None = None,
         on_event: Hook | None = None,
     ) -> None:
-        build = partial(
-            ClientConfig.build,
+        self._config, self._lease = config_inside(
+            service_endpoint,
+            service_endpoints=service_endpoints,
             load_balancing_strategy=load_balancing_strategy,
             memory_threshold=memory_threshold,
             utilization_threshold=utilization_threshold,
@@ -73,7 +72,6 @@ class GPUWorkerPoolClient:
             token=token,
             scope=scope,
         )
-        self._config, self._lease = config_inside(build, service_endpoint, service_endpoints)
         self._on_lost, self._on_ending = on_lost, on_ending
         self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
         self._started_client: StartedClient | None = None
@@ -160,12 +158,11 @@ class GPUWorkerPoolClient:
 
         NoEndpointAnsweredError where no server answers. A server with statistics only has no leases to show.
         """
-        found = await self._lister().all()
-        return [lease for lease in found if lease.is_mine or not mine]
+        return [lease for lease in await self._listed() if lease.is_mine or not mine]
 
     async def lease(self, lease_id: str) -> LeaseInfo | None:
         """A lease by its id, also one that ended a while ago; None where no server knows it, ValueError for a bad id."""
-        return await self._lister().one(lease_id)
+        return next(iter(await self._listed(lease_id)), None)
 
     def is_multi_endpoint_mode(self) -> bool:
         """Whether GPUs have global ids, and status and metrics show endpoints."""
@@ -220,11 +217,11 @@ class GPUWorkerPoolClient:
             raise RuntimeError("this client has a single endpoint: give it service_endpoints for this")
         return started
 
-    def _lister(self) -> LeaseLister:
-        from .lease_list import LeaseLister  # noqa: PLC0415 - see above
+    async def _listed(self, lease_id: str | None = None) -> list[LeaseInfo]:
+        from .lease_list import list_leases  # noqa: PLC0415 - see above
 
         started = self._started()
-        return LeaseLister(started.places, started.is_own_worker, is_multi=self._config.is_multi)
+        return await list_leases(started.places, started.is_own_worker, lease_id)
 
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above

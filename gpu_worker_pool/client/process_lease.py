@@ -71,18 +71,23 @@ class LeasedBlock(AbstractContextManager[Assignment]):
         @functools.wraps(function)
         def call(*args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
             with _one_at_a_time():
-                again = LeasedBlock(self._timeout, _within_bounds(self._wishes), self._options)
+                again = LeasedBlock(self._timeout, self._wishes_now(), self._options)
                 with again as assignment, environment_of(assignment):
                     return function(*args, **kwargs)
 
         return call
+
+    def _wishes_now(self) -> RequestWishes:
+        """Once this process has initialized CUDA on the GPUs of a lease, it can use no others."""
+        is_bound = _bound_to is not None and self._wishes.get("among") is None
+        return {**self._wishes, "among": _bound_to} if is_bound else _within_sight(self._wishes)
 
     def _around_coroutine(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def call(*args: Any, **kwargs: Any) -> Any:
             with _one_at_a_time():
                 client = GPUWorkerPoolClient(**self._options)
-                block = GPUContextManager(client, self._timeout, **_within_bounds(self._wishes))
+                block = GPUContextManager(client, self._timeout, **self._wishes_now())
                 async with client, block:
                     assert block.assignment is not None  # noqa: S101 - it is entered
                     with environment_of(block.assignment):
@@ -93,12 +98,12 @@ class LeasedBlock(AbstractContextManager[Assignment]):
 
 def _check_function(function: object) -> None:
     """Raise TypeError unless it is done when its call returns."""
+    name = getattr(function, "__qualname__", repr(function))
     kinds: dict[str, Callable[[object], bool]] = {
         "a class": inspect.isclass,
         "a generator function": inspect.isgeneratorfunction,
         "an async generator function": inspect.isasyncgenfunction,
     }
-    name = getattr(function, "__qualname__", repr(function))
     for kind, is_one in kinds.items():
         if is_one(function):
             raise TypeError(
@@ -191,15 +196,9 @@ def set_environment(assignment: Assignment) -> Callable[[], None]:
     return undo
 
 
-def _within_bounds(wishes: RequestWishes) -> RequestWishes:
-    """The wishes, among the GPUs that this process can use: once it has initialized CUDA on the GPUs of a lease, those."""
-    if _bound_to is None or wishes.get("among") is not None:
-        return _within_sight(wishes)
-    return {**wishes, "among": _bound_to}
-
-
 def _within_sight(wishes: RequestWishes) -> RequestWishes:
-    """The wishes, among the GPUs that CUDA_VISIBLE_DEVICES of this process names. RequestRefusedError if it names none.
+    """The wishes, among the GPUs that this process can use: those that its CUDA_VISIBLE_DEVICES names. RequestRefusedError if it
+    names none.
 
     A wish for certain GPUs wins, and so does a lease around this process, which has set the variable.
     """

@@ -57,14 +57,7 @@ class Reports:
 
     def endpoints(self) -> list[dict[str, Any]]:
         """A dict for each endpoint."""
-        return [
-            {
-                **asdict(self._info(endpoint)),
-                "has_leases": endpoint.kind == "leases",
-                "error": endpoint.last_error,
-            }
-            for endpoint in self._places.endpoints.values()
-        ]
+        return list(map(self._endpoint, self._places.endpoints.values()))
 
     def metrics(self) -> dict[str, Any]:
         """All counts, for monitoring."""
@@ -167,18 +160,18 @@ class Reports:
             response_time_ms=endpoint.response_time_ms,
         )
 
+    def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
+        has_leases = endpoint.kind == "leases"
+        return {**asdict(self._info(endpoint)), "has_leases": has_leases, "error": endpoint.last_error}
+
     def _details(self, endpoint: Endpoint) -> dict[str, Any]:
-        info = self._info(endpoint)
+        found = self._endpoint(endpoint)
+        del found["last_seen"]  # all here is ready for JSON
         return {
-            "url": info.url,
-            "total_gpus": info.total_gpus,
-            "available_gpus": info.available_gpus,
-            "is_healthy": info.is_healthy,
-            "avg_response_time_ms": info.response_time_ms,
-            "response_time_ms": info.response_time_ms,
+            **found,
+            "avg_response_time_ms": endpoint.response_time_ms,
             "requests": self._tally.by_endpoint.get(endpoint.id, 0),
             "calls": endpoint.calls,
-            "error": endpoint.last_error,
         }
 
     def _gpu(self, place: Place, gpu: SeenGpu) -> dict[str, Any]:

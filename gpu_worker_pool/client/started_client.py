@@ -82,12 +82,10 @@ class StartedClient:
         """Whether a worker of this id is one of this client."""
         return worker_id.startswith(self._worker_prefix)
 
-    async def start(
-        self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S, *, waits_for_late: bool = True
-    ) -> None:
+    async def start(self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S) -> None:
         """Poll the endpoints; see `Places.start`."""
         try:
-            await self.places.start(first_s, grace_s, waits_for_late=waits_for_late)
+            await self.places.start(first_s, grace_s)
         except BaseException:
             await self.places.stop()
             raise
@@ -219,10 +217,9 @@ class StartedClient:
     def _keep(self, lease: HeldLease) -> Assignment:
         self._tally.count_grant(lease.backend.endpoint_id)
         self._held[lease.id] = lease
-        assignment = lease.assign(is_multi=self._config.is_multi)
         self._heartbeat(lease).add(lease)
-        self._tell(_event("assigned", assignment))
-        return assignment
+        self._tell(_event("assigned", lease.assignment))
+        return lease.assignment
 
     def _find(self, assignment: Assignment) -> HeldLease:
         """StaleAssignmentError where it is lost, ValueError where it is not here."""

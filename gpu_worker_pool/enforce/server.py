@@ -6,12 +6,12 @@ import http.client
 import json
 import select
 import socket
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpu_worker_pool.host.connections import unix_peer
 from gpu_worker_pool.wire.leases import LeaseList
 from gpu_worker_pool.wire.pool import PoolGpu, PoolView
 from gpu_worker_pool.wire.reader import has_all, plain, read
@@ -20,7 +20,6 @@ _ANSWER_S: Final = 10.0
 _MOST_BYTES: Final = 64 * 1024 * 1024
 # Enough to notice each change at once, and to be called ten times a second at most.
 _PACE_S: Final = 0.1
-_CREDENTIALS: Final = struct.Struct("3i")
 _BodyT = TypeVar("_BodyT", LeaseList, PoolView)
 
 
@@ -98,6 +97,4 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(_ANSWER_S)
         self.sock.connect(str(self._path))
-        self.peer_uid = _CREDENTIALS.unpack(
-            self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )[1]
+        _, self.peer_uid = unix_peer(self.sock)

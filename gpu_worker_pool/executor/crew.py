@@ -21,7 +21,7 @@ from typing import Any, Final
 from gpu_worker_pool.client.local_client import UNLIMITED_S
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.models import Assignment, LeaseEnding
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 from .errors import ExecutorBrokenError, WorkerLostError, cannot_start
 from .tasks import Settle, Task
@@ -151,13 +151,13 @@ class Crew:
                 self._refuse(error)
         else:
             worker.phase = Phase.STARTING
-            preparing = asyncio.create_task(self._prepare(worker))
+            working = asyncio.create_task(self._work(worker))
             try:
                 await worker.run(assignment, partial(self._warn, worker), partial(self._dismiss, worker))
             finally:
                 self._dismiss(worker)
                 # All that it had answered is taken in then, also where it died.
-                await asyncio.gather(preparing, worker.close_pool())
+                await asyncio.gather(working, worker.close_pool())
                 await self._options.client.release(assignment)
             if worker.task is not None:
                 self._lose(worker.task, worker)
@@ -176,62 +176,70 @@ class Crew:
         left_s = UNLIMITED_S if timeout_s is None else max(timeout_s - (self._now - began), 0.0)
         return await client.request(left_s, {**self._options.wishes, "pid": holder})
 
-    async def _prepare(self, worker: Worker) -> None:
-        """Wait until it can do a task."""
+    async def _work(self, worker: Worker) -> None:
+        """Start its process, and give it one task after the other until it leaves."""
         try:
             failure = await worker.prepare()
-        except BrokenProcessPool:
-            worker.leave()
-            return
-        # One that was warned before does no task, so it does not show that others will.
-        if worker.phase is Phase.STARTING:
-            if failure is not None:
-                self._break(worker, cannot_start(failure))
-            else:
+            # One that was warned before does no task, so it does not show that others will.
+            if worker.phase is Phase.STARTING:
+                if failure is not None:
+                    self._break(worker, cannot_start(failure))
+                    return
                 worker.was_ready = True
-                self.take_in(self._free, worker)
-
-    def _free(self, worker: Worker) -> None:
-        """It can do the next task, if it may."""
-        worker.task = None
-        self._failed_starts = 0  # this worker has begun, so others can
-        is_done = self._options.max_tasks is not None and worker.tasks_done >= self._options.max_tasks
-        if worker.notice or is_done:
+            while (task := await self._next_task(worker)) is not None:
+                await self._run(worker, task)
+        except BrokenProcessPool:
+            pass  # it has ended
+        finally:
             worker.leave()
-        elif worker.phase is not Phase.LEAVING:
-            worker.phase = Phase.IDLE
-            self._idle.append(worker)
 
-    def _send(self, worker: Worker, task: Task) -> None:
+    async def _next_task(self, worker: Worker) -> Task | None:
+        """The next task for this worker; None if it must leave, or there was none for some time."""
+        worker.task = None
+        is_done = self._options.max_tasks is not None and worker.tasks_done >= self._options.max_tasks
+        if worker.notice or is_done or worker.phase is Phase.LEAVING:
+            return None
+        self._failed_starts = 0  # this worker has begun, so others can
+        worker.phase, worker.given = Phase.IDLE, asyncio.get_running_loop().create_future()
+        self._idle.append(worker)
+        self._adjust()
+        if not worker.given.done():
+            await asyncio.wait({worker.given}, timeout=self._options.idle_release_s)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        return worker.given.result() if worker.given.done() else None
+
+    async def _run(self, worker: Worker, task: Task) -> None:
+        """Have it do the task. BrokenProcessPool if it ends before."""
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+
+        def settle(answer: Future[tuple[bool, bytes]]) -> None:
+            """Called in a thread of the worker's pool."""
+            error = answer.exception()
+            if isinstance(error, BrokenProcessPool):
+                loop.call_soon_threadsafe(answered.set_exception, error)
+                return
+            # First this: the worker can go on while the answer is unpickled and the callbacks are called.
+            loop.call_soon_threadsafe(answered.set_result, None)
+            # An error is Ctrl-C, just before or after the task.
+            take = partial(Task.fail, error=error) if error else partial(Task.take_answer, answer=answer.result())
+            self._settle([task], take)
+
         try:
-            answer = worker.send(task)
+            worker.send(task).add_done_callback(settle)
         except RuntimeError:
             # It has ended, and the task has certainly not begun: another worker begins it for the first time.
             self._put_back(task)
-            worker.leave()
-        else:
-            answer.add_done_callback(partial(self._answered, asyncio.get_running_loop(), worker, task))
-
-    def _answered(
-        self, loop: asyncio.AbstractEventLoop, worker: Worker, task: Task, answer: Future[tuple[bool, bytes]]
-    ) -> None:
-        """The worker has answered, or is gone. This is called in a thread of its pool."""
-        error = answer.exception()
-        if isinstance(error, BrokenProcessPool):
-            loop.call_soon_threadsafe(worker.leave)
-            return
-        # First this: the worker can go on while the answer is unpickled and the callbacks are called.
-        loop.call_soon_threadsafe(self.take_in, self._free, worker)
-        if error is None:
-            self._settle([task], partial(Task.take_answer, answer=answer.result()))
-        else:
-            self._settle([task], partial(Task.fail, error=error))  # Ctrl-C, just before or after the task
+            raise BrokenProcessPool from None
+        await answered
 
     def _dismiss(self, worker: Worker) -> None:
         """Have it leave: now if it waits for a lease or a task, else after its task."""
         if worker.phase is Phase.REQUESTING:
             worker.phase = Phase.LEAVING
-            self.workers[worker].cancel()
+            # Not now: it may be new, and what has not begun would not be closed.
+            asyncio.get_running_loop().call_soon(self.workers[worker].cancel)
             return
         if worker in self._idle:
             self._idle.remove(worker)
@@ -247,13 +255,11 @@ class Crew:
         """Give tasks to idle workers, request leases that are missing, dismiss workers that are too many."""
         while self._idle and (task := self._take_waiting()) is not None:
             # The one that worked last, so that the others become free.
-            self._send(self._idle.pop(), task)
-        for worker in list(self._idle):
-            if self._is_closing:
-                self._dismiss(worker)
-            elif worker.idle_timer is None:
-                dismiss = partial(self.take_in, self._dismiss, worker)
-                worker.idle_timer = asyncio.get_running_loop().call_later(self._options.idle_release_s, dismiss)
+            worker = self._idle.pop()
+            worker.phase = Phase.BUSY
+            worker.given.set_result(task)
+        for worker in list(self._idle) if self._is_closing else ():
+            self._dismiss(worker)
         # How many leases there are too few for the tasks that wait; below 0: how many are requested too many.
         coming = sum(worker.phase in {Phase.REQUESTING, Phase.STARTING} for worker in self.workers)
         missing = min(len(self._waiting) - coming, self._max_workers - len(self.workers))

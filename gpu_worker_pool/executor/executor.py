@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import _chain_from_iterable_of_lists, _process_chunk
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -21,12 +22,10 @@ from gpu_worker_pool.client.inherited_lease import config_inside
 from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.client.local_servers import environ_outside
 from gpu_worker_pool.client.options import ClientOptions, RequestWishes
-from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.bounds import check_number, check_whole
 
 from .crew_thread import CrewThread, threads
 from .errors import ExecutorBrokenError
-from .worker import call_for_each
 from .worker_process import WorkerOptions
 
 _ParamsT = ParamSpec("_ParamsT")
@@ -151,7 +150,10 @@ class GPUExecutor(Executor):
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         chunks = _chunked(zip(*iterables, strict=False), chunksize)
-        return _flattened(super().map(partial(call_for_each, fn), chunks, timeout=timeout))
+        # As ProcessPoolExecutor does it.
+        done = super().map(partial(_process_chunk, fn), chunks, timeout=timeout)
+        results: Iterator[_ResultT] = _chain_from_iterable_of_lists(done)
+        return results
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base
         """Accept no more tasks. With `wait`, return when all are done and every lease is released; Ctrl-C then ends the
@@ -203,8 +205,7 @@ def _client(options: ClientOptions, *, is_new: bool) -> LocalClient:
     """The client of the workers. `is_new`: for other GPUs than those of the lease around this process."""
     asked: dict[str, Any] = dict(options)
     hooks = {name: asked.pop(name, None) for name in ("on_event", "on_lost", "on_ending")}
-    single, several = asked.pop("service_endpoint", None), asked.pop("service_endpoints", None)
-    config, lease = config_inside(partial(ClientConfig.build, **asked), single, several)
+    config, lease = config_inside(**asked)
     environ = os.environ if lease is None else environ_outside(os.environ)
     return LocalClient(config, environ, lease=None if is_new else lease, counts_gpus=True, **hooks)
 
@@ -258,14 +259,6 @@ def _chunked(items: Iterable[_ResultT], size: int) -> Iterator[tuple[_ResultT, .
     iterator = iter(items)
     while chunk := tuple(islice(iterator, size)):
         yield chunk
-
-
-def _flattened(chunks: Iterable[list[_ResultT]]) -> Iterator[_ResultT]:
-    """The items of all chunks; none is kept once it was given out."""
-    for chunk in chunks:
-        chunk.reverse()
-        while chunk:
-            yield chunk.pop()
 
 
 def _after_fork() -> None:

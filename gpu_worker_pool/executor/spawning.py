@@ -103,12 +103,6 @@ class _StartedProcess:
                 ForkingPickler(pickled, pickle.HIGHEST_PROTOCOL).dump(part)
         finally:
             context.set_spawning_popen(None)
-        if len(self._descriptors) > program.MOST_DESCRIPTORS:
-            # Four are those of the pool's own queues, and one is the tracker's.
-            raise ValueError(
-                f"initargs have {len(self._descriptors) - 5} open files or connections in them; at most "
-                f"{program.MOST_DESCRIPTORS - 5} can be passed to a worker"
-            )
         numbers = json.dumps(self._descriptors).encode().ljust(program.NUMBERS_SIZE)
         socket.send_fds(line, [numbers], self._descriptors)
         line.sendall(pickled.getbuffer())

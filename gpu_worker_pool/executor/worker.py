@@ -19,14 +19,13 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import process, spawn, util
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-_ResultT = TypeVar("_ResultT")
 MOST_DESCRIPTORS: Final = 250
 # Of the message that brings the descriptors: their numbers, and spaces.
 NUMBERS_SIZE: Final = 4096
@@ -79,7 +78,6 @@ class WorkerProcess(SpawnProcess):
 def prepare(main_module: dict[str, Any], start: bytes) -> None:
     """Load the main module, and call the initializer. `answer_first` tells what went wrong."""
     global _failure  # noqa: PLW0603 - of this process
-    pid = os.getpid()
     try:
         # As multiprocessing.spawn does. While this is set, a main module that makes an executor without
         # `if __name__ == "__main__":` is told so.
@@ -91,14 +89,11 @@ def prepare(main_module: dict[str, Any], start: bytes) -> None:
             del process.current_process()._inheriting  # type: ignore[attr-defined] # noqa: SLF001
         if initializer is not None:
             initializer(*initargs)
-        _end_if_forked(pid)
-    except KeyboardInterrupt as error:
-        _end_if_forked(pid, error)
+    except KeyboardInterrupt:
         # It was sent to this process, and says nothing about others.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(pid, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        _end_if_forked(pid, error)
         import logging  # noqa: PLC0415 - seldom needed, and it loads slowly
 
         # As ProcessPoolExecutor does, where a handler of the initializer's may see it.
@@ -115,39 +110,13 @@ def answer_first() -> tuple[int, bytes | None]:
 
 def run(call: bytes) -> tuple[bool, bytes]:
     """Run a task; whether it has returned, and what it has returned or raised."""
-    pid = os.getpid()
     try:
         function, args, kwargs = pickle.loads(call)  # noqa: S301 - it is our own parent's
         # No reference is kept: what the task was given and returns may be large.
         answer = bytes(_pickler().dumps(function(*args, **kwargs)))
-        _end_if_forked(pid)
     except BaseException as error:  # noqa: BLE001 - all of them travel, as those of ProcessPoolExecutor do
-        _end_if_forked(pid, error)
         return False, _pickled_error(error)
     return True, answer
-
-
-def call_for_each(function: Callable[..., _ResultT], chunk: Iterable[tuple[Any, ...]]) -> list[_ResultT]:
-    """One task of `map`: several calls."""
-    return [function(*args) for args in chunk]
-
-
-def _end_if_forked(worker: int, error: BaseException | None = None) -> None:
-    """End this process if it is not the worker: the user's function has forked, and has come back in the child too. Two
-    processes must not answer, nor take tasks from the same queue.
-    """
-    if os.getpid() == worker:
-        return
-    code = 0
-    try:
-        if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        elif error is not None:
-            code = 1
-            sys.excepthook(type(error), error, error.__traceback__)
-        util._flush_std_streams()  # type: ignore[attr-defined] # noqa: SLF001 - as a process of multiprocessing ends
-    finally:
-        os._exit(code & 0xFF)
 
 
 def _pickled_error(error: BaseException) -> bytes:

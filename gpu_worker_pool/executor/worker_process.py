@@ -24,7 +24,7 @@ from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.guarded import GuardDied, Guarded
 from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import Assignment, LeaseEnding
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 from . import worker as program
 from .errors import ending_of
@@ -87,7 +87,8 @@ class Worker:
         # The one that it has not answered.
         self.task: Task | None = None
         self.tasks_done = 0
-        self.idle_timer: asyncio.TimerHandle | None = None
+        # What it does next, while it is idle: a task, or None if it leaves.
+        self.given: asyncio.Future[Task | None] = asyncio.get_running_loop().create_future()
         # Whether it could ever do a task, and whether it left because its crew did not want it.
         self.was_ready = False
         self.is_unwanted = False
@@ -178,10 +179,9 @@ class Worker:
     def send(self, task: Task) -> Future[tuple[bool, bytes]]:
         """Send it a task. BrokenProcessPool where it has ended, and the task has certainly not begun."""
         answer = self._pool.submit(program.run, task.call)
-        self.phase, self.task = Phase.BUSY, task
+        self.task = task
         task.attempts += 1
         self.tasks_done += 1
-        self._stop_timer()
         return answer
 
     # --- its end ---------------------------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ class Worker:
     def leave(self) -> None:
         """Let the process end once it has no task. It is told to end after its grace."""
         self.phase = Phase.LEAVING
-        self._stop_timer()
+        if not self.given.done():
+            self.given.set_result(None)
         if self._closing is None:
             self.close_pool()
             asyncio.get_running_loop().call_later(self._grace_s, self.guarded.end, self._grace_s)
@@ -199,11 +200,6 @@ class Worker:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         return self._closing
-
-    def _stop_timer(self) -> None:
-        if self.idle_timer is not None:
-            self.idle_timer.cancel()
-            self.idle_timer = None
 
     def interrupt(self, cause: str, *, is_again: bool) -> None:
         """End it as Ctrl-C does; with hardly any grace if `is_again`."""

@@ -12,14 +12,12 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
 from gpu_worker_pool.host.processes import ProcessTable
 
-from .probe import ProbeResult, ProbeUnavailable
+from .probe import Probe, ProbeResult, ProbeUnavailable
 
 _GPU_QUERY = (
     "--query-gpu=index,uuid,name,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,power.limit"
@@ -33,7 +31,7 @@ _KILLED_WITHIN_S = 1.0
 _LONGEST_QUOTE = 200
 
 
-class NvidiaSmiProbe:
+class NvidiaSmiProbe(Probe):
     """Reads GPUs with `nvidia-smi`. After `timeout_s` a run is stopped with all processes it started."""
 
     source = "nvidia-smi"
@@ -41,8 +39,7 @@ class NvidiaSmiProbe:
     def __init__(self, node: str, timeout_s: float = 10.0, command: str = "nvidia-smi") -> None:
         self._node = node
         self._command = _SmiCommand(_find(command), timeout_s)
-        # The last GPU seen at each index: a lost GPU may not even report its UUID.
-        self._known: dict[int, Gpu] = {}
+        self._known: dict[str, Gpu] = {}
 
     def read(self, at: float) -> ProbeResult:
         """Run it twice, for the GPUs and for their processes. If the second run fails, processes are unknown."""
@@ -50,157 +47,92 @@ class NvidiaSmiProbe:
             answer = self._command.run(_GPU_QUERY)
         except _NoAnswerError as failure:
             return ProbeResult((), str(failure))
-        readings, unmatched = self._readings(answer.stdout, at)
+        readings: dict[str, Reading] = {}
+        indices, unmatched = set[int](), []
+        for line in _lines(answer.stdout):
+            reading = _reading(line, self._node, at)
+            if reading is None or reading.gpu.key.uuid in readings or reading.gpu.index in indices:
+                unmatched.append(line)
+            else:
+                readings[reading.gpu.key.uuid] = reading
+                indices.add(reading.gpu.index)
         problems = _problems(answer, unmatched, found=len(readings))
         if readings and unmatched:
-            readings += self._missing(readings, at, unmatched[0])
+            # Known GPUs that are missing now are faulty, and not removed: a lost GPU may not even report its UUID.
+            fault = f"nvidia-smi no longer shows this GPU, and says: {_quote(unmatched[0])}"
+            for uuid in self._known.keys() - readings.keys():
+                if self._known[uuid].index not in indices:
+                    readings[uuid] = Reading(self._known[uuid], at, fault=fault)
         if readings:
-            self._known = {reading.gpu.index: reading.gpu for reading in readings}
-            readings, strays = self._with_processes(readings)
-            problems += strays
-        return ProbeResult(tuple(sorted(readings, key=lambda reading: reading.gpu.index)), "; ".join(problems) or None)
+            self._known = {uuid: reading.gpu for uuid, reading in readings.items()}
+            problems += self._add_processes(readings)
+        in_order = sorted(readings.values(), key=lambda reading: reading.gpu.index)
+        return ProbeResult(tuple(in_order), "; ".join(problems) or None)
 
     def close(self) -> None:
         """Do nothing: nothing is open between reads."""
 
-    def _readings(self, output: str, at: float) -> tuple[list[Reading], list[str]]:
-        rows, unmatched = _rows(output, _GpuLine.parse)
-        readings: list[Reading] = []
-        told = {row.uuid for row, _ in rows if row.uuid is not None}
-        seen: set[GpuKey | int] = set()
-        for row, line in rows:
-            gpu = self._identify(row, told)
-            if gpu is None or gpu.key in seen or gpu.index in seen:
-                unmatched.append(line)
-                continue
-            seen |= {gpu.key, gpu.index}
-            readings.append(row.reading(gpu, at))
-        return readings, unmatched
-
-    def _identify(self, row: _GpuLine, told: set[str]) -> Gpu | None:
-        """The GPU of a row. A row without a UUID is the GPU known at its index, unless that GPU is elsewhere now."""
-        known = self._known.get(row.index)
-        if row.uuid is not None:
-            name = row.name or (known.name if known and known.key.uuid == row.uuid else "unknown GPU")
-            return Gpu(GpuKey(self._node, row.uuid), row.index, name)
-        return known if known and known.key.uuid not in told else None
-
-    def _missing(self, readings: list[Reading], at: float, line: str) -> list[Reading]:
-        """Known GPUs that are missing while some line could not be matched: they are faulty, not removed."""
-        keys, indices = {r.gpu.key for r in readings}, {r.gpu.index for r in readings}
-        return [
-            Reading(gpu, at, fault=f"nvidia-smi no longer shows this GPU, and says: {_quote(line)}")
-            for gpu in self._known.values()
-            if gpu.key not in keys and gpu.index not in indices
-        ]
-
-    def _with_processes(self, readings: list[Reading]) -> tuple[list[Reading], list[str]]:
+    def _add_processes(self, readings: dict[str, Reading]) -> list[str]:
+        """Add their processes to the readings; what was wrong."""
         try:
             answer = self._command.run(_PROCESS_QUERY)
             answer.check_returncode()
         except (_NoAnswerError, subprocess.CalledProcessError):
-            return readings, []
-        rows, unmatched = _rows(answer.stdout, _ProcessLine.parse)
-        table = ProcessTable()
-        told: list[Reading] = []
-        for reading in readings:
-            of_gpu = [row for row, _ in rows if row.uuid == reading.gpu.key.uuid]
+            return []
+        table, unmatched = ProcessTable(), []
+        on_gpu: dict[str, dict[int, GpuProcess] | None] = {uuid: {} for uuid in readings}
+        for line in _lines(answer.stdout):
+            # `GPU-…, 4711, 1024, python`; the name comes last, so it may hold commas.
+            uuid, pid, memory_mb, name = [*(field.strip() for field in line.split(",", 3)), "", "", ""][:4]
+            if uuid not in readings or line.count(",") < 3:
+                unmatched.append(line)
+            elif not re.fullmatch("0*[1-9][0-9]{0,8}", pid):
+                on_gpu[uuid] = None  # one of them is unknown
+            elif (found := on_gpu[uuid]) is not None:
+                process = table.gpu_process(int(pid), _at_least_0(_number(memory_mb)))
+                if (before := found.get(int(pid))) is not None:  # listed once for each part of the GPU that it uses
+                    both = (before.memory_mb, process.memory_mb)
+                    process = replace(process, memory_mb=None if None in both else sum(mb or 0.0 for mb in both))
+                found[int(pid)] = process if process.name is not None else replace(process, name=_text(name))
+        for uuid, found in on_gpu.items():
             # For a faulty GPU, no process means that it could not be asked, not that it is unused.
-            is_told = bool(of_gpu) or not reading.fault
-            told.append(replace(reading, processes=_processes(of_gpu, table)) if is_told else reading)
-        uuids = {reading.gpu.key.uuid for reading in readings}
-        unmatched += [line for row, line in rows if row.uuid not in uuids]
-        return told, [_describe_unmatched(unmatched, "process")] if unmatched else []
+            if found or (found is not None and readings[uuid].fault is None):
+                readings[uuid] = replace(readings[uuid], processes=tuple(found.values()))
+        return [_describe_unmatched(unmatched, "process")] if unmatched else []
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuLine:
-    """`0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; missing values are None."""
-
-    index: int
-    uuid: str | None
-    name: str | None
-    numbers: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, line: str) -> _GpuLine | None:
-        # Only the name may hold commas: so two fields from the left, and the numbers from the right.
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 3 + _NUMERIC_FIELDS or not re.fullmatch("[0-9]{1,6}", fields[0]):
-            return None
-        name = ",".join(line.split(",")[2:-_NUMERIC_FIELDS])
-        return cls(int(fields[0]), _text(fields[1]), _text(name), tuple(fields[-_NUMERIC_FIELDS:]))
-
-    def reading(self, gpu: Gpu, at: float) -> Reading:
-        total_mb, used_mb, utilization, temperature_c, draw_w, limit_w = (_number(text) for text in self.numbers)
-        total_mb = _at_least_0(total_mb) or None
-        if used_mb is not None and (used_mb < 0 or (total_mb is not None and used_mb > total_mb)):
-            used_mb = None
-        return Reading(
-            gpu,
-            at,
-            memory_total_mb=total_mb,
-            memory_used_mb=used_mb,
-            utilization_percent=utilization if utilization is not None and 0 <= utilization <= 100 else None,
-            temperature_c=temperature_c,
-            power_draw_w=_at_least_0(draw_w),
-            power_limit_w=_at_least_0(limit_w) or None,
-            fault=self._fault(),
-        )
-
-    def _fault(self) -> str | None:
-        """The fault of the GPU itself, as opposed to a value that it does not have."""
-        for value in self.numbers:
-            if re.search("is lost|requires reset|reset required|fallen off", value, re.IGNORECASE):
-                return f"nvidia-smi says: {_quote(value)}"
-        errors = [value for value in self.numbers if "error" in value.lower()]
-        if errors and all(_number(value) is None for value in self.numbers):
-            return f"nvidia-smi says: {_quote(errors[0])}"
-        return None if self.uuid is not None else "nvidia-smi cannot read its UUID any more"
+def _lines(output: str) -> list[str]:
+    return [line for line in output.split("\n") if line.strip()]
 
 
-@dataclass(frozen=True, slots=True)
-class _ProcessLine:
-    """`GPU-…, 4711, 1024, python`; the name comes last, so it may hold commas."""
-
-    uuid: str
-    pid: int | None
-    memory_mb: float | None
-    name: str | None
-
-    @classmethod
-    def parse(cls, line: str) -> _ProcessLine | None:
-        fields = [field.strip() for field in line.split(",", 3)]
-        if len(fields) < 4 or _text(fields[0]) is None:
-            return None
-        pid = int(fields[1]) if re.fullmatch("[0-9]{1,9}", fields[1]) else None
-        return cls(fields[0], pid or None, _at_least_0(_number(fields[2])), _text(fields[3]))
-
-
-_LineT = TypeVar("_LineT", _GpuLine, _ProcessLine)
-
-
-def _rows(output: str, parse: Callable[[str], _LineT | None]) -> tuple[list[tuple[_LineT, str]], list[str]]:
-    """The parsed rows with their lines, and the lines that could not be parsed."""
-    lines = [line for line in output.split("\n") if line.strip()]
-    parsed = [(parse(line), line) for line in lines]
-    return [(row, line) for row, line in parsed if row is not None], [line for row, line in parsed if row is None]
-
-
-def _processes(rows: list[_ProcessLine], table: ProcessTable) -> tuple[GpuProcess, ...] | None:
-    """The processes of one GPU; None (unknown) if one of them has no readable pid."""
-    found: dict[int, GpuProcess] = {}
-    for row in rows:
-        if row.pid is None:
-            return None
-        process = table.gpu_process(row.pid, row.memory_mb)
-        process = process if process.name is not None else replace(process, name=row.name)
-        if row.pid in found:  # listed once for each part of the GPU that it uses
-            before_mb = found[row.pid].memory_mb
-            both = None if before_mb is None or row.memory_mb is None else before_mb + row.memory_mb
-            process = replace(process, memory_mb=both)
-        found[row.pid] = process
-    return tuple(found.values())
+def _reading(line: str, node: str, at: float) -> Reading | None:
+    """That of `0, GPU-…, NVIDIA A100, 81920, 4, 0, 33, 61.20, 400.00`; None where it names no GPU."""
+    # Only the name may hold commas: so two fields from the left, and the numbers from the right.
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) < 3 + _NUMERIC_FIELDS or not re.fullmatch("[0-9]{1,6}", fields[0]) or _text(fields[1]) is None:
+        return None
+    name = _text(",".join(line.split(",")[2:-_NUMERIC_FIELDS])) or "unknown GPU"
+    texts = fields[-_NUMERIC_FIELDS:]
+    total_mb, used_mb, utilization, temperature_c, draw_w, limit_w = numbers = [_number(text) for text in texts]
+    total_mb = _at_least_0(total_mb) or None
+    is_too_much = used_mb is not None and total_mb is not None and used_mb > total_mb
+    # The fault of the GPU itself, as opposed to a value that it does not have.
+    said = [
+        text for text in texts if re.search("is lost|requires reset|reset required|fallen off", text, re.IGNORECASE)
+    ]
+    if numbers == [None] * _NUMERIC_FIELDS:
+        said += [text for text in texts if "error" in text.lower()]
+    return Reading(
+        Gpu(GpuKey(node, fields[1]), int(fields[0]), name),
+        at,
+        memory_total_mb=total_mb,
+        memory_used_mb=None if is_too_much else _at_least_0(used_mb),
+        utilization_percent=utilization if utilization is not None and 0 <= utilization <= 100 else None,
+        temperature_c=temperature_c,
+        power_draw_w=_at_least_0(draw_w),
+        power_limit_w=_at_least_0(limit_w) or None,
+        fault=f"nvidia-smi says: {_quote(said[0])}" if said else None,
+    )
 
 
 def _problems(answer: subprocess.CompletedProcess[str], unmatched: list[str], *, found: int) -> list[str]:

@@ -9,15 +9,13 @@ from itertools import combinations
 from typing import Any
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, Reading
-from gpu_worker_pool.host.pauses import Backoff
 from gpu_worker_pool.host.processes import ProcessTable
 
 from .nvml_calls import Code, DriverGoneError, GpuFaultError, Nvml, NvmlError, RefusedError, fault_in_words
 from .probe import Probe, ProbeResult, ProbeUnavailable
 
-# One thread per machine reads, so no other retries at the same moment: randomness is not needed.
-RETRY = Backoff(first_s=1.0, max_s=30.0)
-_JITTER = 0.5
+# How soon a driver that went away is tried again.
+RETRY_S = 5.0
 
 _BYTES_PER_MB = 2**20
 _MILLIWATTS_PER_W = 1000
@@ -34,8 +32,8 @@ class NvmlProbe(Probe):
     """Reads all NVIDIA GPUs of this machine; with MIG on, the MIG devices instead of their GPU.
 
     A MIG device has the index `100 * (GPU's index + 1) + its position`, which no GPU has. A GPU that does not answer
-    keeps its name, UUID and index. A driver that goes away is tried again, with growing pauses on the clock of `read`;
-    until it is back, a result has an `error` and no readings.
+    keeps its name, UUID and index. A driver that goes away is tried again every RETRY_S on the clock of `read`; until it is
+    back, a result has an `error` and no readings.
     """
 
     source = "nvml"
@@ -50,7 +48,6 @@ class NvmlProbe(Probe):
         self._is_initialised = False
         self._is_closed = False
         self._error = ""
-        self._failures = 0
         self._retry_at: float | None = None
         try:
             self._start()
@@ -71,16 +68,16 @@ class NvmlProbe(Probe):
             readings = self._read_all(at)
         except DriverGoneError as gone:
             self._stop()
-            self._retry_later(at)
+            self._retry_at = at + RETRY_S
             self._error = str(gone)
             return ProbeResult((), self._error)
 
         if self._slots and all(slot.fault for slot in self._slots):
             # The cause may be NVML. The GPUs are asked on until NVML is restarted.
             if self._retry_at is None:
-                self._retry_later(at)
+                self._retry_at = at + RETRY_S
             return ProbeResult(readings, f"no GPU answers; the first of them: {self._slots[0].fault}")
-        self._failures, self._retry_at = 0, None
+        self._retry_at = None
         return ProbeResult(readings)
 
     def close(self) -> None:
@@ -97,10 +94,6 @@ class NvmlProbe(Probe):
             self._is_initialised = False
             with suppress(NvmlError):  # it may be gone already
                 self._nvml.demand("nvmlShutdown")
-
-    def _retry_later(self, at: float) -> None:
-        self._retry_at = at + RETRY.delay_s(self._failures, _JITTER)
-        self._failures += 1
 
     def _count(self) -> int:
         return int(self._nvml.demand_of_driver("nvmlDeviceGetCount"))

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
-from pathlib import Path
+from ipaddress import ip_address
 from typing import Any
-
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 @lru_cache(maxsize=256)
@@ -61,30 +55,20 @@ def urls(host: str, port: int, prefix: str, *, names: Sequence[str]) -> list[str
 
 
 def names_of_this_machine(*, with_ipv6: bool) -> list[str]:
-    """The host name, and the addresses on all networks except loopback. No name server is asked."""
+    """The host name, and the addresses from which this machine reaches others. No name server is asked."""
     name = socket.gethostname()
     # A machine without a name of its own is called so, and each other machine means itself by that.
     names = () if name.partition(".")[0] == "localhost" else (name,)
-    return [*names, *_ipv4_addresses(), *(_ipv6_addresses() if with_ipv6 else ())]
+    families = [(socket.AF_INET, "192.0.2.1"), *([(socket.AF_INET6, "2001:db8::1")] if with_ipv6 else [])]
+    found = (_own_address(family, elsewhere) for family, elsewhere in families)
+    return [*names, *(address for address in found if address is not None)]
 
 
-def _ipv4_addresses() -> list[str]:
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asker.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # no IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not is_this_machine(address)]
-
-
-def _ipv6_addresses() -> list[str]:
+def _own_address(family: socket.AddressFamily, elsewhere: str) -> str | None:
+    """The address that this machine would send from. To connect a datagram socket sends nothing."""
     try:
-        lines = _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines()
+        with socket.socket(family, socket.SOCK_DGRAM) as asker:
+            asker.connect((elsewhere, 9))
+            return str(asker.getsockname()[0])
     except OSError:
-        return []
-    found = [IPv6Address(int(line.split()[0], 16)) for line in lines if line.strip()]
-    # A link-local address needs the name of its link, which our URLs do not take.
-    return [str(address) for address in found if not address.is_loopback and not address.is_link_local]
+        return None  # no network

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from functools import cache, lru_cache
-from math import modf, trunc
+from functools import cache
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -26,22 +25,14 @@ def wall_offset() -> float:
     return time.time() - boot_time()
 
 
-@lru_cache(maxsize=1024)  # the times of a lease are shown several times in its life
 def iso_time(wall_s: float | None) -> str | None:
     """A time of day in ISO 8601 and UTC; None for None, and where the wall clock was wrong when it was written."""
     if wall_s is None:
         return None
     try:
-        # To the microsecond as `datetime` does it.
-        second, microseconds = divmod(round(modf(wall_s)[0] * 1e6), 1_000_000)
-        return f"{_iso_second(trunc(wall_s) + second)}.{microseconds // 1000:03}Z"
+        return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return None
-
-
-@lru_cache(maxsize=8)  # many times are within the same seconds
-def _iso_second(wall_s: int) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).replace(tzinfo=None).isoformat()
 
 
 @cache

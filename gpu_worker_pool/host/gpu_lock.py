@@ -14,7 +14,6 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import sys
 import threading
 import weakref
@@ -22,6 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from .connections import unix_peer
 from .users import user_name
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ SCOPE_VARIABLE: Final = "GPU_POOL_LOCK_SCOPE"
 _LONGEST_NAME: Final = 100
 _ANSWER_BYTES: Final = 512
 _ANSWER_S: Final = 1.0
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,6 @@ class LockHolder:
         return f"{who}; {how}, or end it and restart this server"
 
 
-@dataclass(frozen=True, slots=True)
-class LockFailed:
-    """The system did not let this server take a lock. Another server may have the GPU, so it is not granted."""
-
-    why: str
-
-    def __str__(self) -> str:
-        return f"its lock cannot be taken ({self.why}): another server may have it; let this server use Unix sockets"
-
-
 class GpuLocks:
     """The locks of one server. `take` may wait a moment for another server's answer: not for an event loop.
 
@@ -86,8 +75,10 @@ class GpuLocks:
         self._is_closed = False
         _all.add(self)
 
-    def take(self, uuid: str) -> LockHolder | LockFailed | None:
-        """Take the lock of a GPU, or keep it; the other holder if there is one, or why it cannot be had."""
+    def take(self, uuid: str) -> LockHolder | str | None:
+        """Take the lock of a GPU, or keep it; the other holder if there is one, or why the system refuses it: then another
+        server may have the GPU, so it is not granted.
+        """
         if uuid in self._held or self._is_closed or not sys.platform.startswith("linux"):
             return None
         if uuid not in self._others:
@@ -96,8 +87,9 @@ class GpuLocks:
                 lock = _bind(name)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    return LockFailed(error.strerror or str(error))
-                holder = ask_holder(name)
+                    why = error.strerror or str(error)
+                    return f"its lock cannot be taken ({why}): another server may have it; let this server use Unix sockets"
+                holder = _ask_holder(name) or LockHolder(0, "unknown", None)
                 if self._is_predecessor(holder):
                     return holder
                 self._others[uuid] = holder
@@ -152,28 +144,23 @@ def lock_holder(uuid: str, scope: str | None = None) -> LockHolder | None:
     """The server that has a GPU; None if none has. It takes no lock."""
     if not sys.platform.startswith("linux"):
         return None
-    try:
-        return ask_holder(_name(os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope, uuid), is_certain=False)
-    except ConnectionRefusedError:
-        return None
+    return _ask_holder(_name(os.environ.get(SCOPE_VARIABLE, "") if scope is None else scope, uuid))
 
 
-def ask_holder(name: str, *, is_certain: bool = True) -> LockHolder:
-    """Ask the holder of a lock. What cannot be learned stays unknown; the GPU is not free for that."""
+def _ask_holder(name: str) -> LockHolder | None:
+    """Ask the holder of a lock; None where nothing listens there. What cannot be learned of it stays unknown."""
     pid, user, url, journal = 0, "unknown", None, None
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
         try:
             connection.connect(name)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, uid, _ = _CREDENTIALS.unpack(credentials)
+            pid, uid = unix_peer(connection)
             user = user_name(uid)
             said = json.loads(connection.recv(_ANSWER_BYTES))
             if isinstance(said, dict):
                 url, journal = _cleaned(said.get("url")), said.get("journal")
         except ConnectionRefusedError:
-            if not is_certain:
-                raise
+            return None
         except (OSError, ValueError):
             pass
     return LockHolder(pid, user, url, journal)

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from gpu_worker_pool.failure import CANNOT_RUN, NOT_FOUND, SIGNAL_BASE, Failure
 
 from . import guard
+from .connections import unix_peer
 from .processes import own_proc
 
 # In the environment of all that a guard runs: the marks of this guard and of those around it, with colons between them. When
@@ -42,7 +42,6 @@ _MOST_KILLING_S: Final = 10.0
 # A command gets SIGTERM at most this part of its time before its limit.
 _GRACE_PARTS: Final = 10
 _MARKS: Final = f"\0{GUARD_VARIABLE}=".encode()
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class GuardDied(Failure):
@@ -90,7 +89,6 @@ class Guarded:
         # What the line has not taken yet: messages, and the descriptors that go with each.
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._safe_until: float | None = None
-        self._last_safe: tuple[bytes, Sequence[int]] | None = None
 
     @classmethod
     def start(cls, keeps_open: Sequence[int] = (), grace_parts: int = _GRACE_PARTS) -> Self:
@@ -122,7 +120,7 @@ class Guarded:
         line = socket.socket(fileno=os.dup(0))
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - as quick as possible
             os.dup2(nothing.fileno(), 0)
-        pid, _, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, _ = unix_peer(line)
         return cls(line, pid)
 
     async def __aenter__(self) -> Self:
@@ -172,9 +170,7 @@ class Guarded:
         if at == self._safe_until:
             return
         self._safe_until = at
-        if len(self._unsent) > 1 and self._unsent[-1] is self._last_safe:
-            self._unsent.pop()  # the guard is stopped, and needs to know only the last
-        self._last_safe = self._send({"do": "safe", "until": at})
+        self._send({"do": "safe", "until": at})
 
     def tell_limit(self, at: float | None, grace_s: float, warned_of: str | None = None) -> None:
         """Tell the guard when the lease ends, on the clock of leases: it kills the command then, and sends SIGTERM
@@ -197,12 +193,10 @@ class Guarded:
         if self._process is not None and self._process.poll() is None:
             await _wait_for_exit(self._process)
 
-    def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> tuple[bytes, Sequence[int]]:
-        entry = (guard.frame(message), descriptors)
-        self._unsent.append(entry)
+    def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        self._unsent.append((guard.frame(message), descriptors))
         if len(self._unsent) == 1:
             self._flush()
-        return entry
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()

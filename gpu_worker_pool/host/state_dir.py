@@ -1,11 +1,16 @@
-"""The directory in which a server keeps its leases: where it is, and that no other user can change what is in it."""
+"""The directory in which a server keeps its leases: where it is, that no other user can change what is in it, and points at which
+tests kill its process.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import pwd
+import signal
 import stat
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 FOLDER = "gpu-worker-pool"
@@ -88,7 +93,7 @@ def _check(found: os.stat_result, name: str, path: Path, or_else: str) -> None:
             f"{name} belongs to another user (uid {found.st_uid}), who could change the leases; give it to the user of the "
             f"server (chown {own} {path}), {or_else}"
         )
-    if found.st_mode & 0o022:
+    if found.st_mode & OTHERS_WRITE:
         raise StateDirError(
             f"other users may write to {name} (mode {stat.S_IMODE(found.st_mode):04o}), and could change the leases; "
             f"chmod go-w {path}, {or_else}"
@@ -106,40 +111,40 @@ def _home(environ: Mapping[str, str], uid: int) -> Path:
     if home := environ.get("HOME"):
         return Path(home)
     try:
-        import pwd  # noqa: PLC0415 - not on every platform
-
         return Path(pwd.getpwuid(uid).pw_dir)
-    except (ImportError, KeyError):
+    except KeyError:
         raise StateDirError(
             f"the user with uid {uid} has no home directory to keep the leases in; set GPU_POOL_STATE_DIR to a folder "
             "that outlives the server"
         ) from None
 
 
-_OTHERS_WRITE = 0o022
+# --- who else could change a path ---------------------------------------------------------------------------------------
+
+OTHERS_WRITE = 0o022
 # As many as the kernel follows.
 _MOST_LINKS = 40
 
 
-def why_replaceable(path: Path, uid: int) -> str | None:
-    """Why a user other than root and `uid` could change the file at this path, or put another one there, and what to do; None
-    if none could. Each folder and each link on the way counts. OSError if the path cannot be followed.
+def why_replaceable(path: Path, trusted: Collection[int], sticky: Collection[int] | None = None) -> str | None:
+    """Why a user who is not `trusted` could change the file at this path, or put another one there, and what to do; None if none
+    could. Each folder and each link on the way counts. In a folder as /tmp, in which every user may make a file, but none can
+    replace another user's, those of the users `sticky` count; by default, of the trusted ones. OSError if the path cannot be
+    followed.
     """
-    trusted, links = {0, uid}, 0
-    at, names = Path("/"), [*reversed(path.absolute().parts[1:])]
+    at, names, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
     while names:
         name = names.pop()
         if name == "..":
             at = at.parent
             continue
-        folder, below = at.lstat(), at / name
+        mode, below = at.lstat().st_mode, at / name
         found = below.lstat()
-        # As in /tmp: every user may make a file, but none can replace another user's.
-        is_kept = bool(folder.st_mode & stat.S_ISVTX) and found.st_uid in trusted
-        if folder.st_mode & _OTHERS_WRITE and not is_kept:
-            return f"other users may write to {at} (mode {stat.S_IMODE(folder.st_mode):04o}); chmod go-w {at}"
+        is_kept = bool(mode & stat.S_ISVTX) and found.st_uid in (trusted if sticky is None else sticky)
+        if mode & OTHERS_WRITE and not is_kept:
+            return _open_to_others(at, mode)
         if found.st_uid not in trusted:
-            return f"{below} belongs to another user (uid {found.st_uid}); give it to uid {uid} or to root"
+            return f"{below} belongs to another user (uid {found.st_uid}); give it to uid {os.geteuid()} or to root"
         if not stat.S_ISLNK(found.st_mode):
             at = below
             continue
@@ -149,6 +154,38 @@ def why_replaceable(path: Path, uid: int) -> str | None:
         to = below.readlink()
         at, parts = (Path("/"), to.parts[1:]) if to.is_absolute() else (at, to.parts)
         names += reversed(parts)
-    if (mode := at.lstat().st_mode) & _OTHERS_WRITE:
-        return f"other users may write to {at} (mode {stat.S_IMODE(mode):04o}); chmod go-w {at}"
-    return None
+    mode = at.lstat().st_mode
+    return _open_to_others(at, mode) if mode & OTHERS_WRITE else None
+
+
+def _open_to_others(path: Path, mode: int) -> str:
+    return f"other users may write to {path} (mode {stat.S_IMODE(mode):04o}); chmod go-w {path}"
+
+
+# --- points at which a test kills the process ---------------------------------------------------------------------------
+
+FAILPOINTS = (
+    "before_append",  # nothing is written yet
+    "in_append",  # all is written, nothing is committed
+    "after_append",  # committed, no client has been told
+    "in_compaction",  # the old events are replaced by the new ones, nothing is committed
+    "after_compaction",  # committed, nothing is forgotten yet
+    "in_creation",  # the tables are made, nothing is committed
+    "after_creation",  # committed, a file is not yet in its place
+    "in_backup",  # the copy is whole, and does not have its name yet
+    "in_replacement",  # the old file is set aside, the new one is not yet in its place
+)
+
+_passed: Counter[str] = Counter()
+
+
+def reach(failpoint: str) -> None:
+    """Pass one of the FAILPOINTS. With GPU_POOL_FAILPOINT=in_append:3 in its environment, the process sends itself SIGKILL when it
+    passes `in_append` for the third time.
+    """
+    if "GPU_POOL_FAILPOINT" not in os.environ:
+        return
+    _passed[failpoint] += 1
+    name, _, times = os.environ["GPU_POOL_FAILPOINT"].partition(":")
+    if (name, int(times or "1")) == (failpoint, _passed[failpoint]):
+        os.kill(os.getpid(), signal.SIGKILL)

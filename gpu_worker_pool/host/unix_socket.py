@@ -7,16 +7,15 @@ import os
 import socket
 import stat
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 
+from .state_dir import FOLDER, OTHERS_WRITE, why_replaceable
+
 VARIABLE = "GPU_POOL_SOCKET"
-FOLDER = "gpu-worker-pool"
 _RUN = Path("/run")
 _DIRECTORY_MODE = 0o755
 # Every user of the machine may connect: the kernel tells the server who it is.
 _SOCKET_MODE = 0o666
-_OTHERS_WRITE = 0o022
 
 
 class SocketUnusable(Exception):  # noqa: N818 - the server goes on without it
@@ -77,28 +76,16 @@ def is_trustworthy(path: Path, uid: int) -> bool:
         found = folder.lstat()
         if not stat.S_ISSOCK(path.lstat().st_mode) or _why_open(found) is not None:
             return False
-        chains = [(whole, *whole.parents) for whole in (folder.absolute(), folder.resolve())]
-        pairs = {pair for chain in chains for pair in pairwise(chain)}
-        return all(_keeps(parent.lstat(), below.lstat(), found.st_uid, uid) for below, parent in pairs)
+        return why_replaceable(folder, {0, found.st_uid}, sticky={0, uid}) is None
     except OSError:
         return False
-
-
-def _keeps(parent: os.stat_result, below: os.stat_result, owner: int, uid: int) -> bool:
-    """Whether no user but root, `uid` and the owner of the socket's directory can have put there what is below."""
-    if parent.st_uid not in {0, owner}:
-        return False
-    if stat.S_ISLNK(parent.st_mode) or not parent.st_mode & _OTHERS_WRITE:
-        return True
-    # As in /tmp: every user may make a directory, but none can replace another user's.
-    return bool(parent.st_mode & stat.S_ISVTX) and below.st_uid in {0, uid}
 
 
 def _why_open(folder: os.stat_result) -> str | None:
     """Why another user than the directory's owner might put a socket there; None if none can."""
     if not stat.S_ISDIR(folder.st_mode):
         return "it is not a directory but a link or a file"
-    if folder.st_mode & _OTHERS_WRITE:
+    if folder.st_mode & OTHERS_WRITE:
         return f"other users may write to it (mode {stat.S_IMODE(folder.st_mode):04o})"
     return None
 
@@ -113,7 +100,10 @@ class UnixListener:
         self.path = path.absolute()
         try:
             self._check_directory()
-            self._check_is_unused()
+            if os.path.lexists(self.path) and not (self.path.is_socket() and is_dead(self.path)):
+                raise SocketUnusable(
+                    f"another server listens at {self.path}, or it is not a socket; set {VARIABLE} to another path"
+                )
             self.socket = self._listen(backlog)
         except OSError as error:
             raise SocketUnusable(f"{path}: {error.strerror or error}; set {VARIABLE} to another path") from None
@@ -143,19 +133,6 @@ class UnixListener:
                 f"{folder} must be a directory to which only the user of the server may write, and {why}; set "
                 f"{VARIABLE} to a path in another one"
             )
-
-    def _check_is_unused(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-            asker.settimeout(1.0)
-            try:
-                asker.connect(str(self.path))
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                if error.errno == errno.ECONNREFUSED and stat.S_ISSOCK(self.path.lstat().st_mode):
-                    return  # left by a server that died
-                raise
-        raise SocketUnusable(f"another server listens at {self.path}; set {VARIABLE} to another path")
 
     def _listen(self, backlog: int) -> socket.socket:
         # Under another name first: at its final path, the socket takes connections from the first moment.

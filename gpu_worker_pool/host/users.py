@@ -7,7 +7,6 @@ import grp
 import os
 import pwd
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ TRUST_S = 3600.0
 # A caller that is not known yet waits for it this long.
 LOOKUP_S = 5.0
 _MOST_KEPT = 1024
-_MOST_AT_ONCE = 8
+# Of lookups at once: a directory that never answers must not cost a thread for each uid of a container.
+_MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,8 @@ class Users:
         self._look_up = look_up or self._ask_directory
         self._clock = clock
         self._known: dict[int, tuple[float, User]] = {}
-        # The lookups that are under way or wait for a thread.
+        # The lookups that are under way.
         self._asked: dict[int, asyncio.Future[None]] = {}
-        self._running = 0
-        self._waiting: deque[int] = deque()
 
     def why_no_members(self) -> list[str]:
         """Why a group gives no rights to any user; nothing of a group that is not set, or exists."""
@@ -104,19 +102,13 @@ class Users:
         if age_s < KEEP_S:
             return
         asked = self._asked.get(uid)
-        if asked is None:
-            asked = self._asked[uid] = asyncio.get_running_loop().create_future()
-            self._waiting.append(uid)
-            self._ask_next()
-        if age_s >= TRUST_S:
-            await asyncio.wait({asked}, timeout=timeout_s)
-
-    def _ask_next(self) -> None:
-        while self._waiting and self._running < _MOST_AT_ONCE:
-            self._running += 1
-            loop, uid = asyncio.get_running_loop(), self._waiting.popleft()
+        if asked is None and len(self._asked) < _MOST_AT_ONCE:
+            loop = asyncio.get_running_loop()
+            asked = self._asked[uid] = loop.create_future()
             # A daemon: a directory that never answers does not keep the server from ending.
             threading.Thread(target=self._ask, args=(uid, loop), name="users", daemon=True).start()
+        if asked is not None and age_s >= TRUST_S:
+            await asyncio.wait({asked}, timeout=timeout_s)
 
     def _ask(self, uid: int, loop: asyncio.AbstractEventLoop) -> None:
         user = None
@@ -127,7 +119,6 @@ class Users:
                 loop.call_soon_threadsafe(self._take_answer, uid, user)
 
     def _take_answer(self, uid: int, user: User | None) -> None:
-        self._running -= 1
         if user is not None:
             if len(self._known) >= _MOST_KEPT and uid not in self._known:
                 del self._known[min(self._known, key=lambda known: self._known[known][0])]
@@ -137,7 +128,6 @@ class Users:
         asked = self._asked.pop(uid)
         if not asked.done():
             asked.set_result(None)
-        self._ask_next()
 
     def _ask_directory(self, uid: int) -> User:
         return User(user_name(uid), self._role(uid))

@@ -25,11 +25,10 @@ from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.events import ClientEvent
 from gpu_worker_pool.client.inherited_lease import VISIBLE_DEVICES_VARIABLE
 from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
-from gpu_worker_pool.client.local_servers import NoServerAnswersError
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.gpu import ProcessId
-from gpu_worker_pool.errors import RequestRefusedError, WorkerTimeoutError
+from gpu_worker_pool.errors import RequestRefusedError
 from gpu_worker_pool.failure import TIMED_OUT, Failure
 from gpu_worker_pool.host.guarded import guard_program
 from gpu_worker_pool.host.processes import Machine
@@ -39,6 +38,7 @@ from gpu_worker_pool.urls import split_endpoints
 from .job_record import JobRecord
 from .job_spec import JobSpec
 from .job_store import JobStore
+from .leases import acquire
 
 _SHELL: Final = "/bin/sh"
 # Its standard input closes when the keeper dies: the shell ends then, and with it the request. The line is the ticket of the
@@ -133,15 +133,20 @@ class GpuWait:
     on_granted: Callable[[GpuWait], None]
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     is_granted: bool = False
+    made_at: float = field(default_factory=time.time)
+    wishes: RequestWishes = field(init=False)
     _assignment: Assignment | None = None
     _process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.wishes = wishes_of(self.record.spec)
 
     def is_like(self, other: GpuWait) -> bool:
         """Whether both ask for the same of the same servers, so that a grant may be used for either. One with a limit to its wait
         is like no other.
         """
         own, theirs = self.record.spec, other.record.spec
-        is_same = self.pool is other.pool is not None and wishes_of(own) == wishes_of(theirs)
+        is_same = self.pool is other.pool is not None and self.wishes == other.wishes
         return is_same and own.timeout_s is None is theirs.timeout_s and not own.runs_itself
 
     async def run(self, since: float) -> None:
@@ -174,18 +179,24 @@ class GpuWait:
     async def _acquire(self, pool: JobPool, since: float) -> Assignment | None:
         """None where the process that was to hold the lease was killed."""
         spec, queued = self.record.spec, asyncio.Event()
-        left_s = UNLIMITED_S if spec.timeout_s is None else max(spec.timeout_s - (time.time() - since), 0.0)
+
+        def left_s() -> float:
+            return UNLIMITED_S if spec.timeout_s is None else max(spec.timeout_s - (time.time() - since), 0.0)
+
         try:
-            async with asyncio.timeout(max(left_s, ONE_TRY_S)):
+            async with asyncio.timeout(max(left_s(), ONE_TRY_S)):
                 await pool.gate.acquire()
         except TimeoutError:
             raise Failure("no GPU within --timeout: others were before it", TIMED_OUT) from None
         acquiring: asyncio.Task[Assignment] | None = None
         try:
             try:
-                process = self._spawn()
+                labels = {"command": spec.label, "job": str(self.record.number)}
+                wishes: RequestWishes = {**self.wishes, "labels": labels, "pid": self._spawn().pid}
                 pool.expect(self.run_id, queued.set)
-                acquiring = asyncio.create_task(self._request(pool.client, process.pid, left_s))
+                acquiring = asyncio.create_task(
+                    acquire(pool.client, wishes, left_s(), self.run_id, waits_for_server=True)
+                )
                 acquiring.add_done_callback(lambda _: queued.set())
                 await queued.wait()
             finally:
@@ -196,26 +207,12 @@ class GpuWait:
             if self._process is not None and self._process.poll() is not None:
                 return None  # a server refuses a holder that is dead
             raise
-        except WorkerTimeoutError as error:
-            why = error.reason or "no server has answered in that time"
-            raise Failure(f"no GPU within --timeout: {why}", TIMED_OUT) from None
-        except NoServerAnswersError as error:
-            if error.is_final:
-                raise
-            raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
         except ValueError as error:
             raise Failure(str(error)) from None
         finally:
             if acquiring is not None and not acquiring.done():
                 acquiring.cancel()
                 await asyncio.wait([acquiring])
-
-    async def _request(self, client: LocalClient, pid: int, left_s: float) -> Assignment:
-        spec, began = self.record.spec, time.monotonic()
-        await client.start(left_s)
-        labels = {"command": spec.label, "job": str(self.record.number)}
-        wishes: RequestWishes = {**wishes_of(spec), "labels": labels, "pid": pid}
-        return await client.request(max(left_s - (time.monotonic() - began), 0.0), wishes, self.run_id)
 
     # --- the process ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import reach
 from gpu_worker_pool.wire.reader import read
 
 from .job_spec import JobSpec

@@ -26,12 +26,12 @@ from gpu_worker_pool.host.processes import Machine
 from gpu_worker_pool.notify.rules import rules_of_command
 from gpu_worker_pool.notify.sender import Sender
 
-from .gpu_wait import GpuWait, JobPools, until_gone
+from .gpu_wait import GpuWait, JobPools, until_gone, wishes_of
 from .job_record import JobRecord
 from .job_store import JobStore, kept_s
 from .keeper_process import FACTS_FILE, listen, log
 from .notices import FINISH_S, CommandNotices
-from .submission import JobState, Run, Whole, abandoned, cancelled, closed, make_plan
+from .submission import JobState, Run, abandoned, cancelled, closed, make_plan
 
 # How long a keeper without jobs stays: another job is often submitted soon.
 IDLE_S: Final = 10.0
@@ -59,8 +59,6 @@ class Keeper:
         self._pools = JobPools()
         self._sender = Sender(boot_time)
         self._false_starts: Counter[int] = Counter()
-        # What was acted upon of each submission.
-        self._known: dict[int, Whole] = {}
         # Submissions that cannot be written, and until when each is left alone.
         self._set_aside: dict[int, float] = {}
         self.changed = asyncio.Event()
@@ -108,6 +106,7 @@ class Keeper:
         self._take_in()
         for record in list(self._records.values()):
             self._deal(record, self._look_after)
+        self._withdraw(self._outdated())
         submissions = {number: record.submission for number, record in self._records.items()}
         waiting = Counter(wait.record.number for wait in self._waits if not wait.is_granted)
         plan = make_plan(submissions, waiting, self._starting(), time.time())
@@ -122,7 +121,7 @@ class Keeper:
 
     def _withdraw(self, numbers: Collection[int]) -> None:
         for wait, task in self._waits.items():
-            if wait.record.number in numbers and not wait.is_granted:
+            if wait.record.number in numbers and not wait.is_granted and not task.cancelling():
                 task.cancel()
                 self._withdrawn.append(task)
 
@@ -172,7 +171,6 @@ class Keeper:
                 self._watches[run.id] = asyncio.create_task(self._watch(run))
             elif self._watches[run.id].done() and record.trouble is None:
                 self._abandon(record, run)
-        self._request_again(record)
         batch = record.spec.batch
         if batch is None or submission.is_over or record.trouble is not None:
             return
@@ -182,18 +180,16 @@ class Keeper:
         if not is_followed and record.write(lambda now: cancelled(now, time.time(), now.spec.indices)):
             tell_runs(record)
 
-    def _request_again(self, record: JobRecord) -> None:
-        """Withdraw requests that are not as they should be any more: other ones are made, at the end of the queue."""
-        number, whole = record.number, record.submission.whole
-        known = self._known.get(number, whole)
-        self._known[number] = whole
-        if whole.yielded_at > known.yielded_at or whole.edits != known.edits:
-            self._withdraw({number})
-        if whole.first_at > known.first_at:
-            requests = [wait.record for wait in self._waits if not wait.is_granted]
-            asked = [each.number for each in requests]
-            before = requests[: asked.index(number)] if number in asked else requests
-            self._withdraw({each.number for each in before if each.submission.order > record.submission.order})
+    def _outdated(self) -> set[int]:
+        """Submissions whose requests are not as they should be any more: others are made, at the end of the queue."""
+        first = [record.submission for record in self._records.values() if record.submission.whole.first_at]
+        return {
+            wait.record.number
+            for wait in self._waits
+            if wait.wishes != wishes_of(wait.record.spec)
+            or wait.record.submission.whole.yielded_at > wait.made_at
+            or any(one.whole.first_at > wait.made_at and one.order < wait.record.submission.order for one in first)
+        }
 
     # --- supervisors ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.host.connections import unix_peer
 from gpu_worker_pool.wire.reader import plain
 
 from .job_spec import without_lease
@@ -32,7 +32,6 @@ _MAIN: Final = (
 )
 # Neither by -m nor from the user's folder: a file of theirs may have the name of a module.
 GPU_POOL: Final = (sys.executable, "-P", "-c", _MAIN, str(Path(__file__).parents[2]))
-_CREDENTIALS: Final = struct.Struct("3i")
 # A keeper that ends and one that starts may cross; each round waits for one of them.
 _ROUNDS: Final = 5
 _START_S: Final = 60.0
@@ -159,7 +158,7 @@ def _last_line(path: Path) -> str:
 
 def uid_at(line: socket.socket) -> int:
     """The user at the other end of a Unix socket."""
-    _, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, uid = unix_peer(line)
     return int(uid)
 
 

@@ -1,27 +1,30 @@
-"""A lease that another process requested: adopted, kept alive, and released."""
+"""Waiting for GPUs; and a lease that another process requested: adopted, kept alive, and released."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
 from typing import Final
 
+from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.acquire.heartbeat import Heartbeat
 from gpu_worker_pool.client.asking import make_request
 from gpu_worker_pool.client.backends.lease_backend import HeldLease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
+from gpu_worker_pool.client.local_servers import NoServerAnswersError
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.request import Request
-from gpu_worker_pool.errors import EndpointError
-from gpu_worker_pool.failure import USAGE, Failure
+from gpu_worker_pool.errors import EndpointError, NoEndpointAnsweredError, WorkerTimeoutError
+from gpu_worker_pool.failure import TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.models import Assignment
 from gpu_worker_pool.wire.reader import read
 
@@ -30,6 +33,45 @@ from .submission import Usage
 _ASK_AGAIN_S: Final = 1.0
 # How long a server may be away that has just granted a lease. The keeper requests another one then.
 _MOST_SILENT_S: Final = 60.0
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Raise a Failure with TIMED_OUT where a request had to wait for too long."""
+    try:
+        yield
+    except NoEndpointAnsweredError:
+        raise
+    except WorkerTimeoutError as error:
+        raise Failure(f"no GPU within --timeout: {error.reason or error}", TIMED_OUT) from None
+
+
+async def acquire(
+    client: LocalClient,
+    wishes: RequestWishes,
+    timeout_s: float | None,
+    worker_id: str | None = None,
+    *,
+    waits_for_server: bool = False,
+) -> Assignment:
+    """Wait for GPUs, at most for `timeout_s`; Failure with TIMED_OUT then. Also for a server that does not answer yet, where it
+    `waits_for_server`; otherwise that is a PoolError.
+    """
+    began, most_s = monotonic(), UNLIMITED_S if timeout_s is None else timeout_s
+    # A server may take its time for each answer. A request that must not wait still asks once.
+    limit = asyncio.timeout(max(most_s, ONE_TRY_S))
+    try:
+        async with limit:
+            await client.start(most_s if waits_for_server else 0.0)
+        with in_time():
+            return await client.request(max(most_s - (monotonic() - began), 0.0), wishes, worker_id)
+    except (NoServerAnswersError, NoEndpointAnsweredError) as error:
+        if not waits_for_server or getattr(error, "is_final", False):
+            raise
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT)
 
 
 @dataclass
@@ -79,9 +121,8 @@ async def adopted(
     async with Transport.of(replace(config, is_named=is_named)) as transport:
         backend = ServerLeases(Endpoint(endpoint_id, where, transport, config))
         lease = await _adopt(backend, lease_id, request, within_s)
-        lease.names = (endpoint_id,) * len(lease.gpus)
         heartbeat = Heartbeat(backend)
-        assignment = lease.assign(is_multi=False)
+        assignment = lease.assignment
         if assignment.ends_at is not None and request.time_limit_s is not None:
             assignment.assigned_at = assignment.ends_at - timedelta(seconds=request.time_limit_s)
         heartbeat.add(lease)

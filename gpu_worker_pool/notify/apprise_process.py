@@ -1,8 +1,8 @@
 """Sends notices by Apprise. It is run as a program, because Apprise blocks and could not be stopped in a thread.
 
 Each line of its standard input is a JSON object with a `url`, and with `title`, `body` and `is_bad` if something is to be sent;
-without them the URL is only checked. Each is answered by a line: JSON null, or a text that says why it failed. The program
-ends with its input, so it does not outlive the process that started it.
+without them the URL is only checked. Each is answered by a line: JSON null, or a text that says why it failed; after a notice
+that failed none is sent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 from typing import Any
 from urllib.parse import unquote
@@ -71,13 +70,16 @@ def _without_secrets(text: str, url: str) -> str:
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # `gpu-pool run` blocks the signals that end it
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing that a plugin prints is an answer
     warnings = _Warnings()
     logging.getLogger("apprise").addHandler(warnings)
     for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line), warnings)), file=answers, flush=True)
+        asked = json.loads(line)
+        why = _answer(asked, warnings)
+        print(json.dumps(why), file=answers, flush=True)
+        if why is not None and "title" in asked:
+            break  # what comes after it is sent after it
 
 
 if __name__ == "__main__":

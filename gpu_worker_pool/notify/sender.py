@@ -12,10 +12,10 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from tempfile import TemporaryFile
 from typing import Final
 
 from gpu_worker_pool.failure import Failure
@@ -24,7 +24,7 @@ from gpu_worker_pool.host.guarded import Guarded, given_input
 from gpu_worker_pool.host.pauses import Backoff
 
 from .notice import Notice
-from .rules import APPRISE, AppriseUrl, Program, Rule, Target
+from .rules import APPRISE, Program, Rule, Target
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ BACKOFF: Final = Backoff(first_s=1.0, factor=4.0, max_s=60.0)
 MAX_AGE_S: Final = 300.0
 # A killed program is gone by then, unless it is stuck in the kernel or belongs to another user.
 _KILL_S: Final = 5.0
+_MOST_OUTPUT: Final = 1_000_000
 # What a program of the operator needs to run at all. Nothing else of the server's environment is passed on.
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 
@@ -100,7 +101,11 @@ class Sender:
         """Send what waits for a target, until nothing does."""
         while queue:
             is_closing = self._closing.is_set()
-            why = await self._send_all(target, queue)
+            async with self._at_once:
+                sent, why = await _send(target, queue)
+            for _ in range(sent):
+                queue.popleft()
+                self._failing.discard(target)
             if why is None:
                 continue
             queue[0].attempts += 1
@@ -111,19 +116,6 @@ class Sender:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.sleep(pause_s) if is_closing else self._closing.wait(), pause_s)
         del self._waiting[target], self._tasks[target]
-
-    async def _send_all(self, target: Target, queue: deque[_Waiting]) -> str | None:
-        """Send until one fails; why it did. What was sent has left the queue."""
-        try:
-            async with self._at_once, _opened(target) as attempt:
-                while queue:
-                    if (why := await attempt(queue[0])) is not None:
-                        return why
-                    queue.popleft()
-                    self._failing.discard(target)
-        except (OSError, Failure) as error:
-            return str(error)
-        return None
 
     def _is_over(self, waiting: _Waiting, attempts: int) -> bool:
         # A program may have done something by the time it fails: a pager must not page twice.
@@ -136,44 +128,30 @@ class Sender:
             logger.error("the notice %s was not sent to %s: %s", waiting.notice.occasion, waiting.rule, why)
 
 
-Attempt = Callable[[_Waiting], Awaitable[str | None]]
-"""Sends one notice; why it failed, or None."""
-
-
-@asynccontextmanager
-async def _opened(target: Target) -> AsyncIterator[Attempt]:
-    """The way to a target, for several notices one after the other. Starting Apprise takes a quarter of a second."""
+async def _send(target: Target, queue: Sequence[_Waiting]) -> tuple[int, str | None]:
+    """Send notices, those of Apprise all in one run; how many were sent, and why the next one was not."""
+    waiting = queue[0]
     if isinstance(target, Program):
-        yield partial(_run, target)
-        return
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *APPRISE, stdin=pipe, stdout=pipe, stderr=null, cwd="/", start_new_session=True
+        why, _ = await run_program(
+            target.arguments,
+            waiting.notice.as_json(),
+            waiting.rule.timeout_s,
+            env=_environment(target, waiting.notice),
+            cwd=target.cwd,
+        )
+        return (1 if why is None else 0), why
+    said = "".join(
+        json.dumps({"url": target.url, "title": notice.title(), "body": notice.text(), "is_bad": notice.is_bad}) + "\n"
+        for notice in (each.notice for each in queue)
     )
-    try:
-        yield partial(_send, target, process)
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    why, output = await run_program(APPRISE, said.encode(), waiting.rule.timeout_s, env=os.environ, cwd="/")
+    answers = [json.loads(line) for line in output.splitlines()]
+    if answers and answers[-1] is not None:
+        return len(answers) - 1, answers[-1]
+    return len(answers), why.replace(APPRISE[0], "Apprise") if why and len(answers) < len(queue) else None
 
 
-async def _send(target: AppriseUrl, process: asyncio.subprocess.Process, waiting: _Waiting) -> str | None:
-    notice, limit_s = waiting.notice, waiting.rule.timeout_s
-    said = {"url": target.url, "title": notice.title(), "body": notice.text(), "is_bad": notice.is_bad}
-    assert process.stdin is not None  # noqa: S101 - they are pipes
-    assert process.stdout is not None  # noqa: S101
-    try:
-        async with asyncio.timeout(limit_s):
-            process.stdin.write(json.dumps(said).encode() + b"\n")
-            answer = await process.stdout.readline()
-    except TimeoutError:
-        return f"it has not taken the notice within {limit_s:g} s"
-    return json.loads(answer) if answer else "the process that runs Apprise ended"
-
-
-async def _run(program: Program, waiting: _Waiting) -> str | None:
-    notice = waiting.notice
+def _environment(program: Program, notice: Notice) -> dict[str, str]:
     needed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     said = {
         "GPU_POOL_EVENT": notice.occasion.value,
@@ -185,43 +163,40 @@ async def _run(program: Program, waiting: _Waiting) -> str | None:
     }
     # A NUL cannot be passed on.
     env = {name: text.replace("\0", "") for name, text in said.items() if text}
-    return await run_program(
-        program.arguments,
-        notice.as_json(),
-        waiting.rule.timeout_s,
-        env={**(needed if program.env is None else dict(program.env)), **env},
-        cwd=program.cwd,
-    )
+    return {**(needed if program.env is None else dict(program.env)), **env}
 
 
 async def run_program(
     argv: Sequence[str], sent: bytes, limit_s: float, *, env: Mapping[str, str], cwd: str | None = None
-) -> str | None:
-    """Run a program without a lease, with this standard input and no output, at most for this time; why it failed, or None.
+) -> tuple[str | None, bytes]:
+    """Run a program without a lease, with this standard input, at most for this time; why it failed, or None, and its output.
     All that it started is ended then, also if this is cancelled.
     """
     name, limit = argv[0], boot_time() + limit_s
     try:
         guarded = Guarded.start()
     except (Failure, OSError) as error:
-        return _why_not_run(name, error)
+        return _why_not_run(name, error), b""
+    output = b""
     try:
         async with asyncio.timeout(limit_s + _KILL_S):
-            with given_input(sent) as given, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
-                streams = (given, nothing.fileno(), nothing.fileno())
+            with given_input(sent) as given, TemporaryFile() as out, open(os.devnull, "wb") as nothing:  # noqa: PTH123, ASYNC230 - at once
                 # Without grace: SIGKILL follows SIGTERM at once.
+                streams = (given, out.fileno(), nothing.fileno())
                 await guarded.run(argv, env, streams, cwd=cwd, grace_s=0.0, limit=limit)
-            ended = await guarded.wait()
+                ended = await guarded.wait()
+                out.seek(0)
+                output = out.read(_MOST_OUTPUT)
     except TimeoutError:
-        return f"{name} cannot be ended"
+        return f"{name} cannot be ended", b""
     except (Failure, OSError) as error:
-        return _why_not_run(name, error)
+        return _why_not_run(name, error), b""
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(guarded.close(), _KILL_S)
     if ended.was_limited:
-        return f"{name} has not ended within {limit_s:g} s"
-    return f"{name} ended with {ended.exit_code}" if ended.exit_code else None
+        return f"{name} has not ended within {limit_s:g} s", output
+    return f"{name} ended with {ended.exit_code}" if ended.exit_code else None, output
 
 
 def _why_not_run(name: str, error: Failure | OSError) -> str:

@@ -38,11 +38,11 @@ from .http.access import AccessRules
 from .http.forwarding import Forwarding
 from .http.front import READABLE, PolledStatistics, check_head, nowhere
 from .http.pool_route import PoolRoute, write
-from .http.problems import Refusal, problem_of
+from .http.response import Refusal, problem_of
 from .http.shared_answer import SharedAnswers
 from .logs import configure_logging_if_unset
 from .own_history import prepare_files
-from .routes import accounting, admin, events, fleet, groups, leases, page, plans, statistics
+from .routes import accounting, admin, events, fleet, leases, page, plans, statistics
 from .routes.accounting import PastLeases
 from .routes.docs import describe, docs_router
 from .routes.events import Streams
@@ -71,7 +71,6 @@ ROUTERS = (
     events.router,
     accounting.router,
     plans.router,
-    groups.router,
     admin.router,
 )
 
@@ -251,7 +250,7 @@ class PoolApp(FastAPI):
             await self._fleet.start()
         with when_asked_to_stop(self._stop_waiting):
             watch = asyncio.create_task(self.statistics.watch(self._streams.note_snapshot))
-            unix_groups = asyncio.create_task(groups.follow_unix_groups(self.pool))
+            unix_groups = asyncio.create_task(plans.follow_unix_groups(self.pool))
             self._hooks.start()
             notify("READY=1")
             yield

@@ -32,7 +32,7 @@ from gpu_worker_pool.notify.sender import Sender
 
 from .authority.pool import Pool
 from .forms import STRICT, Number, Text
-from .http.problems import Refusal
+from .http.response import Refusal
 from .http.validation import read_form
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class HookForm:
 def read_rules(path: Path) -> tuple[Rule, ...]:
     """All rules of a file; RulesUnusable if one of them cannot be used: half of the rules would look like all."""
     try:
-        if (why := why_replaceable(path, os.geteuid())) is not None:
+        if (why := why_replaceable(path, {0, os.geteuid()})) is not None:
             raise RulesUnusable(f"other users could change {path}, and so run programs as this server: {why}")
         parsed, mode = tomllib.loads(path.read_text(encoding="utf-8")), path.stat().st_mode
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Bodies of `/pool`."""
+"""Bodies of `/pool`, of the page's calls and about a fleet: its boxes, and what boxes say to each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from .leases import DrainingLeaseView, LeaseView, VerdictView
-from .plans import BookingView, GroupView, ReservationView
+from .leases import DrainingLeaseView, GpuRef, LeaseView, RenewAnswer, VerdictView
+from .plans import BookingView, ForecastView, GroupView, ReservationView
 from .service import FleetView
 
 GpuState = Literal[
@@ -101,3 +101,117 @@ class IgnoredProcesses:
     """Processes of these names do not count as use from outside the pool."""
 
     ignored_processes: tuple[str, ...]
+
+
+# What a box is asked on its link to renew leases that it keeps.
+RENEW_AT_BOX = "renew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxView:
+    """A box of the fleet. Its state is `unknown` while the leader does not hear from it: then nothing is granted there,
+    and its leases go on. `url`, `version` and `is_candidate` are null until it has announced itself to this leader. `trouble`
+    is why it cannot keep leases, in a sentence: then nothing is granted there either.
+    """
+
+    node: str
+    url: str | None = None
+    state: Literal["up", "unknown"] = "unknown"
+    version: str | None = None
+    is_candidate: bool | None = None
+    is_leader: bool = False
+    heard_ago_s: float | None = None
+    trouble: str | None = None
+    gpus: int = 0
+    leases: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetList:
+    """The fleet, as its leader knows it. `leader` is the node of the box that leads, `id` that of the pool."""
+
+    id: str | None
+    epoch: int | None
+    leader: str | None
+    boxes: tuple[BoxView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxRenewForm:
+    """Leases to renew at the box that keeps them, for a caller that another box knows."""
+
+    ids: tuple[str, ...]
+    wait_s: float = 0.0
+    warned: tuple[str, ...] = ()
+    caller: str | None = None
+    is_local: bool = False
+    is_admin: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxRenewAnswer(RenewAnswer):
+    """`elsewhere` are leases that this box does not keep; `denied` those that the caller may not renew."""
+
+    elsewhere: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+
+
+RecentKind = Literal["queued", "granted", "warned", "ended", "drained", "out_of_service", "in_service"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentEvent:
+    """An event that people are told of. `label` is the lease's label `command`."""
+
+    at: str | None
+    kind: RecentKind
+    lease_id: str | None
+    owner: str | None
+    worker_id: str | None
+    label: str | None
+    gpus: tuple[GpuRef, ...]
+    reason: str | None
+    by: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedEnd:
+    """Until when a lease is predicted to last."""
+
+    lease_id: str
+    at: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """The pool and the page's other data. `boxes` is null unless the whole fleet is shown. `advice` says why the GPUs could not be
+    read, and what to do. `ends` are those of leases without a time limit.
+    """
+
+    pool: PoolView
+    now: str | None
+    started_at: str | None
+    measured_at: float
+    reading_age_s: float | None
+    stale_after_s: float
+    refresh_interval_s: float
+    max_history: int
+    advice: str | None
+    ends: tuple[ExpectedEnd, ...]
+    forecast: ForecastView
+    happened: tuple[RecentEvent, ...]
+    has_tokens: bool
+    title: str
+    docs: str | None
+    boxes: tuple[BoxView, ...] | None = None
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeView:
+    """Who calls: the name of its token, or its Unix user."""
+
+    name: str | None
+    is_admin: bool
+    role: str = "user"

@@ -15,7 +15,6 @@ from benchmarks.replay.openb import (
     TASKS,
     NoTraceError,
     Trace,
-    model_pattern,
     read_trace,
     sample_nodes,
     sample_tasks,
@@ -112,15 +111,6 @@ def test_a_task_that_cannot_be_asked_for_is_left_out(tmp_path: Path) -> None:
     assert [node.name for node in trace.nodes] == ["a", "b", "c"]
     (task,) = trace.tasks
     assert (task.name, task.wishes.model, task.wishes.memory_mb) == ("pod-0003", "V100M*", 470 * 16.0)
-
-
-def test_a_pattern_lets_in_the_wanted_models_and_no_other() -> None:
-    models = frozenset({"T4", "G2", "V100M16", "V100M32"})
-
-    assert model_pattern((), models) is None
-    assert model_pattern(("T4",), models) == "T4"
-    assert model_pattern(("V100M16", "V100M32"), models) == "V100M*"
-    assert model_pattern(("V100M16", "V100M32"), models | {"V100M64"}) is None
 
 
 def test_samples_are_as_large_as_asked_for_and_the_same_for_a_seed(tmp_path: Path) -> None:

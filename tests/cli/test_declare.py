@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,3 +125,13 @@ def test_the_shell_is_given_commands_options_and_parts() -> None:
     assert [word for word, _ in candidates(["drain", "--w"])] == ["--wait"]
     assert {word for word, _ in candidates(["quota", ""])} == {"list", "set", "remove"}
     assert candidates(["nonsense", ""]) == []
+
+
+def test_bash_completes_by_the_script_that_is_printed() -> None:
+    script = called("completion", "bash").out
+    asks = "gpu-pool() { test $1 = --complete && test $2 = sta && printf 'status\tShow\n'; }"
+    typed = f'{script}\n{asks}\nCOMP_WORDS=(gpu-pool sta); COMP_CWORD=1; _gpu_pool; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["/bin/bash", "-c", typed], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("status\n", "")
+    assert called("--complete", "sta").out.startswith("status\tShow every GPU")
+    assert called("completion", "csh").code == USAGE

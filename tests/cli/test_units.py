@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.cli.pools.report import show_clock
 from gpu_worker_pool.cli.run.waiting_line import waiting_text
-from gpu_worker_pool.cli.units import parse_duration_s, parse_memory_mb, show_duration, show_memory, show_moment
+from gpu_worker_pool.cli.units import (
+    parse_duration_s,
+    parse_memory_mb,
+    parse_moment,
+    show_duration,
+    show_memory,
+    show_moment,
+)
 from gpu_worker_pool.client.command_label import command_label, label_text
 from gpu_worker_pool.client.guarded_lease import grace_after_loss
+from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.wire.leases import ObstacleView, WaitingLeaseView, WishesView
 
 
@@ -122,3 +130,28 @@ def test_since_when_is_said_as_people_say_it() -> None:
     ]
     assert shown == ["since 14:02", "since Sat 15:00", "since 2026-10-07 15:00"]
     assert show_clock(None, 0.0) == "since an unknown time"
+
+
+# --- times of the past, of a report ---------------------------------------------------------------------------------------
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7d", NOW - 7 * 86_400),
+        ("1h30m", NOW - 5400),
+        ("2026-11-01", datetime(2026, 11, 1).timestamp()),  # noqa: DTZ001 - of the user's time zone
+        ("2026-11-01T12:00:00+02:00", datetime(2026, 11, 1, 10, tzinfo=UTC).timestamp()),
+        *((text, 0.0) for text in ("1950-01-01", "0001-01-01", "30000d", "1h99999999999m")),
+    ],
+)
+def test_a_time_is_so_long_ago_or_a_date(text: str, expected: float) -> None:
+    assert parse_moment(text, NOW, "--since", is_past=True) == expected
+
+
+@pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
+def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match=r"--since: .* is not a time; write 7d"):
+        parse_moment(text, NOW, "--since", is_past=True)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from tests.listener import Listener
+from tests.listener import ListenerThread
 
-START_S = 30.0
 # More than a client of ours reads.
 HUGE_BYTES = 17 * 1024 * 1024
 JSON = "application/json"
@@ -51,57 +48,19 @@ Behaviour = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
 Answering = Callable[[Seen], Awaitable[tuple[int, Any]]]
 
 
-class ForeignServer:
+class ForeignServer(ListenerThread):
     """Listens from entering to leaving; `behaviour` may be changed at any time, and `seen` is all that was asked."""
 
     def __init__(self, behaviour: Behaviour, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(port, tls)
         self.behaviour = behaviour
         self.seen: list[Seen] = []
-        self._loop = asyncio.new_event_loop()
-        self._started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="foreign-server", daemon=True)
-        self._listener = Listener(self._serve, port, tls)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._started.result(START_S)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def asked(self, method: str, path_start: str = "") -> list[Seen]:
         """What was asked with this method."""
         return [seen for seen in self.seen if seen.method == method and seen.path.startswith(path_start)]
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._listen())
-        except OSError as error:
-            self._started.set_exception(error)
-        else:
-            self._started.set_result(None)
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._listener.stop())
-        finally:
-            self._loop.close()
-
-    async def _listen(self) -> None:
-        self._listener.start()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while not writer.is_closing():
                 seen = await _read(reader)

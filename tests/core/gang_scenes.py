@@ -148,16 +148,6 @@ def make_room_unseen(core: Core) -> None:
     scene.pool.do(core.commands.Configure("quotas", ("ada",), None), 30.0)
 
 
-def be_granted_what_an_earlier_waiter_may_have(core: Core) -> None:
-    """The soak found this one: a pass that grants a preemptible lease must be followed by another."""
-    scene = GangScene(core, 2, 2, awaits_reading_after_release=True)
-    scene.want(1, 2.0, gpus=2, node="a")
-    for number in (2, 3):
-        scene.want(number, 3.0, nodes=2)
-    scene.release(1, 4.0)
-    scene.want(4, 5.0, preemptible=True)
-
-
 def release_beside_a_preemptible_lease(core: Core) -> None:
     """The soak found this one: a GPU that drains and one of a preemptible lease are enough for a waiter."""
     scene = GangScene(core, 2, awaits_reading_after_release=True)
@@ -284,9 +274,8 @@ GANG_MUTANTS = (
         wait_for_a_gang,
         "a gang reserves the nodes where it can run soonest",
         "planner",
-        "del best[wishes.nodes :]",
-        "del best[: -wishes.nodes]",
-        also=("planner", "best[-1].start.at if is_full else inf", "inf"),
+        "nsmallest(number, plans, key=_sooner)",
+        "nsmallest(number, plans, key=lambda plan: (-plan.start.at, plan.gpus))",
     ),
     _mutant(
         wait_for_a_gang,
@@ -336,13 +325,6 @@ GANG_MUTANTS = (
         "preemption",
         "    if not state.preempt_warned:\n",
         "    if True:\n",
-    ),
-    _mutant(
-        be_granted_what_an_earlier_waiter_may_have,
-        "a preemptible lease makes room for earlier waiters from its grant on",
-        "serve",
-        "is_in_the_way = lease.request.preemptible and bool(self._unserved)",
-        "is_in_the_way = False",
     ),
     _mutant(
         release_beside_a_preemptible_lease,

@@ -31,7 +31,6 @@ class Outcome:
     wanting: tuple[Lease, tuple[Key, ...]] | None = None
     claims: dict[Key, str] = field(default_factory=dict)
     reserved: Reserved | None = None
-    no_date_until: dict[Any, float] = field(default_factory=dict)
     # The leases that need not make room after all; None if that was not asked.
     spared: list[str] | None = None
 
@@ -132,7 +131,7 @@ class Model(PlainPlans):
         """Go over the whole queue until a waiter can be served. What is kept is worked out here; or, as settled, it is what
         the last look found: while nothing happens, that stays.
         """
-        found = Outcome(no_date_until={wishes: at for wishes, at in self.no_date_until.items() if at > self.now})
+        found = Outcome()
         gone: set[Key] = set()
         binding = self.reservation if as_settled else None
         # The waiters so far that cannot be served.
@@ -172,7 +171,7 @@ class Model(PlainPlans):
                 continue
             ahead.append(lease)
             if not as_settled and found.reserved is None and self.may_reserve(lease):
-                found.reserved = binding = self.reserve(lease, found.no_date_until)
+                found.reserved = binding = self.reserve(lease)
         return found
 
     def preemptible_on(self, node: str | None) -> list[Lease]:

@@ -20,7 +20,7 @@ from gpu_worker_pool.core.queue.eligibility import as_left_to, is_suitable, judg
 from gpu_worker_pool.core.queue.owners import Order, over_quota
 from gpu_worker_pool.core.queue.placement import Grant, Placer
 from gpu_worker_pool.core.queue.planner import Planner
-from gpu_worker_pool.core.queue.preemption import Preemption, spared
+from gpu_worker_pool.core.queue.preemption import find_claim, spared
 from gpu_worker_pool.core.queue.reserving import Reserving
 from gpu_worker_pool.core.queue.serve import QueuePass
 from gpu_worker_pool.core.queue.withheld import Withheld
@@ -155,9 +155,9 @@ class PlainPlacer:
 
 def plain_pass(state: PoolState, now: float) -> QueuePass:
     """A pass over the queue in which everything is tried for each waiter."""
-    placer, withheld, preemption = PlainPlacer(state, now), Withheld(state, now), Preemption(Placer(state, now))
+    placer, withheld = PlainPlacer(state, now), Withheld(state, now)
     reserving = Reserving(state, now, Planner(state, now, withheld), withheld)
-    found, gone = QueuePass(no_date_until=reserving.no_date_until), set[GpuKey]()
+    found, gone = QueuePass(), set[GpuKey]()
     ahead: list[QueuedLease] = []
     for lease_id in Order(state, now).lease_ids():
         if lease_id in state.passed_over:
@@ -170,16 +170,13 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
         gpus = placer.place(wishes, kept)
         if gpus is not None:
             gpus = placer.with_home(gpus, lease, kept)
-            found.grants.append(Grant(lease_id, gpus))
-            gone.update(gpus)
-            if wishes.is_shared or not state.treats_owners_alike or (lease.request.preemptible and ahead):
-                return found
-            continue
+            found.grant = Grant(lease_id, gpus)
+            return found
         own = placer.left_to(lease, ahead, kept)
         if own is not None:
-            found.grants.append(Grant(lease_id, (own,)))
+            found.grant = Grant(lease_id, (own,))
             return found
-        claimed = None if lease.request.preemptible else preemption.claim(wishes, kept)
+        claimed = None if lease.request.preemptible else find_claim(Placer(state, now), wishes, kept)
         if claimed is not None and state.preemptible:
             found.victims = claimed.victims
             found.claims.update(dict.fromkeys(claimed.gpus, lease_id))
@@ -189,8 +186,6 @@ def plain_pass(state: PoolState, now: float) -> QueuePass:
             continue
         ahead.append(lease)
         if withheld.reservation is None and reserving.is_due(lease):
-            if found.grants and reserving.will_look(request_class):
-                return found
             found.reservation = withheld.reservation = reserving.reserve(lease, request_class)
     awaited = {*found.claims, *(found.reservation.gpus if found.reservation else ())}
     found.spared = spared(state, awaited, now)

@@ -12,7 +12,6 @@ from tests.core.plain_gpus import FOREVER, Key, Lease, PlainGpus
 WHOLE = 1000
 WARNING_S = 60.0
 FAR_AHEAD_S = 3600.0
-TRIED_AGAIN_AFTER_S = 60.0
 HALF_LIFE_S = 7 * 24 * 3600.0
 SURE, GUESSED = "declared", "predicted"
 
@@ -47,7 +46,6 @@ class PlainPlans(PlainGpus):
     # As of the last event that said so.
     reservation: Any = None
     claims: dict[Key, str] = field(default_factory=dict)
-    no_date_until: dict[Any, float] = field(default_factory=dict)
 
     # Which waiter is first
 
@@ -264,7 +262,7 @@ class PlainPlans(PlainGpus):
     def may_reserve(self, lease: Lease) -> bool:
         return bool(lease.asked_at - self.wall + self.settings.reserve_after_s <= self.now)
 
-    def reserve(self, lease: Lease, no_date_until: dict[Any, float]) -> Reserved | None:
+    def reserve(self, lease: Lease) -> Reserved | None:
         """What is reserved for the first waiter that cannot be served; it keeps to the nodes that it has."""
         wishes, current = lease.request.wishes, self.reservation
         if current is not None and current.lease_id == lease.id:
@@ -274,13 +272,9 @@ class PlainPlans(PlainGpus):
             was_seen_lately = self.now < current.seen + self.settings.drain_limit_s
             if was_seen_lately and all(self.may_come_free(key, lease) for key in current.gpus):
                 return Reserved(lease.id, current.gpus, current.date, str(current.basis))
-        if not self.readings:
-            return None
         plan = self.plan_on_all([node for node in self.nodes() if self.has_enough(node, wishes)], lease)
-        if plan is None or (plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S):
-            no_date_until[wishes] = self.now + TRIED_AGAIN_AFTER_S
-            return None
-        return plan
+        is_far = plan is not None and plan.basis == GUESSED and plan.date > self.now + FAR_AHEAD_S
+        return None if is_far else plan
 
     def may_be_had(self, key: Key, lease: Lease) -> bool:
         """Whether a waiter could have a GPU, whatever it is used for."""

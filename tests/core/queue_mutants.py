@@ -12,12 +12,6 @@ QUEUE_MUTANTS = (
         "if state.quotas or state.groups or state.preemptible:",
     ),
     Mutant(
-        "a released GPU is read at once if a waiter may have it",
-        "eligibility",
-        "if not slot.occupants or slot.is_draining or slot.is_shared)",
-        "if not slot.occupants or slot.is_shared)",
-    ),
-    Mutant(
         "nothing is reserved before a waiter has waited long",
         "reserving",
         "self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s",
@@ -66,22 +60,10 @@ QUEUE_MUTANTS = (
         "if plan is None or (False and",
     ),
     Mutant(
-        "what is granted in a look is not taken for free in it",
-        "serve",
-        "if self._found.grants and self._reserving.will_look(request_class):",
-        "if False:",
-    ),
-    Mutant(
         "what drains admits no later waiter",
         "planner",
         "            return FreeAt(self._now, Basis.DECLARED, lease_id)\n",
         "            return FreeAt(state.ttl_due.due_at(lease_id) or self._now, Basis.DECLARED, lease_id)\n",
-    ),
-    Mutant(
-        "a date is looked for again when something happens",
-        "reserving",
-        "number * (len(self._tried_lately) + 1) > MOST_GPUS:",
-        "number:",
     ),
     Mutant(
         "what is reserved stays so while readings do not tell",
@@ -232,14 +214,14 @@ QUEUE_MUTANTS = (
     Mutant(
         "a preemptible member goes before a preemptible request of others",
         "withheld",
-        "return member.preemptible or not other.preemptible",
-        "return not other.preemptible",
+        "(each.preemptible or not request_class.preemptible)",
+        "not request_class.preemptible",
     ),
     Mutant(
         "others use preemptibly what a group waits for",
         "withheld",
-        "return member.preemptible or not other.preemptible",
-        "return True",
+        "(each.preemptible or not request_class.preemptible)",
+        "True",
     ),
     Mutant(
         "others use what no member waits for",

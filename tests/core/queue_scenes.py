@@ -56,15 +56,6 @@ def wait_for_two(core: Core, **settings: Any) -> QueueScene:
     return scene
 
 
-def read_two_after_their_release(core: Core) -> None:
-    scene = QueueScene(core, gpus=2, awaits_reading_after_release=True)
-    scene.want(1, 3.0, gpus=2)
-    scene.want(2, 4.0, gpus=2)
-    scene.release(1, 5.0)
-    scene.see(6.0)
-    scene.end()
-
-
 def have_not_waited_long(core: Core) -> None:
     scene = wait_for_two(core, reserve_after_s=600.0)
     scene.want(3, 5.0)
@@ -470,7 +461,6 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "nothing is reserved that a group waits for": reserve_nothing_that_a_group_waits_for,
     "no two groups have first right on one GPU": claim_what_another_group_has_first,
     "a group has members": claim_what_another_group_has_first,
-    "a released GPU is read at once if a waiter may have it": read_two_after_their_release,
     "the queue is looked at again when GPUs have other indices": renumber_a_gpu_that_is_taken,
     "the queue is served again when a waiter with a reservation leaves": leave_the_queue_with_a_reservation,
     "the queue is served again when leases are predicted to last less long": release_before_a_booking,

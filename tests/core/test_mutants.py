@@ -155,7 +155,7 @@ PLAIN_MUTANTS = (
     Mutant(
         "fences grow",
         "decide",
-        "fence = 1 + max([fences.get(key.node, state.fences.get(key.node, 0)) for key in grant.gpus])",
+        "fence = 1 + max([state.fences.get(key.node, 0) for key in gpus])",
         "fence = 1",
     ),
     Mutant(

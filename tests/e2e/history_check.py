@@ -1,6 +1,6 @@
 """Reads the lines that workers wrote while they used a pool, and finds the promises that were broken.
 
-`gpu-pool demo` and the tests in tests/e2e share this checker. It is pure: lines in, violations out. What the lines are, and
+The tests in tests/e2e share this checker. It is pure: lines in, violations out. What the lines are, and
 what a tenure is, stands in run_history.py.
 
 - `held_twice`: two tenures of one GPU overlap; `overfull`: sharers exceed the memory of a GPU;

@@ -9,20 +9,17 @@ machine, so a seed repeats the weather and not the run. The nemesis waits as par
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from math import inf
 from pathlib import Path
 
-from tests.e2e import histories
-from tests.e2e.faults.network import NetworkFaults
 from tests.e2e.faults.scene import Fault, Plan, Scene
 from tests.e2e.faults.second_server import SecondServer
 from tests.e2e.faults.server import ServerFaults
 from tests.e2e.faults.strangers import Strangers
 from tests.e2e.faults.workers import Crew
-from tests.e2e.run_history import RunHistory
-from tests.e2e.worker import now
+from tests.e2e.run_history import RunHistory, read_history
+from tests.e2e.worker import NoAnswer, now
 
 # These take long, so they begin first.
 FIRST = ("outsiders", "outage", "flood")
@@ -38,14 +35,13 @@ class Nemesis:
         self.crew = Crew(self.scene)
         self.second = SecondServer(self.scene)
         self.server = ServerFaults(self.scene, self.crew, self.second)
-        self.network = NetworkFaults(self.scene)
         self.strangers = Strangers(self.scene, self.crew)
         of_server = self.server.faults()
         self.needs_server = frozenset({*of_server, *self.second.faults()} - {"outage"})
         self.faults: dict[str, Fault] = {
             **of_server,
             **self.crew.faults(),
-            **self.network.faults(),
+            "cut_network": self.cut_network,
             **self.strangers.faults(),
             **self.second.faults(),
         }
@@ -59,7 +55,7 @@ class Nemesis:
                 self.crew.start(role)
             keeper = asyncio.ensure_future(self.server.keep_up())
             self.scene.proxy.badness = self.plan.badness
-            onlooker = asyncio.ensure_future(self.network.look_on())
+            onlooker = asyncio.ensure_future(self.look_on())
             await self.rage()
             onlooker.cancel()
             await self.heal()
@@ -96,6 +92,30 @@ class Nemesis:
             self.scene.begin(self.faults[name]())
             await asyncio.sleep(random.uniform(0.4, 1.2))
 
+    async def cut_network(self) -> None:
+        """For all; what happens to a single request is in proxy.py."""
+        self.recorder.say("network_cut")
+        self.scene.proxy.is_cut = True
+        self.scene.proxy.cut()
+        await asyncio.sleep(self.scene.random.uniform(0.1, 1.5))
+        self.scene.proxy.is_cut = False
+
+    async def look_on(self) -> None:
+        """Watch all leases that wait, with curl, and press Ctrl-C; a client that asks again on a new connection before
+        the server sees that its old one is gone does the same. It is nobody else's business.
+        """
+        server, random = self.scene.server, self.scene.random
+        while True:
+            await asyncio.sleep(random.uniform(0.1, 0.5))
+            try:
+                _, pool = await server.look_up("/pool")
+            except NoAnswer:
+                continue
+            queue = random.sample(pool["queue"], min(len(pool["queue"]), 20))
+            watching = [server.look_up(f"/leases/{lease['id']}?wait_s=10", 0.2) for lease in queue]
+            seen = await asyncio.gather(*watching, return_exceptions=True)
+            self.recorder.counts["onlooker_hung_up"] += sum(isinstance(answer, NoAnswer) for answer in seen)
+
     async def heal(self) -> None:
         """All faults run out, and nothing new is done to anybody."""
         self.scene.proxy.badness = 0.0
@@ -130,7 +150,7 @@ def run(plan: Plan, folder: Path) -> tuple[RunHistory, Counter[str]]:
     folder.mkdir(parents=True, exist_ok=True)
     nemesis = Nemesis(plan, folder)
     asyncio.run(nemesis.run())
-    history = histories.read(folder)
+    history = read_history(folder)
     counts = nemesis.recorder.counts
     counts["grants"] = len(history.tenures)
     counts["shares_granted"] = sum(lease.who.startswith("flood") for lease in history.tenures)
@@ -151,7 +171,3 @@ def held_through_outages(history: RunHistory) -> Counter[str]:
                 counts["held_through_outage"] += lease.safe_until == inf and lease.left_at > back_at
                 counts["given_up_in_outage"] += lease.safe_until < back_at and away_at < lease.left_at < back_at
     return counts
-
-
-def forget(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

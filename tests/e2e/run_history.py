@@ -14,14 +14,18 @@ witness, a file for each GPU, long after its lease expired. No lease with a TTL 
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 Line = Mapping[str, Any]
+# 80 % (the threshold) of a simulated A100 with 80 GB.
+USABLE_MB = 0.8 * 81920
 
 
 @dataclass(slots=True)
@@ -134,3 +138,13 @@ class RunHistory:
     def of_kind(self, what: str) -> Iterator[Line]:
         """The lines of one kind."""
         return (line for line in self.lines if line["what"] == what)
+
+
+def read_history(folder: Path) -> RunHistory:
+    """What the processes of a run left in its folder."""
+
+    def lines_of(path: Path) -> list[Line]:
+        return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+    lines = [line for path in folder.glob("*.history") for line in lines_of(path)]
+    return RunHistory(lines, {path.stem: lines_of(path) for path in folder.glob("*.resource")}, USABLE_MB)

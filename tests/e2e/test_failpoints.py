@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.events import Configured, DurableEvent
-from gpu_worker_pool.host.failpoints import FAILPOINTS
+from gpu_worker_pool.host.state_dir import FAILPOINTS
 from gpu_worker_pool.ledger.outbox import SHORTEST_TO_COMPACT
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.testing import ServerProcess

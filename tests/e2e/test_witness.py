@@ -7,15 +7,31 @@ all. Nobody is killed or stopped here, so a lock that cannot be had is a GPU tha
 from __future__ import annotations
 
 import fcntl
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.crowd import serving, work
+from gpu_worker_pool.testing import ServerProcess
+from tests.e2e.faults.workers import PYTHON, WORKER
 from tests.e2e.history_check import check
-from tests.e2e.run_history import LeaseRecord
-from tests.e2e.worker import Orders
+from tests.e2e.run_history import LeaseRecord, RunHistory, read_history
+from tests.e2e.worker import Orders, call
+
+LIMIT_S = 60.0
+WAITERS = 50
+
+
+def serving(gpus: int) -> ServerProcess:
+    return ServerProcess({"SIMULATED_GPUS": str(gpus), "ACCESS_LOG": "false"})
+
+
+def work(orders: Orders) -> RunHistory:
+    """Let them work until they are done, and read what they saw."""
+    subprocess.run([*PYTHON, str(WORKER), orders.encoded()], check=True, timeout=LIMIT_S, env={})
+    return read_history(Path(orders.folder))
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])
@@ -76,3 +92,31 @@ def test_sharers_share(tmp_path: Path) -> None:
 
 def _meet(one: LeaseRecord, other: LeaseRecord) -> bool:
     return one.took_at < other.ended_at and other.took_at < one.ended_at
+
+
+def test_fifty_waiters_are_served_in_the_order_they_asked() -> None:
+    served: list[tuple[int, int]] = []
+
+    with serving(1) as server, ThreadPoolExecutor(WAITERS) as threads:
+
+        def wait_for_it(number: int) -> None:
+            """Wait, say so while the GPU is held, and release it."""
+            path = f"/leases/waiter{number}"
+            answer = {"state": "queued"}
+            while answer["state"] == "queued":
+                _, answer = call(server.port, "GET", f"{path}?wait_s=25", None, LIMIT_S)
+            served.append((number, int(answer["fence"])))
+            call(server.port, "DELETE", path, None, LIMIT_S)
+
+        assert call(server.port, "PUT", "/leases/first", {"ttl_s": 60.0}, LIMIT_S)[0] == 201
+        for number in range(WAITERS):
+            status, answer = call(server.port, "PUT", f"/leases/waiter{number}", {"ttl_s": 60.0}, LIMIT_S)
+            assert (status, answer["position"]) == (202, number + 1)
+        waits = [threads.submit(wait_for_it, number) for number in range(WAITERS)]
+        assert call(server.port, "DELETE", "/leases/first", None, LIMIT_S)[0] == 200
+        for each in waits:
+            each.result()
+
+    assert [number for number, _ in served] == list(range(WAITERS))
+    fences = [fence for _, fence in served]
+    assert fences == sorted(set(fences))

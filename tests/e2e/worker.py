@@ -43,7 +43,9 @@ PATIENCE_S, PATIENCE_WITH_OTHERS_S = 1.5, 0.5
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker is to do. Without `rounds` it goes on until SIGTERM; `crowd` makes it that many processes."""
+    """What a worker is to do. Without `rounds` it goes on until SIGTERM; `crowd` makes it that many processes. With `flood` it asks
+    for that many leases at once, and leaves. Without a folder its history goes to standard output.
+    """
 
     name: str
     port: int
@@ -59,6 +61,7 @@ class Orders:
     longest_wait_s: float = 2.0
     rounds: int | None = None
     crowd: int = 0
+    flood: int = 0
     # Other servers of the same fleet, to turn to where one does not answer or does not lead.
     other_ports: tuple[int, ...] = ()
     # Of the paths: /fleet for GPUs of the whole fleet.
@@ -145,7 +148,7 @@ class Worker:
         self.beat_s = orders.ttl_s / 3
         self.ports = [orders.port, *orders.other_ports]
         self.avoided_until: dict[int, float] = {}
-        self.history = os.open(f"{orders.folder}/{orders.name}.history", APPEND, 0o600)
+        self.history = os.open(f"{orders.folder}/{orders.name}.history", APPEND, 0o600) if orders.folder else 1
         self.turn = 0
         self.writes = 0
         self.ends_at: float | None = None
@@ -161,6 +164,8 @@ class Worker:
     def run(self) -> None:
         rounds = 0
         try:
+            if self.orders.flood:
+                self.flood()
             while self.ends_at is None and (self.orders.rounds is None or rounds < self.orders.rounds):
                 rounds += self.one_round()
         except Farewell:
@@ -220,6 +225,28 @@ class Worker:
             if method == "GET" and self.random.random() < 0.3:
                 method = "PUT"
             time.sleep(self.random.uniform(0.01, 0.15))
+
+    def flood(self) -> None:
+        """Ask as fast as one is answered, see what is granted, give half of it back, and leave the rest to the server, which
+        notices that this process has gone.
+        """
+        asked: list[str] = []
+        while len(asked) < self.orders.flood and self.ends_at is None:
+            asked.append(self.new_lease())
+            self.insist("PUT", asked[-1])
+        held: list[str] = []
+        while not held:
+            for lease in asked:
+                _, answer, _ = self.insist("GET", lease)
+                # The server watches this process, so no TTL runs against a lease that is taken up.
+                if answer.get("state") == "active" and answer["expires_in_s"] is None:
+                    gpus = {f"{key}s": [gpu[key] for gpu in answer["gpus"]] for key in ("uuid", "gpu_id")}
+                    self.say("took", lease=lease, fence=answer["fence"], **gpus)
+                    held.append(lease)
+        for number, lease in enumerate(held):
+            self.say("left", lease=lease, why="done", left_at=now())
+            if number % 2:
+                self.insist("DELETE", lease)
 
     # --- a round ---------------------------------------------------------------------------------------------------
 

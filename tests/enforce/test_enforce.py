@@ -7,7 +7,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -84,11 +84,16 @@ class Enforced:
             lambda: can_open(uid, self.devices[gpu]) is can, f"the device of GPU {gpu} is {'open' if can else 'shut'}"
         )
 
+    def call_as(self, uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`gpu-pool` as this user."""
+        command = python_as(uid, "-m", "gpu_worker_pool", *arguments)
+        env = {**environment(self.server, self.env), "HOME": "/"}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
+
     def hold(self, uid: int, *wishes: str) -> dict[str, str]:
         """Hold GPUs as this user, and what it is told to export."""
-        command = python_as(uid, "-m", "gpu_worker_pool", "hold", *wishes)
-        env = {**environment(self.server, self.env), "HOME": "/"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd="/")
+        done = self.call_as(uid, "hold", *wishes)
+        assert done.returncode == 0, done.stderr
         lines = (line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
         return {name: value.strip("'") for name, value in lines}
 
@@ -126,22 +131,11 @@ def test_a_command_starts_when_its_device_can_be_opened_and_its_user_is_told_whe
 ) -> None:
     enforced.start("deny")
     enforced.wait_until(ALICE, gpu=0, can=False)
-    opened = "import os\ntry: os.open({path!r}, os.O_RDWR)\nexcept OSError as error: print(error.errno)"
-    env = {**environment(enforced.server, enforced.env), "HOME": "/"}
+    opened = (
+        f"import os\ntry: os.open({str(enforced.devices[0])!r}, os.O_RDWR)\nexcept OSError as error: print(error.errno)"
+    )
     for _ in range(3):
-        command = python_as(
-            ALICE,
-            "-m",
-            "gpu_worker_pool",
-            "run",
-            "--gpus",
-            "2",
-            "--",
-            "python3",
-            "-c",
-            opened.format(path=str(enforced.devices[0])),
-        )
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
+        done = enforced.call_as(ALICE, "run", "--gpus", "2", "--", "python3", "-c", opened)
         assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
 
 
@@ -283,21 +277,24 @@ def test_a_file_in_place_of_a_device_is_an_error_and_no_device_is_changed(enforc
 def test_a_file_system_without_lists_is_an_error_and_no_device_is_changed(enforced: Enforced) -> None:
     folder = enforced.box.root / "dev/without"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["/usr/bin/mount", "-t", "ramfs", "ramfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system without access control lists can be mounted here: {mounted.stderr.strip()}")
-    try:
-        node = enforced.box.add_node("without/nvidia0", 0)
-        enforced.devices[1].unlink()
-        enforced.devices[1].symlink_to(node)
-        folder.chmod(0o755)
-        # A link is no device; the device itself stands where no list can be kept.
-        assert enforced.call("enforce", "deny", "--root", str(enforced.box.root)).code == 125
-        assert can_open(BOB, enforced.devices[0])
-    finally:
-        subprocess.run(["/usr/bin/umount", str(folder)], check=True)
+    with ExitStack() as mounts:
+        for arguments in (
+            ("-t", "ramfs", "ramfs", str(folder)),
+            ("--bind", str(folder / "nvidia0"), str(enforced.devices[1])),
+        ):
+            done = subprocess.run(["/usr/bin/mount", *arguments], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no file system without access control lists can be mounted here: {done.stderr.strip()}")
+            mounts.callback(subprocess.run, ["/usr/bin/umount", arguments[-1]], check=True)
+            if not (folder / "nvidia0").exists():
+                enforced.box.add_node("without/nvidia0", 0)
+        refused = enforced.call("enforce", "deny", "--root", str(enforced.box.root))
+    assert (refused.code, f"the file system of {enforced.devices[1]} has no access control lists" in refused.err) == (
+        125,
+        True,
+    ), refused.err
+    assert can_open(BOB, enforced.devices[0])
+    assert not enforced.box.state.exists()
 
 
 def test_what_is_wrong_is_said(enforced: Enforced, box: Box) -> None:
@@ -314,13 +311,5 @@ def test_what_is_wrong_is_said(enforced: Enforced, box: Box) -> None:
         in called("enforce", *root, server=enforced.server, env={**enforced.env, "GPU_POOL_SOCKET": ""}).err
     )
     assert "no device of a GPU" in enforced.call("enforce", "--root", "/nonexistent").err
-    env = {**environment(enforced.server, enforced.env), "HOME": "/"}
-    as_user = subprocess.run(
-        python_as(ALICE, "-m", "gpu_worker_pool", "enforce"),
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    as_user = enforced.call_as(ALICE, "enforce")
     assert (as_user.returncode, "only root" in as_user.stderr) == (1, True)

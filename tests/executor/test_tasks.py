@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from concurrent.futures import BrokenExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpu_worker_pool import ExecutorBrokenError, RemoteTaskError, WorkerLostErro
 
 from . import work
 from .conftest import MakeExecutor
+from .test_killed_workers import GUARD, processes
 from .work import Gate
 
 
@@ -108,6 +109,17 @@ def test_a_dead_worker_is_not_used_again(executor: MakeExecutor) -> None:
         assert isinstance(ex.submit(os.getpid).exception(), WorkerLostError | None)
 
 
+def test_a_task_that_is_cancelled_at_once_leaves_no_guard(executor: MakeExecutor) -> None:
+    ex = executor(4)
+    ex.submit(abs, -1).result()
+    for _ in range(50):
+        ex.submit(abs, -1).cancel()
+    ex.shutdown()
+    gc.collect()  # an open line would be noticed
+
+    assert processes(GUARD) == []
+
+
 def test_a_task_has_its_arguments_as_they_were_when_it_was_submitted(executor: MakeExecutor, gate: Gate) -> None:
     ex, numbers = executor(), [1, 2]
     first = ex.submit(work.report, gate.path)
@@ -160,14 +172,6 @@ def test_a_worker_that_is_interrupted_while_it_starts_breaks_nothing(executor: M
     ex = executor(initializer=work.interrupt_once, initargs=(str(tmp_path / "interrupted"),))
 
     assert ex.submit(abs, -1).result() == 1
-
-
-@pytest.mark.parametrize("how", ["return", "exit"])
-def test_a_fork_that_comes_back_from_a_task_neither_answers_nor_takes_tasks(executor: MakeExecutor, how: str) -> None:
-    ex = executor()
-    task = partial(work.square_and_fork, forks_at=5, how=how)
-
-    assert list(ex.map(task, range(60))) == [number**2 for number in range(60)]
 
 
 def test_a_worker_is_replaced_after_max_tasks_per_child(executor: MakeExecutor) -> None:

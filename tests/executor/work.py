@@ -120,17 +120,6 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def square_and_fork(number: int, forks_at: int, *, how: str = "return") -> int:
-    """Come back twice from one of the calls: in a child that it forks, and then in the worker."""
-    if number == forks_at:
-        if (child := os.fork()) == 0:
-            if how == "exit":
-                sys.exit(3)
-            return -1
-        os.waitpid(child, 0)
-    return number * number
-
-
 def interrupt_once(path: str) -> None:
     """As Ctrl-C does, in the first process that calls it."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.cli.doctor.amd import judge_amd
+from gpu_worker_pool.cli.doctor.machine import judge_amd
 from gpu_worker_pool.core.model.gpu import ProcessId, Reading
 from gpu_worker_pool.gpus.amd import AmdProbe
 from gpu_worker_pool.gpus.choose import MixedProbe
@@ -309,7 +309,7 @@ ROCM_7 = {"gpu_data": ROCM_6}
         (ROCM_7, "ok", "it shows the same 1 GPU"),
         ([*ROCM_6, {"gpu": 1, "bdf": "0000:0E:00.0"}], "ok", "it also shows 0000:0e:00.0: a part of the processor"),
         ([], "warning", "it does not show 0000:03:00.0"),
-        ("what", "warning", "its answer cannot be read"),
+        ("what", "warning", "it does not show 0000:03:00.0"),
     ],
 )
 def test_doctor_compares_with_amd_smi(
@@ -322,14 +322,6 @@ def test_doctor_compares_with_amd_smi(
     program.write_text(f"#!/bin/sh\ntest \"$*\" = 'list --json' && echo '{said}'\n", encoding="ascii")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    kernel, smi = judge_amd(tree.root)
-    assert (kernel.check, kernel.status, kernel.message) == ("amdgpu", "ok", "1 GPU: AMD Instinct MI300X OAM")
+    (smi,) = judge_amd(tree.root)
     assert (smi.check, smi.status) == ("amd-smi", status)
     assert words in smi.message
-
-
-def test_doctor_without_an_amd_gpu_or_with_a_sick_one(tree: AmdTree) -> None:
-    (skipped,) = judge_amd(tree.root)
-    assert skipped.status == "skipped"
-    tree.add_partitions(tree.add_card(3), 1)
-    assert next(judge_amd(tree.root)).status == "problem"

@@ -17,14 +17,16 @@ from tests.processes import has_ended
 
 
 @contextmanager
-def guarding(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+def guarding(
+    command: list[str], out: int = 1, **options: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     ours, theirs = socket.socketpair()
     program = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(theirs.fileno())]
     with subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL) as process, ours:
         theirs.close()
         start: dict[str, Any] = {"do": "start", "command": command, "env": dict(os.environ), "safe_until": None}
         start |= {"limit": None, "group": 0, "grace_s": 1.0, "limit_grace_s": 0.0, **options}
-        socket.send_fds(ours, [guard.frame(start)], [0, 1, 2])
+        socket.send_fds(ours, [guard.frame(start)], [0, out, 2])
         yield process, ours
 
 
@@ -47,12 +49,17 @@ def test_a_guard_lives_until_its_line_is_closed() -> None:
 
 
 def test_a_command_that_ignores_sigterm_is_killed_at_its_limit_and_not_a_grace_after_it() -> None:
-    script = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
-    limit = guard.boot_time() + 0.5
-    with guarding(script, limit=limit, limit_grace_s=0.4, grace_s=3600.0) as (_, line):
+    reading, writing = os.pipe()
+    script = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]
+    with guarding(script, grace_s=3600.0, out=writing) as (_, line):
+        assert os.read(reading, 6) == b"ready\n"
+        limit = guard.boot_time() + 0.1
+        line.sendall(guard.frame({"do": "limit", "at": limit, "grace_s": 0.1}))
         ended = said(line, "ended")
         assert guard.boot_time() >= limit
         assert (ended["status"], ended["was_limited"]) == (signal.SIGKILL, True)
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_process_that_has_taken_the_number_of_another_gets_no_signal() -> None:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -119,6 +120,15 @@ async def test_a_guard_that_is_killed_takes_all_of_its_command_along_and_nothing
     await other.wait()
 
 
+async def test_what_a_killed_guard_left_is_looked_for_in_a_thread_of_its_own(guarded: Guarded) -> None:
+    """It reads all of /proc, again and again, and the heartbeats of other leases must not wait for that."""
+    await start(guarded, "sleep 300")
+    os.kill(guarded.pid, signal.SIGKILL)
+    with pytest.raises(GuardDied):
+        await guarded.wait()
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")] != []
+
+
 async def test_a_stopped_guard_acts_on_all_that_it_was_told_when_it_goes_on(guarded: Guarded) -> None:
     await start(guarded, "sleep 300")
     os.kill(guarded.pid, signal.SIGSTOP)
@@ -139,17 +149,6 @@ async def test_a_command_that_runs_is_told_to_end_and_not_to_go_on(guarded: Guar
         guarded.send_signal(signal.SIGUSR1)
         assert await read_line(reading) == "SIGTERM"
         await guarded.wait()
-
-
-async def test_times_that_a_stopped_guard_has_not_taken_replace_each_other(guarded: Guarded) -> None:
-    await start(guarded, "sleep 300")
-    os.kill(guarded.pid, signal.SIGSTOP)
-    for second in range(100_000):
-        guarded.tell_safe_until(boot_time() + 3600 + second)
-    assert len(guarded._unsent) <= 2
-    guarded.tell_safe_until(boot_time())
-    os.kill(guarded.pid, signal.SIGCONT)
-    assert (await guarded.wait()).was_late
 
 
 async def test_the_loop_goes_on_while_a_guard_takes_its_time_to_end(guarded: Guarded) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.core.model.events import DurableEvent
-from gpu_worker_pool.host.failpoints import FAILPOINTS
+from gpu_worker_pool.host.state_dir import FAILPOINTS
 from gpu_worker_pool.ledger.journal import History
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from tests.ledger import children
@@ -85,13 +85,3 @@ def test_killed_while_a_new_journal_is_made(tmp_path: Path, failpoint: str) -> N
     assert not path.exists()  # nobody takes half a journal for a whole one
     assert history(path) == History()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["journal", "journal.lock"]
-
-
-@pytest.mark.parametrize("setting", ["in_appendix", "in_append:x", "in_append:-1", ""])
-def test_a_failpoint_that_does_not_exist_is_refused(
-    tmp_path: Path, setting: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    status, _ = children.run("write", tmp_path / "journal", setting)
-
-    assert status == 1
-    assert "GPU_POOL_FAILPOINT is" in capfd.readouterr().err

@@ -90,11 +90,11 @@ from gpu_worker_pool.notify.sender import run_program
 
 async def main():
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert await run_program(["true"], b"", 30.0, env={}) is None  # what is opened once is open
+    assert (await run_program(["true"], b"", 30.0, env={}))[0] is None  # what is opened once is open
     before = os.listdir("/proc/self/fd")
     for more in range(20):
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + more, most))
-        why = await run_program(["true"], b"", 30.0, env={})
+        why, _ = await run_program(["true"], b"", 30.0, env={})
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         assert why is None or why.startswith("true cannot be run: "), why
         assert os.listdir("/proc/self/fd") == before, (more, os.listdir("/proc/self/fd"), before)
@@ -118,7 +118,7 @@ import asyncio, os
 from gpu_worker_pool.host.processes import own_proc
 from gpu_worker_pool.notify.sender import run_program
 
-print(own_proc(), asyncio.run(run_program(["true"], b"", 30.0, env={})))
+print(own_proc(), asyncio.run(run_program(["true"], b"", 30.0, env={}))[0])
 """
 
 

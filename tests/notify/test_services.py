@@ -70,7 +70,7 @@ async def test_a_server_that_hangs_costs_the_time_of_its_rule(caplog: pytest.Log
     with receiver(None, None) as at, caplog.at_level(logging.WARNING):
         await send(f"{at.url}?rto=60", timeout_s=2.0)
 
-    assert caplog.messages == ["the notice lost was not sent to json://…: it has not taken the notice within 2 s"]
+    assert caplog.messages == ["the notice lost was not sent to json://…: Apprise has not ended within 2 s"]
 
 
 @pytest.mark.parametrize(

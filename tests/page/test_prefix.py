@@ -1,4 +1,4 @@
-"""The page of a server that is not at the root of its address."""
+"""The page, and the two pages that show the API, of a server that is not at the root of its address."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from gpu_worker_pool.testing import ServerProcess
 from tests.page.conftest import OpenPage
 from tests.page.parts import controls, in_full, row, use_token
+from tests.page.watch import Watch
 
 ADMIN = "the-token-of-admin"
 PREFIX = "/gpu/pool"
@@ -29,3 +30,18 @@ def test_it_shows_the_gpus_and_takes_a_token(open_page: OpenPage) -> None:
     use_token(page, ADMIN)
     expect(in_full(page, 0)).to_contain_text("Simulated Tesla T4")
     expect(controls(page)).to_have_text(["Drain GPU 0…", "Drain the box…", "Book…"])
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_the_api_is_shown_under_a_policy_as_strict_as_the_pages(
+    open_page: OpenPage, watch: Watch, server: ServerProcess, path: str
+) -> None:
+    # ReDoc would show a logo from its maker's site, which the policy forbids. Any other complaint fails the test.
+    watch.allow(r"logo-mini\.svg")
+    path = f"{PREFIX}{path}"
+    expect(open_page(path).get_by_text("/gpu/summary").first).to_be_visible()
+    headers, of_page = server.ask(path).headers, server.ask(f"{PREFIX}/ui").headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "script-src 'self' 'sha256-" in headers["content-security-policy"] or path.endswith("/redoc")
+    for name in ("x-content-type-options", "referrer-policy", "x-frame-options", "cross-origin-opener-policy"):
+        assert headers[name] == of_page[name]

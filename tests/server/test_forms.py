@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_worker_pool.core.model.request import Holder, Request, Wishes
 from gpu_worker_pool.server.forms import LeaseForm, RenewForm
-from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Refusal
 from gpu_worker_pool.server.http.validation import read_form
 
 FULL = {

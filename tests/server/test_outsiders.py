@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool
 from tests.server.leasing import get
@@ -59,23 +57,3 @@ def test_a_stranger_keeps_a_gpu_from_an_exclusive_lease_and_is_named_everywhere(
     temporary.replace(outsiders)
 
     assert get(server, "two", wait_s=30)["state"] == "active"
-
-
-@pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ({}, "by_request"),
-        ({"gpu_memory_threshold_percent": 80.0}, "thresholds"),
-        ({"gpu_utilization_threshold_percent": "90"}, "thresholds"),
-        ({"gpu_memory_threshold_percent": "much"}, "by_request"),
-        ({"gpu_memory_threshold_percent": 70.0, "gpu_pool_outsiders": "avoid"}, "avoid"),
-        ({"gpu_pool_outsiders": "thresholds"}, "thresholds"),
-        ({"gpu_pool_outsiders": "perhaps"}, "by_request"),
-    ],
-)
-def test_thresholds_that_the_operator_set_decide_alone(
-    given: dict[str, Any], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert ServerSettings(**given).pool_settings().outsiders == rule

@@ -43,19 +43,6 @@ def test_values_of_nvidia_smi_are_shown_and_change_while_the_server_runs(smi: Fa
         until(lambda: server.json("/gpu/stats")["gpus"][0]["memory"]["used_mb"] == 2048)
 
 
-def test_what_nvidia_smi_does_not_know_is_null(smi: FakeNvidiaSmi) -> None:
-    smi.say("0, GPU-aaaa, Odd GPU, [N/A], [Not Supported], , [N/A], [N/A], nonsense\n")
-    with ServerProcess(without_nvml(smi)) as server:
-        (gpu,) = server.json("/gpu/stats")["gpus"]
-
-        assert gpu["memory"] == {"total_mb": None, "used_mb": None, "free_mb": None, "usage_percent": None}
-        assert (gpu["utilization_percent"], gpu["temperature_c"]) == (None, None)
-        assert gpu["power"] == {"draw_w": None, "limit_w": None}
-        summary = server.json("/gpu/summary")
-        assert (summary["total_used_memory_mb"], summary["average_utilization_percent"]) == (None, None)
-        assert (summary["total_memory_mb"], summary["total_memory_usage_percent"]) == (None, None)
-
-
 def test_a_box_with_another_host_name_keeps_its_leases_its_queue_and_its_drains(smi: FakeNvidiaSmi) -> None:
     smi.say("".join(f"{index}, GPU-{index}, NVIDIA A100, 81920, 0, 0, 41, 61.50, 400.00\n" for index in range(3)))
     with ServerProcess({**without_nvml(smi), "GPU_POOL_NODE": "old"}) as server:
@@ -126,24 +113,6 @@ def nvml(tmp_path: Path) -> tuple[StubConfig, dict[str, str]]:
     config = StubConfig(tmp_path / "nvml.conf", [StubGpu.numbered(0), StubGpu.numbered(1)])
     config.write()
     return config, {**config.environment(library), "SIMULATED_GPUS": ""}
-
-
-def test_nvml_comes_before_nvidia_smi(nvml: tuple[StubConfig, dict[str, str]]) -> None:
-    config, env = nvml
-    with ServerProcess(env) as server:
-        stats = server.json("/gpu/stats")
-
-        assert stats["source"] == "nvml"
-        assert [gpu["name"] for gpu in stats["gpus"]] == [gpu.name for gpu in config.gpus]
-
-
-def test_a_value_of_nvml_changes_while_the_server_runs(nvml: tuple[StubConfig, dict[str, str]]) -> None:
-    config, env = nvml
-    with ServerProcess(env) as server:
-        config.gpus[1].utilization_percent = 83
-        config.write()
-
-        until(lambda: server.json("/gpu/stats")["gpus"][1]["utilization_percent"] == 83)
 
 
 def test_a_gpu_that_fell_off_the_bus_is_shown_as_unhealthy_beside_the_others(

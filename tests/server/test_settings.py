@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -152,12 +150,7 @@ def test_json_logs_are_one_object_a_line() -> None:
     ("visible", "shown", "is_filtering"),
     [
         ("0,2", [0, 2], True),
-        ("0 2", [0, 2], True),
-        ("0,1 2", [0, 1, 2], True),
-        ("1", [1], True),
         ("", [], True),
-        ("-1", [], True),
-        ("0,9", [0], True),
         ("7,8", [0, 1, 2, 3], False),
     ],
 )
@@ -188,32 +181,3 @@ def test_a_file_env_that_cannot_be_read_is_left_out_and_said_so(
 
     assert ServerSettings.load().title == "GPU Statistics Server"
     assert ".env" in caplog.text
-
-
-def test_the_env_file_of_another_project_configures_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / ".env"
-    file.write_text("DATABASE_URL=postgres://x\nHOST=10.9.8.7\nPORT=5000\n", encoding="utf-8")
-    settings = ServerSettings.load()
-    assert (settings.host, settings.port) == ("0.0.0.0", 8000)  # noqa: S104 - the default
-    assert "another project's, as it has DATABASE_URL" in caplog.text
-    assert "HOST, PORT" in caplog.text
-    # As in the documents: a file with these alone is the server's own, and so is one with a setting that only it has.
-    file.write_text("HOST=10.9.8.7\nPORT=5000\nLOG_LEVEL=info\n", encoding="utf-8")
-    assert ServerSettings.load().port == 5000
-    file.write_text("DATABASE_URL=postgres://x\nPORT=5000\nGPU_POOL_NODE=box1\n", encoding="utf-8")
-    assert ServerSettings.load().port == 5000
-
-
-def test_the_host_that_tcsh_sets_is_not_an_address_to_bind_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOST", socket.gethostname())
-    assert ServerSettings.load().host == socket.gethostname()
-    monkeypatch.setenv("HOSTTYPE", "x86_64-linux")
-    monkeypatch.setenv("MACHTYPE", "x86_64")
-    assert ServerSettings.load().host == "0.0.0.0"  # noqa: S104 - the default
-    assert os.environ["HOST"] == socket.gethostname()
-    monkeypatch.setenv("HOST", "127.0.0.1")
-    assert ServerSettings.load().host == "127.0.0.1"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +19,7 @@ from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import gpu_pool
 from tests.preloaded import run_preloaded
-from tests.server.leasing import eventually
+from tests.server.leasing import eventually, release, take
 from tests.server.running import MODULE, ROOT
 
 WAYS = {
@@ -170,3 +171,43 @@ def test_without_its_packages_it_says_what_to_install_and_a_program_gets_an_impo
     assert (started.returncode, started.stdout) == (1, "")
     assert started.stderr == "gpu-worker-pool: uvicorn is not installed; pip install 'gpu-worker-pool[server]'\n"
     assert (imported.stdout, imported.stderr) == ("uvicorn\n", "")
+
+
+# Only a server of a fleet, or the page of the documents, or a command needs these.
+NEVER_LOADED = {
+    "asyncpg",
+    "gpu_worker_pool.client",
+    "gpu_worker_pool.core.fleet.election",
+    "gpu_worker_pool.server.agent.agent",
+    "pynvml",
+    "websockets",
+}
+# The server, which writes at SIGUSR1 what it has loaded.
+WRITES_MODULES = """
+import pathlib, runpy, signal, sys
+file = pathlib.Path("{file}")
+signal.signal(signal.SIGUSR1, lambda *_: (file.with_suffix(".new").write_text(" ".join(sys.modules)), file.with_suffix(".new").rename(file)))
+runpy.run_module("gpu_worker_pool.testing", run_name="__main__", alter_sys=True)
+"""
+
+
+class FreshServer(ServerProcess):
+    """Not forked from a process that has loaded all of the server already, as those of other tests."""
+
+    popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
+
+
+def test_a_server_of_one_box_does_not_load_what_others_need(tmp_path: Path) -> None:
+    """What is loaded takes memory for as long as the server runs."""
+    file = tmp_path / "modules"
+    with FreshServer(
+        {"SIMULATED_GPUS": "1"}, command=(sys.executable, "-c", WRITES_MODULES.format(file=file))
+    ) as server:
+        release(server, take(server)["id"])
+        server.json("/gpu/summary")
+        os.kill(server.pid, signal.SIGUSR1)
+        loaded = set(
+            eventually(lambda: file.read_text(encoding="utf-8") if file.exists() else None, "the file").split()
+        )
+    assert "gpu_worker_pool.server.app" in loaded
+    assert loaded & NEVER_LOADED == set()

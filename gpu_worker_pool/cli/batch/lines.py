@@ -63,29 +63,23 @@ class StateFile:
     """
 
     def __init__(self, path: Path, *, is_fresh: bool) -> None:
-        self._path = path
-        self._is_fresh = is_fresh
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
+        self._path, self._is_fresh = path, is_fresh
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise Failure(
-                f"the state file {self._path} cannot be used: {error.strerror}; name another with --state"
+                f"the state file {path} cannot be used: {error.strerror}; name another with --state"
             ) from None
+        why = None if stat.S_ISREG(os.fstat(self._descriptor).st_mode) else f"{path} is not a regular file;"
         try:
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                raise Failure(f"{self._path} is not a regular file; name another with --state")  # noqa: TRY301
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            why = f"another gpu-pool batch works with {path}; wait for it, or"
+        if why is not None:
             os.close(self._descriptor)
-            raise Failure(
-                f"another gpu-pool batch works with {self._path}; wait for it, or name another with --state"
-            ) from None
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+            raise Failure(f"{why} name another with --state")
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -105,7 +105,7 @@ def server_settings(journal: Path | None) -> ServerSettings:
     current directory is often one of root.
     """
     try:
-        from gpu_worker_pool.cli.serve.flags import settings_of  # noqa: PLC0415 - may be missing
+        from gpu_worker_pool.cli.serve.command import settings_of  # noqa: PLC0415 - may be missing
         from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise Failure(

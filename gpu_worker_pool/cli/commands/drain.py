@@ -16,8 +16,6 @@ from gpu_worker_pool.cli.pools.reading import ask_own_pool, ask_pool
 from gpu_worker_pool.cli.pools.report import (
     HELD_BACK,
     PoolReport,
-    is_drain,
-    show_booking,
     show_gpus,
     show_holding,
 )
@@ -63,6 +61,8 @@ def drain(
     now, action = time.time(), "undrain" if undo else "drain"
     if bool(gpus) == every:
         raise Failure(f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all, and not both", USAGE)
+    if at and wait:
+        raise Failure("--wait is for a drain that begins now; leave it or --at out", USAGE)
     if undo and (at or wait or reason):
         raise Failure("--at, --wait and --reason are for a drain; leave them out to put GPUs back into service", USAGE)
     starts_at = None if at is None else parse_moment(at, now, "--at")
@@ -177,16 +177,12 @@ def _what_is_left(drained: Sequence[PoolGpu], report: PoolReport) -> list[str]:
     if report.error is not None:
         return [f"{report.endpoint} is down: {report.error}"]
     now, left = time.time(), []
-    there = {gpu.uuid: gpu for gpu in report.view.gpus}
-    for gpu in (there[gpu.uuid] for gpu in drained if gpu.uuid in there):
+    wanted = {gpu.uuid for gpu in drained}
+    for gpu in (gpu for gpu in report.view.gpus if gpu.uuid in wanted):
         name = report.naming.id_of(gpu)
-        if gpu.is_out_of_service:
-            holders = [show_holding(lease, now, lease.command) for lease in report.holders(gpu)]
-            left += [f"GPU {name} has {' and '.join(holders or gpu.leases)}"] if gpu.leases else []
-            continue
-        bookings = [each for each in report.view.bookings if gpu.uuid in {ref.uuid for ref in each.gpus}]
-        planned = [show_booking(each, now) for each in bookings if is_drain(each)]
-        if not planned:
+        if not gpu.is_out_of_service:
             raise Failure(f"GPU {name} is back in service; there is nothing to wait for", REFUSED)
-        left.append(f"GPU {name} is {planned[0]}")
+        if gpu.leases:
+            holders = [show_holding(lease, now, lease.command) for lease in report.holders(gpu)]
+            left.append(f"GPU {name} has {' and '.join(holders or gpu.leases)}")
     return left

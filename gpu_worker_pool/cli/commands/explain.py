@@ -26,7 +26,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import cut, make_table, print_table
 from gpu_worker_pool.cli.units import show_duration
 from gpu_worker_pool.failure import REFUSED, Failure
-from gpu_worker_pool.wire.endings import ending
+from gpu_worker_pool.wire.leases import ending
 
 
 def explain(

@@ -14,7 +14,7 @@ from gpu_worker_pool.cli.serve.command import without_password
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, show_duration
 from gpu_worker_pool.failure import REFUSED, Failure
-from gpu_worker_pool.wire.fleet import BoxView, FleetList
+from gpu_worker_pool.wire.pool import BoxView, FleetList
 from gpu_worker_pool.wire.service import Health
 
 from .backup import JournalFile, meant_journal, own_journal, server_settings

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
-from gpu_worker_pool.cli.output import complain, out, plain, print_body
-from gpu_worker_pool.cli.pools.groups import describe_group, first_on
-from gpu_worker_pool.cli.pools.servers import call, one_server
+from gpu_worker_pool.cli.output import complain, out, print_body
+from gpu_worker_pool.cli.pools.report import describe_group, first_on
+from gpu_worker_pool.cli.pools.servers import ask_one, read_answer
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.plans import GroupList, GroupView
-from gpu_worker_pool.wire.reader import has_all, read
 
 Name = Annotated[str, Argument(metavar="GROUP", help="The name of the group.")]
 
 
 def list_groups(endpoint: Endpoints = None, *, json: Json = False) -> None:
     """List the groups, with their members, what they have, and the GPUs on which their requests go first."""
-    answer = one_server(endpoint).run(lambda servers: call(servers, "/groups", what="the groups cannot be listed"))
+    answer = ask_one(endpoint, "/groups", what="the groups cannot be listed")
     if json:
         print_body(answer.data)
         return
-    listed = read(GroupList, answer.data, clean=plain)
-    if listed is None or not has_all(listed, answer.data, "groups"):
-        raise Failure(f"the answer of {answer.url} cannot be read; is it a GPU server of another version?")
+    listed = read_answer(GroupList, answer, "groups")
     if not listed.groups:
         complain("there are no groups; `gpu-pool group add` makes one")
         return
@@ -65,9 +62,7 @@ def add_group(
     form = {"members": _parts(members), "quota": quota, "first_right": _parts(gpus or "")}
     if not form["members"]:
         raise Failure("--members names nobody; give owners with commas between, such as @vision,alice", USAGE)
-    group = read(GroupView, _change(name, endpoint, "PUT", form, f"the group {name} was not set"), clean=plain)
-    if group is None:
-        raise Failure(f"the group {name} may not be set; check `gpu-pool group list`")
+    group = read_answer(GroupView, ask_one(endpoint, _path(name), "PUT", form, what=f"the group {name} was not set"))
     if group.warning:
         complain(f"check the members of {name}: {group.warning}")
     out().print(f"{name}: {describe_group(group)}")
@@ -75,7 +70,7 @@ def add_group(
 
 def remove_group(name: Name, endpoint: Endpoints = None) -> None:
     """Remove a group. For administrators."""
-    _change(name, endpoint, "DELETE", None, f"the group {name} was not removed")
+    ask_one(endpoint, _path(name), "DELETE", what=f"the group {name} was not removed")
     out().print(f"the group {name} is removed")
 
 
@@ -83,6 +78,5 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _change(name: str, endpoint: list[str] | None, method: str, form: dict[str, Any] | None, what: str) -> Any:
-    path = f"/groups/{quote(name, safe='')}"
-    return one_server(endpoint).run(lambda servers: call(servers, path, method, form, what=what)).data
+def _path(name: str) -> str:
+    return f"/groups/{quote(name, safe='')}"

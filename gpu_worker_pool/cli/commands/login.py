@@ -26,7 +26,7 @@ from gpu_worker_pool.logins import (
     without_login,
 )
 from gpu_worker_pool.urls import EndpointUrl, parse_endpoint
-from gpu_worker_pool.wire.page import MeView
+from gpu_worker_pool.wire.pool import MeView
 from gpu_worker_pool.wire.reader import read
 
 # Far more than a token has, and the lines around it.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.declare import Argument, Option
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_body
-from gpu_worker_pool.cli.pools.groups import describe_group
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, ask_one, read_answer
+from gpu_worker_pool.cli.pools.report import describe_group
+from gpu_worker_pool.cli.pools.servers import ask_one, read_answer
 from gpu_worker_pool.cli.table import Table, make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_duration_s, show_duration
 from gpu_worker_pool.failure import USAGE, Failure
@@ -53,20 +53,18 @@ def set_quota(
     form = {name: value for name, value in limits.items() if value is not None}
     if not form:
         raise Failure("give at least one limit, such as --gpus 4; `gpu-pool quota remove` removes a quota", USAGE)
-    quota = read_answer(QuotaView, _change(owner, endpoint, "PUT", form, f"the quota of {owner} was not set"))
-    out().print(f"{owner}: {_limits(quota)}")
+    answer = ask_one(endpoint, _path(owner), "PUT", form, what=f"the quota of {owner} was not set")
+    out().print(f"{owner}: {_limits(read_answer(QuotaView, answer))}")
 
 
 def remove_quota(owner: Owner, endpoint: Endpoints = None) -> None:
     """Remove the quota of an owner. For administrators."""
-    _change(owner, endpoint, "DELETE", None, f"the quota of {owner} was not removed")
+    ask_one(endpoint, _path(owner), "DELETE", what=f"the quota of {owner} was not removed")
     out().print(f"the quota of {owner} is removed")
 
 
-def _change(
-    owner: str, endpoint: list[str] | None, method: str, form: dict[str, Any] | None, what: str
-) -> ServerAnswer:
-    return ask_one(endpoint, f"/quotas/{quote(owner, safe='')}", method, form, what=what)
+def _path(owner: str) -> str:
+    return f"/quotas/{quote(owner, safe='')}"
 
 
 def _limits(quota: QuotaView) -> str:

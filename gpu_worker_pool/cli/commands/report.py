@@ -6,20 +6,19 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from gpu_worker_pool.cli.declare import Option
 from gpu_worker_pool.cli.options import Endpoints, Json
 from gpu_worker_pool.cli.output import complain, out, print_body
-from gpu_worker_pool.cli.pools.servers import ServerAnswer, ask_one, read_answer
+from gpu_worker_pool.cli.pools.servers import ask_one, read_answer
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.cli.units import count, parse_moment, show_duration
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.wire.accounting import UsageTotal, UsageView
-from gpu_worker_pool.wire.reader import read_time
 
 DEFAULT_SPAN_S: Final = 24 * 3600.0
 # A server with a million leases to add up takes a while.
@@ -28,8 +27,6 @@ LIMIT_VARIABLE: Final = "GPU_ENDPOINT_TIMEOUT"
 NOBODY: Final = "(no owner)"
 # What is known of each owner, as the server's documentation of /usage has it.
 COLUMNS: Final = tuple(item.name for item in fields(UsageTotal))
-# The leases that the server ended, by why; a column is shown only if there are some.
-_ENDS: Final = (("TIME LIMIT", "time_limit_ends"), ("PREEMPTED", "preempted_ends"), ("IDLE", "idle_ends"))
 
 
 def report(
@@ -68,31 +65,7 @@ def report(
     # A limit that the user sets comes before ours.
     timeout_s = None if os.environ.get(LIMIT_VARIABLE, "").strip() else ANSWER_S
     answer = ask_one(endpoint, path, what="there is no report", is_fleet=True, timeout_s=timeout_s)
-    view = read_usage(answer)
-    _warn(view)
-    if json:
-        print_body(answer.data)
-    elif as_csv:
-        _print_csv(view)
-    else:
-        _print_table(view, since_at, until_at)
-
-
-def read_usage(answer: ServerAnswer) -> UsageView:
-    """The report in an answer. Failure where it makes no sense: it is not a report of no usage."""
     view = read_answer(UsageView, answer, "owners")
-    totals = (*view.owners, view.total, *([] if view.others is None else [view.others]))
-    times = (view.since, view.until, *([] if view.complete_since is None else [view.complete_since]))
-    if (
-        (view.others is None) != (answer.data.get("others") is None)
-        or any(read_time(text) is None for text in times)
-        or any(getattr(total, name) < 0 for total in totals for name in COLUMNS)
-    ):
-        raise Failure(f"the answer of {answer.url} is not a usage report; is it another version of the server?")
-    return view
-
-
-def _warn(view: UsageView) -> None:
     if not view.is_complete:
         complain(f"some leases that ended before {view.complete_since} are missing from these sums")
     if view.source == "simulated":
@@ -102,6 +75,12 @@ def _warn(view: UsageView) -> None:
             f"{view.total.unknown_leases} leases and {view.total.unknown_waits} waits are not in these sums: a clock was "
             "changed while they lasted, so their length is not known"
         )
+    if json:
+        print_body(answer.data)
+    elif as_csv:
+        _print_csv(view)
+    else:
+        _print_table(view, since_at, until_at)
 
 
 def _rows(view: UsageView) -> Iterator[tuple[str, UsageTotal]]:
@@ -134,30 +113,15 @@ def _print_table(view: UsageView, since_at: float, until_at: float | None) -> No
     if not rows:
         complain("nobody held a GPU or waited for one")
         return
-    is_shared, has_unknown = total.shared_gpu_hours > 0, total.unknown_leases > 0
-    headings = ["GPU-HOURS", *(["SHARED"] if is_shared else []), "LEASES", "RUNNING", "LONGEST", "WAITED"]
-    headings += ["UNKNOWN"] if has_unknown else []
-    ends = [(word, name) for word, name in _ENDS if getattr(total, name)]
-    headings += [word for word, _ in ends]
-    table, groups = make_table("OWNER", *headings, whole=headings, right=headings), list[str]()
+    columns = [each for each in _COLUMNS if each.is_always or getattr(total, each.name)]
+    headings = [each.heading for each in columns]
+    table = make_table("OWNER", *headings, whole=headings, right=headings)
     for name, usage in [*rows, ("TOTAL", total)] if len(rows) > 1 else rows:
-        table.add_row(
-            name,
-            _show_hours(usage.gpu_hours),
-            *([_show_hours(usage.shared_gpu_hours)] if is_shared else []),
-            str(usage.leases),
-            str(usage.running),
-            show_duration(usage.longest_hours * 3600),
-            show_duration(usage.wait_hours * 3600),
-            *([str(usage.unknown_leases)] if has_unknown else []),
-            *(str(getattr(usage, name)) for _, name in ends),
-        )
+        table.add_row(name, *(each.show(getattr(usage, each.name)) for each in columns))
+    print_table(console, table)
     for usage in view.groups:
         hours = f"{_show_hours(usage.gpu_hours + usage.shared_gpu_hours)} GPU-hours in {count(usage.leases, 'lease')}"
-        groups.append(f"group {usage.owner}: {hours}")
-    print_table(console, table)
-    for line in groups:
-        console.print(line)
+        console.print(f"group {usage.owner}: {hours}")
 
 
 def _show_hours(hours: float) -> str:
@@ -166,3 +130,31 @@ def _show_hours(hours: float) -> str:
 
 def _show_time(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+
+
+class _Column(NamedTuple):
+    """One figure of an owner; a column is left out where nobody has any, unless it is shown always."""
+
+    heading: str
+    name: str
+    show: Callable[[Any], str] = str
+    is_always: bool = False
+
+
+def _show_span(hours: float) -> str:
+    return show_duration(hours * 3600)
+
+
+_COLUMNS: Final = (
+    _Column("GPU-HOURS", "gpu_hours", _show_hours, is_always=True),
+    _Column("SHARED", "shared_gpu_hours", _show_hours),
+    _Column("LEASES", "leases", is_always=True),
+    _Column("RUNNING", "running", is_always=True),
+    _Column("LONGEST", "longest_hours", _show_span, is_always=True),
+    _Column("WAITED", "wait_hours", _show_span, is_always=True),
+    _Column("UNKNOWN", "unknown_leases"),
+    # The leases that the server ended, by why.
+    _Column("TIME LIMIT", "time_limit_ends"),
+    _Column("PREEMPTED", "preempted_ends"),
+    _Column("IDLE", "idle_ends"),
+)

@@ -25,84 +25,8 @@ _HEAD: Final = (
     "# Written by `gpu-pool service install`, which overwrites it. Put your own changes into {name}.service.d/*.conf\n"
 )
 
-# The server tells systemd when it can be reached. Users of the machine pass through its runtime directory to its socket.
-_SERVER_UNIT: Final = """
-[Unit]
-Description=GPU Worker Pool server
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-Type=notify
-NotifyAccess=main
-EnvironmentFile=-{settings}
-StateDirectory=gpu-worker-pool
-RuntimeDirectory=gpu-worker-pool
-RuntimeDirectoryMode=0755
-WorkingDirectory=%S/gpu-worker-pool
-ExecStart={python} -m gpu_worker_pool.gpu_server
-Restart=always
-RestartSec=1
-TimeoutStopSec=5
-# Every waiting client has a connection; the leader of a fleet has those of all its boxes.
-LimitNOFILE=65536
-NoNewPrivileges=yes
-"""
-# It opens the devices of the GPUs and looks at the processes of all users, so both stay visible. Not ProtectClock: it allows the
-# device of the clock, and systemd then denies all others.
-_SYSTEM_PART: Final = """\
-User={account}
-ProtectSystem=strict
-ProtectHome=yes
-PrivateTmp=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-ProtectControlGroups=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallErrorNumber=EPERM
-CapabilityBoundingSet=
-"""
-# Jobs outlive their keeper: the next one finds them. They have the environment of their `submit`, and not that of this unit.
-_KEEPER_UNIT: Final = """
-[Unit]
-Description=Keeper of submitted GPU jobs
-
-[Service]
-ExecStart={python} -m gpu_worker_pool keeper --stay
-Restart=always
-RestartSec=5
-KillMode=process
-"""
-# The devices stay as they are when it ends, whatever the reason. It looks at terminals and processes of all users, and owns the
-# files of the devices or may change them all the same.
-_ENFORCE_UNIT: Final = """
-[Unit]
-Description=Only holders open a GPU (GPU Worker Pool)
-After=gpu-worker-pool.service
-
-[Service]
-EnvironmentFile=-{settings}
-ExecStart={python} -m gpu_worker_pool enforce
-Restart=on-failure
-RestartSec=5
-NoNewPrivileges=yes
-ProtectHome=read-only
-PrivateTmp=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-RestrictNamespaces=yes
-LockPersonality=yes
-CapabilityBoundingSet=CAP_FOWNER CAP_DAC_OVERRIDE CAP_SYS_PTRACE
-"""
-_UNITS: Final = {_SERVER: _SERVER_UNIT, _KEEPER: _KEEPER_UNIT, _ENFORCE: _ENFORCE_UNIT}
+# What each unit says, for `str.format`, and more for the server as a service of the machine.
+_UNITS: Final = Path(__file__).with_name("units")
 _INSTALL_PART: Final = "\n[Install]\nWantedBy={target}\n"
 
 
@@ -125,11 +49,13 @@ class _Service(NamedTuple):
     @property
     def text(self) -> str:
         """The unit, for the Python that runs this command."""
-        unit = _UNITS[self.name]
+        unit = "\n" + (_UNITS / f"{self.name}.service").read_text(encoding="utf-8")
         if self.name == _SERVER and not self.is_user:
-            unit += _SYSTEM_PART.format(account=_ACCOUNT)
+            unit += (_UNITS / f"{self.name}.system.conf").read_text(encoding="utf-8")
         unit += _INSTALL_PART.format(target="default.target" if self.is_user else "multi-user.target")
-        return _HEAD.format(name=self.name) + unit.format(settings=self.settings, python=sys.executable)
+        return _HEAD.format(name=self.name) + unit.format(
+            settings=self.settings, python=sys.executable, account=_ACCOUNT
+        )
 
     @property
     def has_systemd(self) -> bool:
@@ -142,14 +68,17 @@ class _Service(NamedTuple):
         return ["systemctl", *(["--user"] if self.is_user else []), *words]
 
     def systemctl(self, *words: str) -> None:
-        """Run systemctl; what it complains about ends this command."""
-        command = self.command(*words)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode != 0:
-            raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        _run(self.command(*words))
 
     def is_active(self) -> bool:
         return subprocess.run(self.command("is-active", "--quiet", self.name), check=False).returncode == 0  # noqa: S603
+
+
+def _run(command: list[str]) -> None:
+    """Run a program of the system; what it complains about ends this command."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
 
 
 def _is_elsewhere() -> bool:
@@ -296,9 +225,7 @@ def _make_account() -> None:
         account = pwd.getpwnam(_ACCOUNT)
     except KeyError:
         command = ["useradd", "--system", "--home-dir=/var/lib/gpu-worker-pool", "--shell=/usr/sbin/nologin", _ACCOUNT]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode != 0:
-            raise Failure(f"`{' '.join(command)}` failed: {done.stderr.strip()}") from None
+        _run(command)
         account = pwd.getpwnam(_ACCOUNT)
         complain(f"made the user {_ACCOUNT}")
     if not _SETTINGS.exists():

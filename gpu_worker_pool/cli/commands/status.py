@@ -13,12 +13,12 @@ from gpu_worker_pool.cli.live import draw_until_quit
 from gpu_worker_pool.cli.options import Endpoints, Json, Mine
 from gpu_worker_pool.cli.output import Console, Text, out, print_body
 from gpu_worker_pool.cli.pools.forecast import forecast_line
-from gpu_worker_pool.cli.pools.groups import describe_group
 from gpu_worker_pool.cli.pools.reading import ask_names, ask_pools
 from gpu_worker_pool.cli.pools.report import (
     LeaseReport,
     PoolReport,
     check_any_is_up,
+    describe_group,
     only_of,
     short_start,
     show_booking,
@@ -29,7 +29,6 @@ from gpu_worker_pool.cli.pools.report import (
     show_start,
     show_terms,
 )
-from gpu_worker_pool.cli.pools.same_server import same_pool
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.table import Table, cut, make_table, print_table
 from gpu_worker_pool.cli.units import count
@@ -43,18 +42,15 @@ BAR_CELLS: Final = 10
 INTERVAL_S: Final = 1.0
 # On a narrower terminal the bars are left out: the holders need the room.
 _WIDE: Final = 110
-STATE_STYLES: Final = {
-    "free": "green",
-    "leased": "yellow",
-    "shared": "yellow",
-    "held": "blue",
-    "draining": "magenta",
-    "busy": "red",
-    "outside": "red",
-    "out_of_service": "bold magenta",
-    "unhealthy": "bold red",
-    "unknown": "dim",
+# Colours mean the same as on the page (KIND_OF in server/ui/page/pool.js).
+_KIND_STYLES: Final = {
+    "green": ("free",),
+    "blue": ("leased", "shared", "held"),
+    "yellow": ("draining", "busy", "outside"),
+    "bold red": ("unhealthy",),
+    "dim": ("out_of_service", "unknown"),
 }
+STATE_STYLES: Final = {state: style for style, states in _KIND_STYLES.items() for state in states}
 # In these states the holder says why; in the others the reason does.
 SAID_BY_HOLDERS: Final = frozenset({"free", "leased", "shared"})
 _GPU_HEADINGS: Final = ("GPU", "MODEL", "STATE", "MEMORY", "UTIL")
@@ -205,7 +201,9 @@ def _heading(report: PoolReport) -> Text:
             f"{'down' if report.status is None else 'cannot be used'}: {report.error}", _TROUBLE
         )
     if report.same_as is not None:
-        return heading.append(f": {same_pool(report.same_as, report.view.node)}")
+        # Without a node it was asked for its fleet.
+        what = "a box of the same fleet as" if report.view.node is None else "the same server as"
+        return heading.append(f": {what} {report.same_as}")
     can_grant, gpus = report.view.can_grant is not False, report.view.gpus
     free = sum(gpu.state == "free" for gpu in gpus) if can_grant else 0
     heading.append(f": {count(len(gpus), 'GPU')}, {free} free")

@@ -115,15 +115,13 @@ async def _revoke(servers: Servers, name: str) -> tuple[list[TokenView], list[Fa
 
 def _meant(name: str, tokens: Sequence[TokenView]) -> list[TokenView]:
     """The tokens of this name, or the one with this id. Failure if there is none, or if it can mean two things."""
-    named = [token for token in tokens if token.name == name]
-    by_id = [token for token in tokens if token.digest is not None and name in {token.digest, token.digest[:_ID]}]
-    if not named and not by_id:
+    found = [each for each in tokens if name in {each.name, each.digest, (each.digest or "")[:_ID]}]
+    if not found:
         raise Failure(f"no token has the name or the id {name!r}; `gpu-pool token list` shows all", REFUSED)
-    if len(by_id) > 1 or (named and any(token not in named for token in by_id)):
-        both = {**dict.fromkeys(named), **dict.fromkeys(by_id)}
-        listed = ", ".join(f"{token.name} ({token.digest or 'of GPU_POOL_TOKENS'})" for token in both)
+    if any(each.name != name for each in found) and len(found) > 1:
+        listed = ", ".join(f"{each.name} ({each.digest or 'of GPU_POOL_TOKENS'})" for each in found)
         raise Failure(f"{name!r} means several tokens: {listed}; give one of these digests. None was revoked", REFUSED)
-    return named or by_id
+    return found
 
 
 async def _address(servers: Servers) -> tuple[str, str | None]:

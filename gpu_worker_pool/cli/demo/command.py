@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,8 +22,7 @@ from gpu_worker_pool.failure import SIGNAL_BASE, Failure
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerDidNotStartError, ServerProcess, inherited_environment
 
-from .results import Course, Outage, Turn, show_results
-from .worker import WorkerSettings
+from .results import Course, Outage, show_results
 
 SERVER_SETTINGS: Final = {"REFRESH_INTERVAL": "0.5", "ACCESS_LOG": "false"}
 # When to kill the worker and the server, as a part of the time; the next good moment is used.
@@ -68,9 +66,6 @@ class Demo:
     def __init__(self, folder: Path, gpus: int, say: Callable[[str], None]) -> None:
         self.folder, self.gpus, self.say = folder, gpus, say
         self.course = Course()
-        self._ready: dict[str, int] = {}
-        self._holding: dict[str, tuple[Turn, float]] = {}
-        self._ended: set[str] = set()
         self._changed = threading.Condition()
 
     def run(self, workers: int, seconds: float, seed: int) -> Course:
@@ -78,7 +73,13 @@ class Demo:
         names = [f"w{number:02}" for number in range(1, workers + 1)]
         try:
             with self.servers() as endpoints:
-                settings = WorkerSettings(names, endpoints, str(self.folder), seed, os.getpid())
+                settings = {
+                    "names": names,
+                    "endpoints": endpoints,
+                    "folder": str(self.folder),
+                    "seed": seed,
+                    "parent": os.getpid(),
+                }
                 with self._workers(settings) as process:
                     ends_at = boot_time() + seconds
                     time.sleep(_WORKER_DIES * seconds)
@@ -88,7 +89,7 @@ class Demo:
                     time.sleep(max(ends_at - boot_time(), 0.0))
                     self.say("no new requests; the waiters are still served")
                     process.stdin.close()  # type: ignore[union-attr]
-                    self.until(lambda: len(self._ended) >= workers, _FINISHING_S)
+                    self.until(lambda: len(self.course.ended) >= workers, _FINISHING_S)
                 self._look_at_the_end()
         except ServerDidNotStartError as error:
             raise Failure(f"the server of the demo did not start: {_last_line(str(error))}", 1) from None
@@ -127,9 +128,9 @@ class Demo:
         self.course.outages.append(outage)
 
     @contextmanager
-    def _workers(self, settings: WorkerSettings) -> Iterator[subprocess.Popen[bytes]]:
+    def _workers(self, settings: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
         """The workers, ready to ask. They end with this process, however it ends."""
-        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(asdict(settings))]
+        command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(settings)]
         env, log_file = inherited_environment(os.environ), self.folder / "workers.log"
         with log_file.open("wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
@@ -137,10 +138,10 @@ class Demo:
             process = subprocess.Popen(command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         try:
-            if not self.until(lambda: len(self._ready) == len(settings.names), _STARTING_S):
+            if not self.until(lambda: len(self.course.pids) == len(settings["names"]), _STARTING_S):
                 why = _last_line(log_file.read_text(encoding="utf-8", errors="replace"))
                 raise Failure(f"the workers of the demo did not start: {why}", 1)
-            self.say(f"{len(settings.names)} workers ask for GPUs")
+            self.say(f"{len(settings['names'])} workers ask for GPUs")
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -150,32 +151,23 @@ class Demo:
         for text in process.stdout or ():
             line = json.loads(text)
             with self._changed:
-                self.course.add(line)
-                self._take_in(line["who"], line["what"], self.course.turns[line["who"], line["turn"]], line)
+                turn = self.course.add(line)
                 self._changed.notify_all()
-
-    def _take_in(self, who: str, what: str, turn: Turn, line: dict[str, Any]) -> None:
-        if what == "ready":
-            self._ready[who] = line["pid"]
-        elif what == "took":
-            self._holding[who] = turn, turn.took_at + line["for_s"]
-            self.say(f"{who} holds GPU {turn.gpu} (fence {turn.fence}) after {turn.took_at - turn.asked_at:.2f} s")
-        elif what == "left":
-            self._holding.pop(who, None)
-        elif what in {"exits", "failed"}:
-            self._ended.add(who)
+            if line["what"] == "took":
+                waited_s = turn.took_at - turn.asked_at
+                self.say(f"{turn.who} holds GPU {turn.gpu} (fence {turn.fence}) after {waited_s:.2f} s")
 
     def _kill_worker(self, ends_at: float) -> None:
         def kill() -> bool:
-            late, waiting = boot_time() + 0.2, self.course.open_at(boot_time())[1]
-            victims = [turn for turn, until in self._holding.values() if until > late]
+            held, waiting = self.course.open_at(boot_time())
+            victims = [turn for turn in held if turn.due_at > boot_time() + 0.2]
             if not victims or not waiting:
                 return False
-            os.kill(self._ready[victims[0].who], signal.SIGKILL)
-            victims[0].killed_at = boot_time()
-            self._ended.add(victims[0].who)
-            del self._holding[victims[0].who]
-            self.say(f"kill -9 of {victims[0].who}, which holds GPU {victims[0].gpu}")
+            victim = victims[0]
+            os.kill(self.course.pids[victim.who], signal.SIGKILL)
+            victim.killed_at = boot_time()
+            self.course.ended.add(victim.who)
+            self.say(f"kill -9 of {victim.who}, which holds GPU {victim.gpu}")
             return True
 
         self.until(kill, ends_at - boot_time())
@@ -184,7 +176,8 @@ class Demo:
         """Wait until GPUs are held for a while, so that there is something to keep."""
 
         def are_some() -> bool:
-            return sum(until > boot_time() + 0.5 for _, until in self._holding.values()) >= min(2, self.gpus)
+            held, _ = self.course.open_at(boot_time())
+            return sum(turn.due_at > boot_time() + 0.5 for turn in held) >= min(2, self.gpus)
 
         self.until(are_some, (ends_at - boot_time()) / 2)
 
@@ -205,6 +198,5 @@ class Demo:
 
 
 def _last_line(log: str) -> str:
-    """The last line of a log, with what to do about it if that is known."""
     text = next((line for line in reversed(log.splitlines()) if line.strip()), "its log is empty")
     return f"{text}; pip install 'gpu-worker-pool[all]'" if "No module named" in text else text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
+from statistics import median
 from typing import Any
 
 # Whether a promise was kept (None: it could not be measured), its name, and what was measured.
@@ -14,7 +15,7 @@ Promise = tuple[bool | None, str, str]
 
 @dataclass(slots=True)
 class Turn:
-    """One request of a worker, by the times at which things happened to it."""
+    """One request of a worker, by the times at which things happened to it; it means to leave at `due_at`."""
 
     who: str
     turn: int
@@ -24,6 +25,7 @@ class Turn:
     took_at: float = inf
     left_at: float = inf
     killed_at: float = inf
+    due_at: float = inf
     fence: int = 0
     uuid: str = ""
     gpu: str = ""
@@ -48,16 +50,20 @@ class Outage:
 
 @dataclass(slots=True)
 class Course:
-    """All that happened in a demo. `left_over`: the leases when all workers had ended; None where no server answered."""
+    """All that happened in a demo. `pids` are those of the workers that are ready. `left_over`: the leases when all workers had
+    ended; None where no server answered.
+    """
 
     turns: dict[tuple[str, int], Turn] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
     outages: list[Outage] = field(default_factory=list)
     locks_taken: int = 0
     failures: list[str] = field(default_factory=list)
     left_over: list[str] | None = None
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Take in a line of a worker."""
+    def add(self, line: Mapping[str, Any]) -> Turn:
+        """Take in a line of a worker; the turn that it is about."""
         key, at = (line["who"], line["turn"]), float(line["at"])
         turn = self.turns.setdefault(key, Turn(*key, at))
         match line["what"]:
@@ -65,13 +71,19 @@ class Course:
                 turn.id, turn.waits_since = line["id"], min(turn.waits_since, at)
             case "took":
                 turn.took_at, turn.id, turn.fence = at, line["id"], line["fence"]
-                turn.uuid, turn.gpu = line["uuid"], line["gpu"]
+                turn.uuid, turn.gpu, turn.due_at = line["uuid"], line["gpu"], at + line.get("for_s", 0.0)
             case "left":
                 turn.left_at = float(line["left_at"])
             case "lock_taken":
                 self.locks_taken += 1
+            case "ready":
+                self.pids[line["who"]] = line["pid"]
+            case "exits":
+                self.ended.add(line["who"])
             case "failed":
+                self.ended.add(line["who"])
                 self.failures.append(f"{line['who']}: {line['reason']}")
+        return turn
 
     @property
     def served(self) -> list[Turn]:
@@ -157,9 +169,9 @@ def _killed_worker(course: Course) -> Promise:
     killed = next((turn for turn in course.served if turn.killed_at < inf), None)
     if killed is None:
         return None, name, "there was no moment at which a worker held a GPU for long enough"
-    for before, after, took_ms in handovers(course.served):
-        if before is killed:
-            return True, name, f"{after.who} had GPU {killed.gpu} of {killed.who} {took_ms:.1f} ms later"
+    after = next(((after, took_ms) for before, after, took_ms in handovers(course.served) if before is killed), None)
+    if after is not None:
+        return True, name, f"{after[0].who} had GPU {killed.gpu} of {killed.who} {after[1]:.1f} ms later"
     # The workers that waited then may have been served on other GPUs.
     is_starved = any(turn.took_at == inf for turn in course.open_at(killed.killed_at)[1])
     return (False if is_starved else None), name, f"no worker that waited then got GPU {killed.gpu} of {killed.who}"
@@ -183,37 +195,28 @@ def _outage(course: Course, outage: Outage) -> Promise:
     return (kept, places) == (len(held), len(waiting)), f"kill -9 of the {outage.of}", text
 
 
-def figures(course: Course) -> dict[str, Any]:
-    """How long workers waited, and how fast a GPU went from one to the next, without the waits for a restart."""
+def show_results(course: Course, say: Callable[[str], None], by_journal: Sequence[str] | None = None) -> int:
+    """Show the table of promises, how long workers waited, and how fast a GPU went from one to the next without the waits for a
+    restart; the exit code says whether all were kept.
+    """
+    found = promises(course, by_journal)
+    is_ok = all(is_kept is not False for is_kept, _, _ in found) and bool(course.served)
+    marks = {True: "ok", False: "BROKEN", None: "-"}
+    waits_s = [turn.took_at - turn.asked_at for turn in course.served]
     took_ms = [
         took_ms
         for before, after, took_ms in handovers(course.served)
         if before.killed_at == inf
         and not any(after.asked_at < one.back_at and after.took_at > one.killed_at for one in course.outages)
     ]
-    waits_s = [turn.took_at - turn.asked_at for turn in course.served]
-    return {
-        "grants": len(course.served),
-        "wait_s": {"median": _quantile(waits_s, 0.5), "longest": _quantile(waits_s, 1.0)},
-        "handover_ms": {"count": len(took_ms), "p50": _quantile(took_ms, 0.5), "p99": _quantile(took_ms, 0.99)},
-    }
-
-
-def _quantile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that this fraction of the values does not exceed; 0 without values."""
-    return round(sorted(values)[max(ceil(fraction * len(values)) - 1, 0)], 3) if values else 0.0
-
-
-def show_results(course: Course, say: Callable[[str], None], by_journal: Sequence[str] | None = None) -> int:
-    """Show the table of promises; the exit code says whether all were kept."""
-    found, measured = promises(course, by_journal), figures(course)
-    is_ok = all(is_kept is not False for is_kept, _, _ in found) and measured["grants"] > 0
-    marks = {True: "ok", False: "BROKEN", None: "-"}
-    wait, handover = measured["wait_s"], measured["handover_ms"]
     rows = [
         *((marks[is_kept], name, text) for is_kept, name, text in found),
-        ("", "Waits", f"median {wait['median']:.2f} s, longest {wait['longest']:.2f} s"),
-        ("", f"Hand-overs: {handover['count']}", f"p50 {handover['p50']:.1f} ms, p99 {handover['p99']:.1f} ms"),
+        ("", "Waits", f"median {median(waits_s or [0]):.2f} s, longest {max(waits_s, default=0):.2f} s"),
+        (
+            "",
+            f"Hand-overs: {len(took_ms)}",
+            f"median {median(took_ms or [0]):.1f} ms, longest {max(took_ms, default=0):.1f} ms",
+        ),
     ]
     width = max(len(name) for _, name, _ in rows)
     verdict = "Every promise was kept. Now yours: gpu-pool serve, then gpu-pool run -- CMD"

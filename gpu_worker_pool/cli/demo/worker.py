@@ -16,7 +16,6 @@ import random
 import select
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,23 +34,14 @@ REST_S: Final = (0.0, 0.3)
 LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    names: list[str]
-    endpoints: list[str]
-    folder: str
-    seed: int
-    parent: int
-
-
 class DemoWorker:
-    def __init__(self, settings: WorkerSettings, name: str) -> None:
-        self._settings, self._name = settings, name
-        self._random = random.Random(f"{settings.seed}/{name}")  # noqa: S311 - no secret
+    def __init__(self, name: str, endpoints: list[str], folder: str, seed: int) -> None:
+        self._name, self._endpoints, self._folder = name, endpoints, Path(folder)
+        self._random = random.Random(f"{seed}/{name}")  # noqa: S311 - no secret
         self._turn = 0
 
     def work(self) -> None:
-        urls = self._settings.endpoints
+        urls = self._endpoints
         where: dict[str, Any] = {"service_endpoint": urls[0]} if len(urls) == 1 else {"service_endpoints": urls}
         # The server is down for a second only, so its health is checked often.
         options: dict[str, Any] = {"endpoint_health_check_interval": 0.25, "on_event": self._on_event}
@@ -72,7 +62,7 @@ class DemoWorker:
         uuid, hold_s = assignment.uuids[0], self._random.uniform(*HOLD_S)
         facts = {"id": assignment.lease_id, "fence": assignment.fence, "uuid": uuid}
         self._write("took", **facts, gpu=str(assignment.gpu_ids[0]), for_s=round(hold_s, 2))
-        with Path(self._settings.folder, f"{uuid}.lock").open("ab") as file:
+        with (self._folder / f"{uuid}.lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -95,17 +85,17 @@ class DemoWorker:
         os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def main(settings: WorkerSettings) -> None:
-    die_with(settings.parent)
+def main(*, names: list[str], parent: int, **settings: Any) -> None:
+    die_with(parent)
     parent = os.getpid()
-    for name in settings.names:
+    for name in names:
         if os.fork() == 0:
             die_with(parent)
-            DemoWorker(settings, name).work()
+            DemoWorker(name, **settings).work()
             return
-    for _ in settings.names:
+    for _ in names:
         os.wait()
 
 
 if __name__ == "__main__":
-    main(WorkerSettings(**json.loads(sys.argv[1])))
+    main(**json.loads(sys.argv[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,8 +11,7 @@ from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.report import PoolReport
 from gpu_worker_pool.cli.pools.servers import ServerAnswer, Servers
 from gpu_worker_pool.cli.units import count
-from gpu_worker_pool.config import SINGULAR_VARIABLE, ClientConfig
-from gpu_worker_pool.failure import Failure
+from gpu_worker_pool.config import SINGULAR_VARIABLE
 from gpu_worker_pool.host.addresses import is_this_machine
 
 from .finding import Check, Finding, judge_settings
@@ -21,47 +20,32 @@ from .finding import Check, Finding, judge_settings
 RIGHT_CALL = "/leases/renew"
 NO_LEASES: Mapping[str, Any] = {"ids": []}
 AS_IF_WRITTEN = frozenset({200, 422})
-Asked = tuple[PoolReport, float, ServerAnswer | None, ServerAnswer | None]
 
 
 def checks(servers: Servers, heard: Sequence[str]) -> list[Check]:
     """The checks of this machine as a client; `heard` is what the settings said."""
     return [
         Check("client-settings", lambda: judge_settings("client", heard)),
-        Check("endpoint", lambda: check_endpoints(servers)),
+        Check("endpoint", lambda: servers.run(check_endpoints)),
     ]
 
 
-def check_endpoints(servers: Servers) -> Iterator[Finding]:
-    try:
-        asked = servers.run(_ask)
-    except Failure as failure:  # no server was asked: the certificates cannot be used
-        how = "set GPU_POOL_CA_FILE to a file with the certificate of your authority, in PEM format, or unset it"
-        yield Finding("endpoint", "problem", str(failure), how)
-        return
-    for report, took_s, right, me in asked:
-        has_token = report.endpoint in servers.config.tokens
-        yield judge_reachable(report, took_s)
-        if right is not None:
-            yield judge_right(report.endpoint, right, me, has_token=has_token)
+async def check_endpoints(servers: Servers) -> list[Finding]:
+    """Of each server: whether it answers, whether we may ask it for GPUs, and which of them are used from outside."""
+    began, found = time.monotonic(), []
+    for report in await ask_pools(servers, "?queue=0&leases=0"):
+        id_ = report.endpoint
+        found.append(judge_reachable(report, time.monotonic() - began))
+        if report.is_up and report.has_leases:
+            right = await servers.ask(id_, RIGHT_CALL, "POST", NO_LEASES)
+            me = await servers.ask(id_, "/ui/data/me")
+            found.append(judge_right(id_, right, me, has_token=id_ in servers.config.tokens))
         for gpu in report.view.gpus if report.same_as is None else ():
             if gpu.state == "outside":
-                text = f"GPU {report.naming.id_of(gpu)} of {report.endpoint} is not granted: {gpu.reason}"
+                text = f"GPU {report.naming.id_of(gpu)} of {id_} is not granted: {gpu.reason}"
                 how = "end those processes, or set GPU_POOL_OUTSIDERS=thresholds at the server"
-                yield Finding("outside", "warning", text, how, report.endpoint)
-
-
-async def _ask(servers: Servers) -> list[Asked]:
-    """Each server's pool, how long it took, whether we may ask it for GPUs, and who we are there."""
-    began = time.monotonic()
-    asked: list[Asked] = []
-    for report in await ask_pools(servers, "?queue=0&leases=0"):
-        took_s, right, me = time.monotonic() - began, None, None
-        if report.is_up and report.has_leases:
-            right = await servers.ask(report.endpoint, RIGHT_CALL, "POST", NO_LEASES)
-            me = await servers.ask(report.endpoint, "/ui/data/me")
-        asked.append((report, took_s, right, me))
-    return asked
+                found.append(Finding("outside", "warning", text, how, id_))
+    return found
 
 
 def judge_reachable(report: PoolReport, took_s: float) -> Finding:
@@ -91,11 +75,11 @@ def judge_reachable(report: PoolReport, took_s: float) -> Finding:
     return Finding("endpoint", "ok", text, endpoint=id_)
 
 
-def judge_right(endpoint: str, right: ServerAnswer, me: ServerAnswer | None, *, has_token: bool) -> Finding:
+def judge_right(endpoint: str, right: ServerAnswer, me: ServerAnswer, *, has_token: bool) -> Finding:
     """Whether we may ask it for GPUs, by its answer to a call that changes nothing."""
     by = "with GPU_POOL_TOKEN" if has_token else "without a token"
     if right.status in AS_IF_WRITTEN:
-        data = me.data if me is not None and me.is_ok and isinstance(me.data, dict) else {}
+        data = me.data if me.is_ok and isinstance(me.data, dict) else {}
         who = f" as {data['name']}" if data.get("name") else ""
         who += ", an administrator" if who and data.get("is_admin") else ""
         return Finding("right", "ok", f"{endpoint}: you may request GPUs{who}, {by}", endpoint=endpoint)
@@ -106,8 +90,3 @@ def judge_right(endpoint: str, right: ServerAnswer, me: ServerAnswer | None, *, 
         return Finding("right", "problem", f"{endpoint} refuses requests for GPUs {by}: {right.error}", how, endpoint)
     text = f"{endpoint} does not say whether you may request GPUs: {right.error or right.status}"
     return Finding("right", "warning", text, "try again", endpoint)
-
-
-def is_client_only(config: ClientConfig) -> bool:
-    """Whether all servers are elsewhere, so that this machine need not be able to serve."""
-    return not any(is_this_machine(endpoint.host) for endpoint in config.endpoints.values())

@@ -69,5 +69,5 @@ def _sections(servers: Servers, heard: list[str]) -> Iterator[tuple[str, list[Ch
         missing = Finding("server-packages", "skipped", text, how)
         yield "As a server", [Check("server-packages", lambda: [missing])]
     else:
-        yield "As a server", server.checks(is_client_only=client.is_client_only(servers.config))
+        yield "As a server", server.checks()
     yield "As a client", client.checks(servers, heard)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from gpu_worker_pool.cli.output import WarningHandler, plain
 from gpu_worker_pool.failure import Failure
 
 Status = Literal["ok", "warning", "problem", "skipped"]
-T = TypeVar("T")
 
 # A reading by nvidia-smi runs it twice, each for at most 10 s. A driver may hang for ever.
 LONGEST_S = 30.0
@@ -41,39 +40,30 @@ class Check:
     find: Callable[[], Iterable[Finding]]
 
     def run(self, limit_s: float = LONGEST_S) -> list[Finding]:
-        """Its findings, in plain text for a terminal. A check that raises or hangs is a finding itself."""
+        """Its findings, in plain text for a terminal. A check that raises or hangs is a finding itself.
+
+        What hangs cannot be interrupted, and is left behind in a daemon thread.
+        """
+        result: Future[list[Finding]] = Future()
+
+        def find() -> None:
+            try:
+                result.set_result(list(self.find()))
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                result.set_exception(error)
+
+        threading.Thread(target=find, daemon=True).start()
         try:
-            found = within(limit_s, lambda: list(self.find()))
+            found = result.result(limit_s)
         except Failure as failure:
             found = [Finding(self.name, "problem", str(failure))]
-        except TookTooLong:
+        except TimeoutError:
             text = f"it did not end within {limit_s:g} s: a driver, a disk or a server hangs"
             found = [Finding(self.name, "problem", text, "see dmesg, or try `nvidia-smi` and `df` by hand")]
         except Exception as error:  # noqa: BLE001 - one check must not end the others
             words = f"this check failed: {type(error).__name__}: {error}"
             found = [Finding(self.name, "problem", words, "this is a fault of gpu-pool doctor: please report it")]
         return [replace(item, message=plain(item.message), advice=item.advice and plain(item.advice)) for item in found]
-
-
-class TookTooLong(Exception):  # noqa: N818 - what happened
-    """The work did not end in time."""
-
-
-def within(limit_s: float, work: Callable[[], T]) -> T:
-    """Do this, or raise TookTooLong. Work that hangs cannot be interrupted, and is left behind in a daemon thread."""
-    result: Future[T] = Future()
-
-    def do() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            result.set_exception(error)
-
-    threading.Thread(target=do, daemon=True).start()
-    wait([result], limit_s)
-    if not result.done():
-        raise TookTooLong
-    return result.result()
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
+import shutil
 import socket
+import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import gpu_worker_pool
@@ -18,15 +18,15 @@ from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.enforce.devices import driver_parameters
 from gpu_worker_pool.enforce.enforcer import ADVICE_ON_RESETS
 from gpu_worker_pool.enforce.plan import resets_devices
+from gpu_worker_pool.gpus.amd import AmdProbe
 from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import ProbeUnavailable
 from gpu_worker_pool.host.enforcement import DENY, Enforcement, read_enforcement
-from gpu_worker_pool.host.visible_devices import InstalledGpu, select_visible
 
-from .amd import judge_amd
 from .finding import Check, Finding
 
 TRY_SIMULATED = "to try the pool without one: gpu-pool serve --simulated-gpus 4, or SIMULATED_GPUS=4"
+_SMI_S = 20.0
 CONTAINER = "in a container pass the GPUs in (docker run --gpus all)"
 
 
@@ -40,9 +40,8 @@ class Probed:
     took_s: float = 0.0
 
 
-@cache
 def probe() -> Probed:
-    """Read once, as a server would."""
+    """Read as a server would."""
     began = time.monotonic()
     try:
         reader = choose_probe(socket.gethostname(), None)
@@ -63,16 +62,14 @@ def driver_version(root: Path) -> str | None:
 
 
 def checks() -> list[Check]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     version = (
         f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {platform.python_version()} on {platform.system()}"
     )
     return [
         Check("python", lambda: [Finding("python", "ok", version)]),
         Check("gpus", lambda: judge_gpus(driver_version(Path("/")), probe())),
-        Check("amdgpu", judge_amd),
+        Check("amd-smi", judge_amd),
         Check("enforce", lambda: judge_enforcement(read_enforcement(), driver_parameters())),
-        Check("visible-devices", lambda: judge_visible_devices(visible, probe().readings)),
     ]
 
 
@@ -114,21 +111,22 @@ def judge_enforcement(found: Enforcement | None, parameters: Mapping[str, str]) 
         yield Finding("enforce", "ok", f"{text}, pid {found.pid}")
 
 
-def judge_visible_devices(value: str | None, readings: Sequence[Reading]) -> Iterator[Finding]:
-    """CUDA_VISIBLE_DEVICES as a server that is started here would understand it."""
-    name = "visible-devices"
-    if value is None:
+def judge_amd(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether amd-smi, where there is one, shows the GPUs that the kernel shows, by their PCI addresses."""
+    program = shutil.which("amd-smi")
+    try:
+        ours = AmdProbe(socket.gethostname(), root=root).addresses if program else frozenset()
+        command = [program or "", "list", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=False)  # noqa: S603 - of PATH
+    except (OSError, ProbeUnavailable, subprocess.TimeoutExpired):
         return
-    shown = f"CUDA_VISIBLE_DEVICES={value[:60]!r}"
-    visible = select_visible(value, [InstalledGpu(reading.gpu.index, reading.gpu.key.uuid) for reading in readings])
-    if visible.is_filtering and not visible.indices:
-        how = "a server started from here would show no GPU: unset it, or name the GPUs to show"
-        yield Finding(name, "warning", f"{shown} hides all GPUs", how)
-    elif not readings:
-        yield Finding(name, "skipped", f"{shown}; there is no GPU that it could show or hide")
-    elif visible.warnings:
-        how = "correct it: CUDA ignores everything after a name that it does not know"
-        yield Finding(name, "warning", "; ".join(visible.warnings), how)
+    # A list of GPUs in ROCm 6, such a list in an object in ROCm 7.
+    theirs = frozenset(found.lower() for found in re.findall(r'"bdf": *"([^"]+)"', done.stdout))
+    if ours - theirs:
+        how = "the driver and its tools may be of different versions: update or reboot"
+        yield Finding("amd-smi", "warning", f"it does not show {', '.join(sorted(ours - theirs))}", how)
+    elif theirs - ours:
+        left_out = ", ".join(sorted(theirs - ours))
+        yield Finding("amd-smi", "ok", f"it also shows {left_out}: a part of the processor, which is not handed out")
     else:
-        indices = ", ".join(map(str, visible.indices))
-        yield Finding(name, "ok", f"{shown}: of {count(len(readings), 'GPU')} these are shown: {indices}")
+        yield Finding("amd-smi", "ok", f"it shows the same {count(len(ours), 'GPU')}")

@@ -2,89 +2,93 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
+from gpu_worker_pool.cli.output import plain
+from gpu_worker_pool.cli.pools.servers import FLEET, Servers
+from gpu_worker_pool.cli.serve.port_holder import find_server
 from gpu_worker_pool.cli.units import count, show_memory
-from gpu_worker_pool.core.model.gpu import Reading
-from gpu_worker_pool.host.gpu_lock import LockHolder, lock_holder
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.state_dir import StateDirError, check_is_private
+from gpu_worker_pool.ledger.journal import JournalError
 from gpu_worker_pool.ledger.sqlite.lock import holder_pid
+from gpu_worker_pool.server.fleet import (
+    FleetUnusable,
+    address_for_itself,
+    check_copy_of_own_journal,
+    fleet_database,
+    fleet_key,
+    fleet_url,
+    key_path,
+    leads_alone,
+    listed_boxes,
+    own_address,
+)
 from gpu_worker_pool.server.hooks import RulesUnusable, read_rules
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.serving import advice, bind
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.server.state_files import journal_path
+from gpu_worker_pool.wire.pool import FleetList
+from gpu_worker_pool.wire.reader import read
 
-from . import fleet
 from .finding import Check, Finding, complaints, judge_settings
-from .machine import probe
 
+if TYPE_CHECKING:
+    from gpu_worker_pool.ledger.postgres.look import DatabaseFacts
+
+ASK_S = 5.0
 LITTLE_MB = 100.0
 
 
-def checks(*, is_client_only: bool) -> list[Check]:
+def checks() -> list[Check]:
     with complaints() as heard:
         settings = ServerSettings.load()
     return [
         Check("server-settings", lambda: judge_settings("server", heard)),
-        Check("simulated", lambda: judge_simulated(settings.simulated_gpus, has_gpus=bool(probe().readings))),
-        Check("port", lambda: check_port(settings, is_client_only=is_client_only)),
-        Check("authority", lambda: judge_authority(find_holders(probe().readings))),
+        Check("port", lambda: check_port(settings)),
         Check("state-dir", lambda: check_state_dir(settings)),
         Check("tokens", lambda: check_tokens(settings)),
         Check("hooks", lambda: check_hooks(settings)),
-        *fleet.checks(settings),
+        *(_fleet_checks(settings) if fleet_url(settings) else ()),
     ]
 
 
-def judge_simulated(simulated_gpus: str | None, *, has_gpus: bool) -> Iterator[Finding]:
-    if simulated_gpus:
-        text = f"SIMULATED_GPUS={simulated_gpus}: a server started here hands out simulated GPUs"
-        hides = Finding("simulated", "warning", f"{text}, and not the real ones", "unset SIMULATED_GPUS")
-        yield hides if has_gpus else Finding("simulated", "ok", text)
+def _fleet_checks(settings: ServerSettings) -> list[Check]:
+    return [
+        Check("fleet-settings", lambda: check_fleet(settings)),
+        Check("fleet-database", lambda: check_fleet_database(settings)),
+        Check("fleet-boxes", lambda: check_fleet_boxes(settings)),
+    ]
 
 
-def check_port(settings: ServerSettings, *, is_client_only: bool) -> Iterator[Finding]:
-    """Try to bind the server's address, for a moment and without listening."""
+def check_port(settings: ServerSettings) -> Iterator[Finding]:
+    """Try to bind the server's address, for a moment and without listening. A machine that only uses servers elsewhere need
+    not be able to serve.
+    """
+    where = f"{settings.host}:{settings.port}"
     try:
         bind(settings).close()
     except OSError as error:
-        holder = find_server(settings.host, settings.port, settings.api_prefix)
-        yield judge_port(f"{settings.host}:{settings.port}", error, holder, is_client_only=is_client_only)
+        holder, (why, _, how) = (
+            find_server(settings.host, settings.port, settings.api_prefix),
+            advice(error).partition("; "),
+        )
+        if holder is None:
+            text = f"a server cannot listen on {where}: {why}, and no GPU server answers there"
+            yield Finding("port", "warning", text, how or None)
+        else:
+            shown = f"{holder.node}, {count(holder.gpu_count, 'GPU')}, {holder.source}"
+            yield Finding("port", "ok", f"a GPU server runs at {holder.url} ({shown})")
     else:
-        yield Finding("port", "ok", f"{settings.host}:{settings.port} is free: a server can be started there")
-
-
-def judge_port(where: str, error: OSError, holder: PortHolder | None, *, is_client_only: bool) -> Finding:
-    """Who has the port. A machine whose endpoints are all elsewhere need not be able to serve."""
-    if holder is not None:
-        source = ", simulated" if holder.source == "simulated" else ""
-        shown = f"{holder.node}, {count(holder.gpu_count, 'GPU')}{source}"
-        return Finding("port", "ok", f"a GPU server runs at {holder.url} ({shown})")
-    why, _, how = advice(error).partition("; ")
-    text = f"a server cannot listen on {where}: {why}, and no GPU server answers there"
-    return Finding("port", "warning" if is_client_only else "problem", text, how or None)
-
-
-def find_holders(readings: Sequence[Reading]) -> dict[LockHolder, list[int]]:
-    """The servers that have GPUs of this machine, with the indices of those."""
-    found: dict[LockHolder, list[int]] = {}
-    for reading in readings:
-        if holder := lock_holder(reading.gpu.key.uuid):
-            found.setdefault(holder, []).append(reading.gpu.index)
-    return found
-
-
-def judge_authority(holders: Mapping[LockHolder, Sequence[int]]) -> Iterator[Finding]:
-    """Whose servers grant the GPUs of this machine. A second server would grant none of these."""
-    for holder, indices in holders.items():
-        which = ", ".join(map(str, indices))
-        text = f"the server of {holder.user} (pid {holder.pid}) grants these GPUs of this machine: {which}"
-        yield Finding("authority", "ok", text, f"use that one: --endpoint {holder.url}" if holder.url else None)
+        yield Finding("port", "ok", f"{where} is free: a server can be started there")
 
 
 def check_state_dir(settings: ServerSettings) -> Iterator[Finding]:
@@ -143,3 +147,96 @@ def check_hooks(settings: ServerSettings) -> Iterator[Finding]:
             yield Finding("hooks", "ok", f"{count(len(read_rules(Path(file))), 'hook')} in {file}")
         except RulesUnusable as why:
             yield Finding("hooks", "problem", str(why), "correct GPU_POOL_HOOKS_FILE; until then no hook runs")
+
+
+# --- the fleet that a server of this machine belongs to ---------------------------------------------------------------
+
+
+def check_fleet(settings: ServerSettings) -> Iterator[Finding]:
+    """The URL's mistakes, the key, and the address at which the other boxes reach this one."""
+    try:
+        fleet_database(settings)
+        fleet_key(settings)
+        address = own_address(settings, settings.port)
+        with suppress(JournalError, StateDirError, OSError):  # the server says what is wrong with it
+            if not leads_alone(settings):
+                check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
+    except FleetUnusable as error:
+        if leads_alone(settings) and not key_path(settings).exists():
+            yield Finding("fleet-settings", "ok", "this box leads its fleet; its first start makes the key")
+        else:
+            yield Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")
+        return
+    role = "an agent" if listed_boxes(settings) else "its leader" if leads_alone(settings) else "a candidate"
+    yield Finding("fleet-settings", "ok", f"this box is {role}, with a key; the others reach it at {address}")
+    if is_this_machine(urlsplit(address).hostname or ""):
+        text = f"the others are told to reach this box at {address}, which on each machine means itself"
+        how = "set HOST to an address that they can reach, or GPU_POOL_FLEET_ADDRESS, as http://gpu-01:8000"
+        yield Finding("fleet-settings", "warning", text, how)
+
+
+def check_fleet_database(settings: ServerSettings) -> Iterator[Finding]:
+    """Whether the database can be used, without changing anything in it."""
+    if _has_no_database(settings):
+        return
+    try:
+        facts = _look(settings)
+    except ModuleNotFoundError:
+        return  # fleet-settings says so
+    except JournalError as error:
+        yield Finding("fleet-database", "problem", str(error), "without it this box cannot lead; the others go on")
+        return
+    tables = f"tables of version {facts.version}" if facts.version else "no tables yet, a candidate creates them"
+    text = f"{facts.shown}: PostgreSQL {facts.server}, {tables}"
+    if facts.may_write:
+        yield Finding("fleet-database", "ok", text)
+    else:
+        how = "grant the role its rights, or use the role that owns the tables"
+        yield Finding("fleet-database", "problem", f"{text}; the role may not write to them or create them", how)
+
+
+def check_fleet_boxes(settings: ServerSettings) -> Iterator[Finding]:
+    """The boxes, as the first box that answers knows them."""
+    urls = [address_for_itself(settings, settings.port), *listed_boxes(settings)]
+    with suppress(ModuleNotFoundError, JournalError):  # fleet-database says where it cannot be asked
+        urls += () if _has_no_database(settings) else _look(settings).leaders
+    answers = Servers(urls, timeout_s=ASK_S).run(lambda servers: servers.ask_all(FLEET))
+    listed = next(filter(None, (read(FleetList, each.data, clean=plain) for each in answers if each.is_ok)), None)
+    if listed is None:
+        how = "start this server, or wait for a leader; `gpu-pool fleet` shows the boxes then"
+        text = f"no box of the fleet lists its boxes; asked: {', '.join(urls)}"
+        yield Finding("fleet-boxes", "skipped", text, how)
+        return
+    with suppress(FleetUnusable):  # fleet-settings says so
+        yield from judge_boxes(listed, settings.gpu_pool_node, own_address(settings, settings.port))
+
+
+def _has_no_database(settings: ServerSettings) -> bool:
+    """Whether it is an agent, or leads with its own journal."""
+    return bool(listed_boxes(settings)) or leads_alone(settings)
+
+
+def _look(settings: ServerSettings) -> DatabaseFacts:
+    from gpu_worker_pool.ledger.postgres.look import look  # noqa: PLC0415 - its driver may be missing
+
+    return asyncio.run(look(fleet_url(settings), settings.gpu_pool_fleet_pool or None))
+
+
+def judge_boxes(listed: FleetList, node: str, own: str) -> Iterator[Finding]:
+    name, up = "fleet-boxes", [box for box in listed.boxes if box.state == "up"]
+    text = f"{len(listed.boxes)} boxes, {len(up)} in contact, led by {listed.leader or 'nobody'}"
+    yield Finding(name, "ok" if listed.leader else "problem", text)
+    boxes_of: dict[str, list[str]] = {}
+    for box in up:
+        boxes_of.setdefault(box.version or "unknown", []).append(box.node)
+    if len(boxes_of) > 1:
+        found = "; ".join(f"{version} on {', '.join(sorted(boxes_of[version]))}" for version in sorted(boxes_of))
+        how = "this is fine during an upgrade; upgrade the other boxes too, the leader last"
+        yield Finding(name, "warning", f"the boxes have different versions: {found}", how)
+    for box in listed.boxes:
+        if box.state != "up":
+            how = "start its server again, or check its key (GPU_POOL_FLEET_KEY); `gpu-pool fleet forget` removes it"
+            yield Finding(name, "warning", f"there is no contact with {box.node}; nothing is granted there", how)
+        elif box.node == node and box.url is not None and box.url != own:
+            how = "the second box is refused; give each its own name with GPU_POOL_NODE"
+            yield Finding(name, "problem", f"{box.url} is also a box of the fleet named {node}", how)

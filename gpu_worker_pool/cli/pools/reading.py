@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from gpu_worker_pool.cli.output import plain
-from gpu_worker_pool.cli.pools.same_server import pool_key, same_as
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.failure import REFUSED, USAGE, Failure
 from gpu_worker_pool.wire.leases import DrainingLeaseView, WaitingLeaseView
@@ -35,8 +34,23 @@ def naming_of(servers: Servers, endpoint: str) -> Naming:
 async def ask_pools(servers: Servers, query: str = "") -> list[PoolReport]:
     """The pools of all endpoints, in the order they were given. Those that are down or silent are among them."""
     reports = await servers.each(lambda endpoint: ask_pool(servers, endpoint, query), _without_pool)
-    same = same_as((report.endpoint, pool_key(report.view.server_id, report.view.node)) for report in reports)
+    # One server of a fleet answers for all its boxes, and for the fleet without a node.
+    ids = [(report.endpoint, (id_, report.view.node) if (id_ := report.view.server_id) else None) for report in reports]
+    same = same_as(ids)
     return [replace(report, same_as=same.get(report.endpoint)) for report in reports]
+
+
+def same_as(servers: Iterable[tuple[str, Hashable | None]]) -> dict[str, str]:
+    """Map each endpoint that repeats a server to the server's first endpoint: a server may have several names, and must not be
+    counted twice. One without a server id repeats none.
+    """
+    first: dict[Hashable, str] = {}
+    found = {}
+    for endpoint, server_id in servers:
+        other = endpoint if server_id is None else first.setdefault(server_id, endpoint)
+        if other != endpoint:
+            found[endpoint] = other
+    return found
 
 
 async def ask_pools_or_fail(servers: Servers) -> list[PoolReport]:
@@ -122,7 +136,18 @@ def _read_summary(answer: ServerAnswer, config: ClientConfig) -> PoolReport:
 
 def _judged(gpu: GpuInShort, config: ClientConfig) -> PoolGpu:
     """A GPU as a client that must decide by itself sees it. Its memory is told in percent, so that is what it has."""
-    state, reason = _state_of(gpu, config)
+    measured = (
+        ("memory", gpu.memory_usage_percent, config.memory_threshold),
+        ("utilization", gpu.utilization_percent, config.utilization_threshold),
+    )
+    state: GpuState = "free"
+    reason = None
+    if not gpu.healthy:
+        state, reason = "unhealthy", "the server calls it unhealthy"
+    elif unknown := [what for what, percent, _ in measured if percent is None]:
+        state, reason = "unknown", f"its {unknown[0]} is unknown"
+    elif high := [each for each in measured if (each[1] or 0.0) >= each[2]]:
+        state, reason = "busy", "{} at {:.0f} %, threshold {:g} %".format(*high[0])
     return PoolGpu(
         gpu_id=gpu.gpu_id,
         uuid=gpu.uuid or "",
@@ -133,20 +158,6 @@ def _judged(gpu: GpuInShort, config: ClientConfig) -> PoolGpu:
         memory_used_mb=gpu.memory_usage_percent,
         utilization_percent=gpu.utilization_percent,
     )
-
-
-def _state_of(gpu: GpuInShort, config: ClientConfig) -> tuple[GpuState, str | None]:
-    if not gpu.healthy:
-        return "unhealthy", "the server calls it unhealthy"
-    for what, percent, threshold in (
-        ("memory", gpu.memory_usage_percent, config.memory_threshold),
-        ("utilization", gpu.utilization_percent, config.utilization_threshold),
-    ):
-        if percent is None:
-            return "unknown", f"its {what} is unknown"
-        if percent >= threshold:
-            return "busy", f"{what} at {percent:.0f} %, threshold {threshold:g} %"
-    return "free", None
 
 
 # --- a lease by its id, or by the beginning of it, as git finds a commit ---------------------------------------------
@@ -197,6 +208,4 @@ def lease_path(lease_id: str) -> str:
 def _unknown(reports: Sequence[PoolReport], text: str) -> str:
     message = f"there is no lease {plain(text)}; `gpu-pool jobs --all` lists those there are"
     down = [f"{report.endpoint} is down ({report.error})" for report in reports if not report.is_up]
-    without = [f"{report.endpoint} has statistics only, no leases" for report in reports if not report.has_leases]
-    beside = "; ".join([*down, *without])
-    return f"{message}. {beside}" + (", so it may be there" if down else "") if beside else message
+    return f"{message}. {'; '.join(down)}, so it may be there" if down else message

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from gpu_worker_pool.cli.output import plain
 from gpu_worker_pool.cli.tasks import cancel_and_wait
-from gpu_worker_pool.client.http.grace import gather_with_grace
-from gpu_worker_pool.client.http.transport import CallFailed, Transport
+from gpu_worker_pool.client.http.transport import CallFailed, Transport, gather_with_grace
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.failure import FAILED, REFUSED, USAGE, Failure
 from gpu_worker_pool.host.addresses import is_this_machine
@@ -144,7 +143,7 @@ class Servers:
     ) -> ServerAnswer:
         try:
             reply = await self._transport.call(
-                method, f"{url}{path}", body=body, token=self.config.tokens.get(endpoint), timeout_s=self._timeout_s
+                method, url, path, body=body, token=self.config.tokens.get(endpoint), timeout_s=self._timeout_s
             )
         except CallFailed as failed:
             return ServerAnswer(endpoint, url, error=str(failed))
@@ -166,7 +165,7 @@ class Servers:
         began = monotonic()
         asked = {endpoint: asyncio.create_task(ask(endpoint)) for endpoint in self.ids}
         try:
-            late = await gather_with_grace(asked.values(), _is_answer, GRACE_S, lambda _: False)
+            late = await gather_with_grace(asked.values(), _is_answer, GRACE_S)
         finally:
             await cancel_and_wait(*asked.values())
         error = f"it has not answered within {monotonic() - began:.1f} s, while others have"

@@ -92,6 +92,3 @@ def on(
     from .gang import exec_on_box  # noqa: PLC0415 - loads the client
 
     return exec_on_box(box, ["gpu-pool", *command], endpoint)
-
-
-join = exec

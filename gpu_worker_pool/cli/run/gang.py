@@ -35,9 +35,8 @@ from gpu_worker_pool.jobs.signals import Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import SupervisedCommand, supervise
 from gpu_worker_pool.models import GPUAssignment, LeaseEnding
 from gpu_worker_pool.notices import BEATS_PER_TTL, EndNotice, Loss
-from gpu_worker_pool.wire.fleet import FleetList
 from gpu_worker_pool.wire.leases import GangLeaseView, NodePart
-from gpu_worker_pool.wire.pool import PoolView
+from gpu_worker_pool.wire.pool import FleetList, PoolView
 from gpu_worker_pool.wire.reader import read
 
 from .ssh import raise_signals_of_input

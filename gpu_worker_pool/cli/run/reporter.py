@@ -13,8 +13,7 @@ from gpu_worker_pool.client.pool_client import Assignment
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.jobs.notices import CommandNotices
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.wire.endings import coming_end
-from gpu_worker_pool.wire.leases import LeaseView
+from gpu_worker_pool.wire.leases import LeaseView, coming_end
 
 _EXPECTED: Final = ("expected_start_at", "expected_start_basis", "expected_after")
 

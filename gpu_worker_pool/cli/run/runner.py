@@ -6,26 +6,25 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from time import monotonic
 from typing import Any, TypeVar
 
 from gpu_worker_pool.cli.output import err, pass_on_warnings
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
-from gpu_worker_pool.client.acquire.acquisition import ONE_TRY_S
 from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
 from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
 from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.errors import NoEndpointAnsweredError, PoolError, WorkerTimeoutError
-from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, TIMED_OUT, USAGE, Failure
+from gpu_worker_pool.errors import PoolError
+from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, USAGE, Failure
 from gpu_worker_pool.host.guarded import Guarded, check_can_run
 from gpu_worker_pool.jobs.gpu_wait import wishes_of
 from gpu_worker_pool.jobs.job_spec import JobSpec
+from gpu_worker_pool.jobs.leases import acquire, in_time
 from gpu_worker_pool.jobs.signals import ENDING, Received, Signals, has_controlling_terminal
 from gpu_worker_pool.jobs.supervise import Outcome, SupervisedCommand, supervise
 from gpu_worker_pool.models import Assignment
@@ -57,7 +56,6 @@ class Runner:
     reporter: RunReporter
     is_new: bool = field(default=False, kw_only=True)
     takes_all: bool = field(default=False, kw_only=True)
-    _began: float = field(default_factory=monotonic, init=False)
 
     async def run(self) -> int:
         pass_on_warnings(self.reporter.warn)
@@ -102,8 +100,6 @@ class Runner:
                 on_warning=self.reporter.warn,
             )
             try:
-                async with self._in_time():
-                    await client.start()
                 async with Guarded.start() as guarded:
                     return await self._acquire_and_run(client, servers, guarded, signals, line)
             finally:
@@ -121,7 +117,8 @@ class Runner:
             takes_all=self.takes_all,
             on_waiting=lambda: self.reporter.note(f"waiting: {lease.busy_text}"),
         )
-        assignment = await self._granted(taking, signals)
+        with in_time():
+            assignment = await _unless_interrupted(taking, signals)
         try:
             self.reporter.inside(assignment)
             # While the guard lives, others inside the lease wait, also if this process is killed.
@@ -130,43 +127,13 @@ class Runner:
         finally:
             lease.release(assignment)
 
-    @property
-    def _left_s(self) -> float | None:
-        """What is left of --timeout; None: no limit."""
-        return None if self.spec.timeout_s is None else max(self.spec.timeout_s - (monotonic() - self._began), 0.0)
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Bound by --timeout what is done before the request: a server may take its time for each answer."""
-        left_s = self._left_s
-        # A request that must not wait still asks once.
-        limit = asyncio.timeout(None if left_s is None else max(left_s, ONE_TRY_S))
-        try:
-            with told_as_failures():
-                async with limit:
-                    yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise Failure("no GPU within --timeout: no server has answered in that time", TIMED_OUT) from None
-
-    async def _granted(self, waiting: Coroutine[Any, Any, Assignment], signals: Signals) -> Assignment:
-        try:
-            with told_as_failures():
-                return await _unless_interrupted(waiting, signals)
-        except NoEndpointAnsweredError:
-            raise
-        except WorkerTimeoutError as error:
-            raise Failure(f"no GPU within --timeout: {error.reason or error}", TIMED_OUT) from None
-
     async def _acquire_and_run(
         self, client: LocalClient, servers: Servers, guarded: Guarded, signals: Signals, line: WaitingLine
     ) -> int:
-        left_s = UNLIMITED_S if self._left_s is None else self._left_s
+        wishes: RequestWishes = {**wishes_of(self.spec), "pid": guarded.pid}
         try:
-            assignment = await self._granted(
-                client.request(left_s, {**wishes_of(self.spec), "pid": guarded.pid}), signals
-            )
+            with told_as_failures():
+                assignment = await _unless_interrupted(acquire(client, wishes, self.spec.timeout_s), signals)
         finally:
             await line.close()
         if self.spec.runs_itself:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,8 +123,6 @@ def _chosen_fleet(*, lead: bool, join: str | None, fleet: str | None) -> str | N
 
 def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> int:
     try:
-        from .flags import settings_of  # noqa: PLC0415 - slow, as all of the server, and may be missing
-
         settings = settings_of(typed, FLAGS, env_file)
         from gpu_worker_pool.server.app import create_app  # noqa: PLC0415
         from gpu_worker_pool.server.logs import configure_logging  # noqa: PLC0415
@@ -152,6 +150,33 @@ def _serve(typed: dict[str, Any], env_file: Path | None, *, as_json: bool) -> in
             raise Failure(f"the server cannot start: {why}", FAILED) from ended
     finally:
         listener.close()
+
+
+def settings_of(typed: Mapping[str, Any], flags: Mapping[str, str], env_file: Path | None = None) -> ServerSettings:
+    """The settings of the server. `typed` has the values of flags, by setting; `flags` has the flag of each setting. A named
+    file takes the place of `.env`.
+
+    Failure for an invalid flag, and for a file that cannot be read: there may be tokens in it. An invalid value in the
+    environment is logged, and the default is used.
+    """
+    from gpu_worker_pool.server.settings import ServerSettings  # noqa: PLC0415 - slow, as all of the server, and may be missing
+
+    for name, value in typed.items():
+        try:
+            ServerSettings.read(name, value)
+        except ValueError as why:
+            raise Failure(f"{flags.get(name, name)} is {value!r}: {why}", USAGE) from None
+    try:
+        return ServerSettings(**typed, **({} if env_file is None else _named_file(env_file)))
+    except (UnicodeDecodeError, OSError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror or str(error)
+        which = ".env in this folder" if env_file is None else f"--env-file {env_file}"
+        raise Failure(f"{which} cannot be read: {reason}; fix it, or move it away", USAGE) from None
+
+
+def _named_file(path: Path) -> dict[str, Any]:
+    path.open("rb").close()  # a file that is not there is not skipped, as .env is
+    return {"_env_file": path.absolute()}
 
 
 def _warn_of_ignored_settings(settings: ServerSettings) -> None:

@@ -67,22 +67,16 @@ class Bid:
     # Why the last call failed, and how many did in a row.
     failure: str = ""
     failures: int = 0
-    was_queued: bool = False
     was_granted: bool = False
     # Whether the user has heard that it waits there.
     is_told: bool = False
-    # Whether a lease may be there that no answer has told of.
+    # Whether it was in its queue, or a lease may be there that no answer has told of.
     is_unsure: bool = False
 
     @property
     def fields(self) -> dict[str, str]:
         """For a log record."""
         return {"lease_id": self.lease_id, "endpoint": self.backend.endpoint_id}
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the place refused the request, answered every call, and never had the request in its queue."""
-        return self.refusal is not None and not (self.is_unsure or self.was_queued or self.was_granted)
 
 
 def request_of(lease_id: str) -> str:
@@ -259,7 +253,7 @@ class Acquisition:
             case HeldLease():
                 self._won = self._won or answer
             case Queued():
-                bid.reason, bid.was_queued = answer.reason, True
+                bid.reason, bid.is_unsure = answer.reason, True
                 if not (bid.is_told or answer.is_set_aside):
                     bid.is_told = True
                     self._on_queued(bid.backend.endpoint_id, bid.lease_id, answer.reason)
@@ -287,8 +281,7 @@ class Acquisition:
         text = "lease %s ended at %s (%s); asking under another id"
         logger.info(text, bid.lease_id, bid.backend.endpoint_id, over.reason, extra=bid.fields)
         bid.lease_id = self._next_id()
-        bid.was_queued = bid.is_told = False
-        bid.is_unsure = True
+        bid.is_told, bid.is_unsure = False, True
 
     async def _make_sure(self, bid: Bid, lease: HeldLease) -> HeldLease | Over:
         """Renew a grant that may be old, to see whether it still stands. One that is known to be new is used at once."""
@@ -300,10 +293,10 @@ class Acquisition:
                 # After a take-over its box may not have joined the new leader yet. The lease stands, so the id stays.
                 raise bid.endpoint.error("the box that keeps the lease has not answered yet", is_temporary=True)
             lease.safe_since = renewal.renewed_at
-        place = bid.place
-        lease.names = tuple(place.name_of(gpu.key.node) for gpu in lease.gpus)
-        if place.fleet_id is not None and (home := place.endpoint_of(lease.gpus[0].key.node)) is not None:
+        place, assignment = bid.place, lease.assignment
+        if place.fleet_id is not None and (home := place.endpoint_of(assignment.nodes[0])) is not None:
             lease.backend = place.backend(home)  # kept alive at the box that has the GPU
+            assignment.server_url = lease.backend.url
         return lease
 
     def _fail(self, bid: Bid, error: EndpointError) -> None:
@@ -311,7 +304,6 @@ class Acquisition:
             bid.refusal = error.reason
             return
         bid.is_unsure = True
-        self._places.note_failure(error)
         bid.failure, bid.failures = error.reason, bid.failures + 1
         if bid.failures == FAILURES_TO_TELL and bid.place.is_healthy:
             text = "endpoint %s has failed this request %d times: %s; it is asked again"
@@ -330,7 +322,8 @@ class Acquisition:
         for bid in self._bids.values():
             if bid.task is not None and not bid.is_asking:
                 bid.task.cancel()
-            if bid.is_settled or (won is not None and won.id == bid.lease_id):
+            is_settled = bid.refusal is not None and not (bid.is_unsure or bid.was_granted)
+            if is_settled or (won is not None and won.id == bid.lease_id):
                 continue
             release = self._releases.start(bid.backend, bid.lease_id, bid.task)
             if won is None or bid.was_granted:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,7 @@ from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.balancing import Balancer, EndpointView
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.endpoints.seen_pool import MOST_GPUS_OF_A_FLEET, SeenPool, parse_pool
-from gpu_worker_pool.client.http.grace import gather_with_grace
-from gpu_worker_pool.client.http.transport import Transport
+from gpu_worker_pool.client.http.transport import Transport, gather_with_grace
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
@@ -43,35 +41,24 @@ FLEET_PER_POLL = 0.75
 
 
 class Place:
-    """Where a request waits in one queue: an endpoint, or a fleet with several endpoints as its entry points.
+    """Where a request waits in one queue: the endpoint `home`, or a fleet with several endpoints as its entry points."""
 
-    `held` are the leases of the client at present, `ended` those that it has no more.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        endpoints: Callable[[], Sequence[Endpoint]],
-        held: Mapping[str, HeldLease],
-        ended: Container[str],
-        *,
-        fleet_id: str | None = None,
-        on_failure: Callable[[EndpointError], None] = lambda _: None,
-    ) -> None:
-        self.key = key
+    def __init__(self, places: Places, *, home: Endpoint | None = None, fleet_id: str | None = None) -> None:
+        self.key = f"fleet {fleet_id}" if home is None else home.id
+        self.is_multi = places.config.is_multi
         self.fleet_id = fleet_id
         # What one of the entry points showed of all boxes of a fleet.
         self.seen = SeenPool()
         # What hands out the GPUs of an endpoint that has statistics only.
         self.own_leases: OwnLeases | None = None
-        self._endpoints = endpoints
-        self._held, self._ended = held, ended
-        self._on_failure = on_failure
+        self._places, self._home = places, home
         self._backends: dict[str, ServerLeases] = {}
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        return self._endpoints()
+        if self._home is not None:
+            return (self._home,)
+        return [endpoint for endpoint in self._places.endpoints.values() if endpoint.fleet_id == self.fleet_id]
 
     @property
     def is_healthy(self) -> bool:
@@ -82,7 +69,14 @@ class Place:
         if home.kind == "statistics" and self.own_leases is not None:
             return self.own_leases
         if home.id not in self._backends:
-            self._backends[home.id] = ServerLeases(home, self.fleet_id, self._endpoints, self._on_failure)
+            self._backends[home.id] = ServerLeases(
+                home,
+                self.fleet_id,
+                lambda: self.endpoints,
+                self._places.note_failure,
+                self.name_of,
+                is_multi=self.is_multi,
+            )
         return self._backends[home.id]
 
     def endpoint_of(self, node: str | None) -> Endpoint | None:
@@ -113,10 +107,10 @@ class Place:
 
     def _with_own(self, seen: SeenPool) -> SeenPool:
         workers: dict[str, dict[str, str]] = {}
-        for lease in self._held.values():
-            for gpu in lease.gpus if lease.backend in self._backends.values() else ():
-                workers.setdefault(gpu.key.uuid, {})[lease.id] = lease.worker_id
-        return seen.with_own(workers, self._ended)
+        for lease in self._places.held.values():
+            for uuid in lease.assignment.uuids if lease.backend in self._backends.values() else ():
+                workers.setdefault(uuid, {})[lease.id] = lease.assignment.worker_id
+        return seen.with_own(workers, self._places.ended)
 
 
 class Places:
@@ -131,15 +125,14 @@ class Places:
         ended: Container[str],
         why_not: Callable[[Endpoint], str | None] = lambda _: None,
     ) -> None:
-        self._config = config
+        self.config = config
+        self.held, self.ended = held, ended
         self._why_not = why_not
-        self._held = held
         self._transport = Transport.of(config)
         self.endpoints = {id_: Endpoint(id_, url, self._transport, config) for id_, url in config.endpoints.items()}
-        self._singles = {id_: Place(id_, partial(tuple, [one]), held, ended) for id_, one in self.endpoints.items()}
+        self._singles = {id_: Place(self, home=endpoint) for id_, endpoint in self.endpoints.items()}
         # Also those that no endpoint belongs to any more: leases there are still kept alive.
         self._fleets: dict[str, Place] = {}
-        self._ended = ended
         self.balancer = Balancer(config.strategy)
         # A status is asked for by programs that run this loop only now and then, too.
         self._loop = asyncio.get_running_loop()
@@ -155,11 +148,9 @@ class Places:
         """Whether one endpoint at least can be used."""
         return any(endpoint.is_healthy for endpoint in self.endpoints.values())
 
-    async def start(
-        self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S, *, waits_for_late: bool = True
-    ) -> None:
+    async def start(self, first_s: float = FIRST_ANSWER_S, grace_s: float = GRACE_S) -> None:
         """Poll all endpoints side by side; returns when one has answered, or all have failed, or `first_s` are over. When one has
-        answered, the others are waited for for `grace_s`; less if it can do without them, and none of them answers.
+        answered, the others are waited for for `grace_s`.
         """
         await self._transport.open()
         polls = [self._poll_soon(endpoint) for endpoint in self.endpoints.values()]
@@ -167,7 +158,7 @@ class Places:
             async with asyncio.timeout(first_s):
                 # A moment for those that answer almost as quickly as the first: a request can then choose among them, and a
                 # status shows them. Later ones join when they answer.
-                await gather_with_grace(polls, lambda _: self.is_up, grace_s, lambda _: not waits_for_late)
+                await gather_with_grace(polls, lambda _: self.is_up, grace_s)
         if not self.is_up:
             down = "; ".join(f"{id_}: {reason.rstrip('. ')}" for id_, reason in self.reasons().items())
             logger.warning("no endpoint answers yet: %s", down)
@@ -189,8 +180,6 @@ class Places:
         """Where a request can be made now, and by which endpoint; what to try first is at the front. A fleet is there once,
         by the entry point that the strategy puts first.
         """
-        if len(self.endpoints) == 1:
-            return self._places(self.endpoints.values())
         views = []
         for endpoint in self.endpoints.values():
             gpus = self.gpus_of(endpoint)
@@ -203,7 +192,7 @@ class Places:
 
     def place_of(self, endpoint: Endpoint) -> Place | None:
         """Where a request is made by this endpoint; None while its fleet is not known: it can grant nothing then."""
-        if not self._config.uses_fleets or not (endpoint.fleet_id or endpoint.seen.is_in_fleet):
+        if not self.config.uses_fleets or not (endpoint.fleet_id or endpoint.seen.is_in_fleet):
             return self._singles[endpoint.id]
         return self._fleets.get(endpoint.fleet_id or "")
 
@@ -266,13 +255,12 @@ class Places:
         where none is, and for those that have never answered only if told so.
         """
         now, is_down = boot_time(), not self.is_up
-        due = [one for one in self.endpoints.values() if one.next_poll_at <= now or self._is_polled(one)]
-        polls = {one: self._poll_soon(one) for one in due}
-        waited = [
-            poll
-            for one, poll in polls.items()
-            if one.is_healthy or is_down or (waits_for_new and one.last_seen is None)
+        polls = [
+            (one, self._poll_soon(one))
+            for one in self.endpoints.values()
+            if one.next_poll_at <= now or self._is_polled(one)
         ]
+        waited = [poll for one, poll in polls if one.is_healthy or is_down or (waits_for_new and one.last_seen is None)]
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWER_S):
                 await gather_with_grace(waited, lambda _: True, FIRST_ANSWER_S if waits_for_new else GRACE_S)
@@ -281,11 +269,8 @@ class Places:
         """The same before a request, where what was seen decides: which endpoint to ask, whether one is up, or which GPU is
         free.
         """
-        if (
-            len(self.endpoints) > 1
-            or not self.is_up
-            or any(one.kind == "statistics" for one in self.endpoints.values())
-        ):
+        is_alone = len(self.endpoints) == 1 and self.is_up
+        if not is_alone or any(one.kind == "statistics" for one in self.endpoints.values()):
             await self.refresh()
 
     def note_failure(self, error: EndpointError) -> None:
@@ -324,12 +309,12 @@ class Places:
             if own_leases is not None:
                 own_leases.stop_granting(f"its server does not answer: {reason}")
             retry_in_s = max(endpoint.breaker.retry_in_s(boot_time()), 0.05)
-            pause_s = min(retry_in_s, self._config.endpoint_health_check_interval)
+            pause_s = min(retry_in_s, self.config.endpoint_health_check_interval)
         else:
             endpoint.mark_healthy()
             if not was_healthy:
                 logger.info("endpoint %s is up (%s)", endpoint.id, endpoint.kind, extra={"endpoint": endpoint.id})
-            pause_s = self._config.polling_interval
+            pause_s = self.config.polling_interval
         endpoint.next_poll_at = boot_time() + pause_s
         self._poll_when_due(endpoint)
         if was_healthy != endpoint.is_healthy:
@@ -352,7 +337,7 @@ class Places:
         if place.own_leases is None:
             from gpu_worker_pool.client.backends.own_leases import OwnLeases  # noqa: PLC0415 - loaded only where it is needed
 
-            place.own_leases = OwnLeases(endpoint, self._config)
+            place.own_leases = OwnLeases(endpoint, self.config)
         await place.own_leases.poll(attempts=attempts, is_vital=is_vital)
         endpoint.kind, endpoint.seen = "statistics", SeenPool()
         self._check_use(endpoint)
@@ -366,24 +351,17 @@ class Places:
         # A box that has just lost its leader may not name its fleet; it is no other one for that.
         known, seen = endpoint.fleet_id, endpoint.seen
         endpoint.fleet_id = known if seen.is_in_fleet and seen.fleet_id is None else seen.fleet_id
-        if not self._config.uses_fleets or endpoint.fleet_id is None:
+        if not self.config.uses_fleets or endpoint.fleet_id is None:
             return
-        fleet = self._fleets.get(endpoint.fleet_id) or self._new_fleet(endpoint.fleet_id)
+        if endpoint.fleet_id not in self._fleets:
+            self._fleets[endpoint.fleet_id] = Place(self, fleet_id=endpoint.fleet_id)
+        fleet = self._fleets[endpoint.fleet_id]
         if endpoint.fleet_id != known:
             self._tell_of_change()
-        if boot_time() - fleet.seen.seen_at < self._config.polling_interval * FLEET_PER_POLL:
+        if boot_time() - fleet.seen.seen_at < self.config.polling_interval * FLEET_PER_POLL:
             return
         # What cannot be shown now is asked of the next entry point: this one is up.
         with suppress(EndpointError, ValueError):
             reply = await endpoint.call("GET", f"/fleet{POOL_PATH}")
             if reply.status == 200:
                 fleet.seen = parse_pool(reply.data, reply.sent_at, MOST_GPUS_OF_A_FLEET)
-
-    def _new_fleet(self, fleet_id: str) -> Place:
-        def entries() -> list[Endpoint]:
-            return [endpoint for endpoint in self.endpoints.values() if endpoint.fleet_id == fleet_id]
-
-        on_failure = self.note_failure
-        fleet = Place(f"fleet {fleet_id}", entries, self._held, self._ended, fleet_id=fleet_id, on_failure=on_failure)
-        self._fleets[fleet_id] = fleet
-        return fleet

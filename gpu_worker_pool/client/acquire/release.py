@@ -50,7 +50,7 @@ class Releases:
 
     def start_for(self, lease: HeldLease) -> asyncio.Task[None]:
         """Release a lease that was held."""
-        return self.start(lease.backend, lease.id, is_local=lease.is_local)
+        return self.start(lease.backend, lease.id, is_local=lease.lost.is_local)
 
     async def deliver(self, lease: HeldLease) -> None:
         """Release a lease, and wait for the server for a while. What is not delivered by then goes on in the background."""

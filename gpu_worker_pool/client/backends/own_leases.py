@@ -33,10 +33,10 @@ from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.gpus.grant_env import GrantedGpu, grant_env
 from gpu_worker_pool.host.clock import boot_time, wall_offset
 from gpu_worker_pool.models import LeaseEnding
-from gpu_worker_pool.wire.endings import ending
+from gpu_worker_pool.wire.leases import ending
 from gpu_worker_pool.wire.statistics import GpuStatistics, GpuSummary
 
-from .lease_backend import HeldLease, LeaseAnswer, NeverGranted, Over, Queued, Renewal, local_time
+from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal, granted, local_time
 
 logger = logging.getLogger("gpu_worker_pool.client")
 
@@ -102,6 +102,7 @@ class OwnLeases:
 
     def __init__(self, endpoint: Endpoint, config: ClientConfig) -> None:
         self._endpoint = endpoint
+        self.is_multi = config.is_multi
         self._server = endpoint.url.url
         self._thresholds: dict[str, Any] = {
             "memory_threshold_percent": config.memory_threshold,
@@ -206,11 +207,11 @@ class OwnLeases:
     def _answer(self, lease_id: str, request: Request) -> LeaseAnswer:
         match lease := self._pool.state.find(lease_id):
             case ActiveLease():
-                gpus = tuple(map(self._gpu, lease.gpus))
-                env = grant_env([GrantedGpu(gpu.index, gpu.key.uuid) for gpu in gpus])
+                gpus = [(self._endpoint.id, self._gpu(key)) for key in lease.gpus]
+                env = grant_env([GrantedGpu(gpu.index, gpu.key.uuid) for _, gpu in gpus])
                 ends_at = None if lease.limit is None else local_time(lease.limit + wall_offset())
                 # It ends with this process, so it cannot be lost before.
-                return HeldLease(lease_id, request, self, gpus, env, inf, lease.fence, ends_at=ends_at)
+                return granted(self, lease_id, request, gpus, inf, fence=lease.fence, env=env, ends_at=ends_at)
             case QueuedLease():
                 with self._pool.lock:
                     position = Order(self._pool.state, boot_time()).position(lease)

@@ -26,12 +26,20 @@ from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.models import LeaseEnding
 from gpu_worker_pool.wire.bounds import is_printable
-from gpu_worker_pool.wire.endings import ending
-from gpu_worker_pool.wire.leases import EndWarning, GangLeaseView, GpuRef, LeaseView, NodePart, RenewAnswer, WantedView
+from gpu_worker_pool.wire.leases import (
+    EndWarning,
+    GangLeaseView,
+    GpuRef,
+    LeaseView,
+    NodePart,
+    RenewAnswer,
+    WantedView,
+    ending,
+)
 from gpu_worker_pool.wire.pool import PoolView
 from gpu_worker_pool.wire.reader import has_all, plain, read, read_time
 
-from .lease_backend import HeldLease, LeaseAnswer, NeverGranted, Over, Queued, Renewal, local_time
+from .lease_backend import LeaseAnswer, NeverGranted, Over, Queued, Renewal, granted, local_time
 
 logger = logging.getLogger("gpu_worker_pool.client")
 T = TypeVar("T")
@@ -67,7 +75,8 @@ class ServerLeases:
     """The leases of the server at `home`; with a `fleet_id`, those of its whole fleet, which has several entry points.
 
     What one entry point does not answer is asked of the next, under the same id: every call is the same at each of them,
-    because one pool answers. `entries` are those at present; that of `home` is asked first while it works.
+    because one pool answers. `entries` are those at present; that of `home` is asked first while it works. `name_of` tells
+    what the GPUs of a node are called by.
     """
 
     def __init__(
@@ -76,10 +85,15 @@ class ServerLeases:
         fleet_id: str | None = None,
         entries: Callable[[], Sequence[Endpoint]] | None = None,
         on_failure: Callable[[EndpointError], None] = lambda _: None,
+        name_of: Callable[[str], str] | None = None,
+        *,
+        is_multi: bool = False,
     ) -> None:
         self.home = home
         self.fleet_id = fleet_id
+        self.is_multi = is_multi
         self._entries = entries or (lambda: (home,))
+        self._name_of = name_of or (lambda _: home.id)
         self._on_failure = on_failure
         self._path = "/leases" if fleet_id is None else "/fleet/leases"
         self._failed_at: dict[str, float] = {}
@@ -274,19 +288,19 @@ class ServerLeases:
             return NeverGranted(why, is_grant=True)
         if self.fleet_id is None:
             self._granters.setdefault(lease.id, lease.pool_id)
-        gpus = tuple(Gpu(GpuKey(ref.node or "", ref.uuid), ref.gpu_id or 0, ref.name or "") for ref in lease.gpus)
+        gpus = [Gpu(GpuKey(ref.node or "", ref.uuid), ref.gpu_id or 0, ref.name or "") for ref in lease.gpus]
         node_envs = {part.node: environment(part) for part in lease.nodes}
-        return HeldLease(
+        return granted(
+            self,
             lease.id,
             request,
-            self,
-            gpus,
-            node_envs[gpus[0].key.node] if node_envs else environment(lease),
+            [(self._name_of(gpu.key.node), gpu) for gpu in gpus],
             _safe_since(reply, lease),
-            fence=lease.fence,
             is_local=lease.is_local and lease.expires_in_s is None,
-            ends_at=_ends_at(lease),
+            fence=lease.fence,
+            env=node_envs[gpus[0].key.node] if node_envs else environment(lease),
             node_envs=node_envs,
+            ends_at=_ends_at(lease),
         )
 
 

@@ -110,9 +110,9 @@ class Endpoint:
         self.calls += permit is not None or is_vital
         if permit is None and not is_vital:
             raise self.error(self._last_failure or "it kept failing")
-        url, timeout_s = f"{self.url.url}{path}", self._timeout_s + extra_s
+        url, timeout_s = self.url.url, self._timeout_s + extra_s
         try:
-            reply = await self._transport.call(method, url, body=body, token=self._token, timeout_s=timeout_s)
+            reply = await self._transport.call(method, url, path, body=body, token=self._token, timeout_s=timeout_s)
         except CallFailed as failed:
             self._report(permit, has_failed=True)
             self._last_failure = str(failed)

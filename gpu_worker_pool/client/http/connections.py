@@ -116,63 +116,43 @@ async def connect(where: Where, tls: ssl.SSLContext | None) -> ServerConnection:
         if where.path is not None:
             await loop.create_unix_connection(lambda: connection, str(where.path))
             return connection
-        connected = await _connected(where.host, where.port)
-        try:
-            name = where.host if tls is not None else None
-            await loop.create_connection(lambda: connection, sock=connected, ssl=tls, server_hostname=name)
-        except BaseException:
-            connected.close()
-            raise
+        addresses = await _look_up(where.host, where.port)
+        name = where.host if tls is not None else None
+        for number, address in enumerate(addresses, 1):
+            # One after the other. The last one has all of the time.
+            try:
+                async with asyncio.timeout(_NEXT_ADDRESS_S if number < len(addresses) else None):
+                    await loop.create_connection(lambda: connection, *address, ssl=tls, server_hostname=name)
+            except ssl.SSLError:
+                raise
+            except OSError:  # a timeout as well
+                if number == len(addresses):
+                    raise
+            else:
+                return connection
+        raise OSError("it has no address")  # noqa: TRY301 - as where it has one that refuses
     except (TimeoutError, ssl.SSLError):
         raise
     except OSError as error:
         # A failed name lookup has a number of its own, and only its text helps.
-        number = error.errno
-        known = os.strerror(number) if number is not None and number > 0 else error.strerror
+        number = error.errno or 0
+        known = os.strerror(number) if number > 0 else error.strerror
         raise ConnectFailed(known or str(error)) from None
-    return connection
 
 
-async def _connected(host: str, port: int) -> socket.socket:
-    """A socket to the first address of a name that connects, by a daemon thread: a name server that hangs would otherwise
-    block the threads of other work, and keep the program from stopping.
+async def _look_up(host: str, port: int) -> list[tuple[str, int]]:
+    """The addresses of a name, by a daemon thread: a name server that hangs would otherwise block the threads of other work,
+    and keep the program from stopping.
     """
-    found: Future[socket.socket] = Future()
+    found: Future[list[tuple[str, int]]] = Future()
     found.set_running_or_notify_cancel()  # a caller that leaves does not keep the thread from its outcome
 
-    def try_all() -> None:
+    def look_up() -> None:
         try:
-            found.set_result(_connect_to_first(host, port))
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.set_result([(str(address[0]), int(address[1])) for *_, address in addresses])
         except (OSError, UnicodeError) as error:
             found.set_exception(error if isinstance(error, OSError) else OSError(str(error)))
 
-    Thread(target=try_all, name="gpu-server-connect", daemon=True).start()
-    try:
-        return await asyncio.wrap_future(found)
-    except asyncio.CancelledError:
-        found.add_done_callback(_close_late)
-        raise
-
-
-def _connect_to_first(host: str, port: int) -> socket.socket:
-    """Try one address after the other. The last one has all of the time."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    errors: list[OSError] = []
-    for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
-        connecting = socket.socket(family, kind, protocol)
-        connecting.settimeout(_NEXT_ADDRESS_S if number < len(addresses) else None)
-        try:
-            connecting.connect(address)
-        except OSError as error:
-            connecting.close()
-            errors.append(error)
-        else:
-            connecting.settimeout(0)
-            return connecting
-    raise errors[0] if errors else OSError("it has no address")
-
-
-def _close_late(found: Future[socket.socket]) -> None:
-    """Close what no call waits for any more."""
-    if found.exception() is None:
-        found.result().close()
+    Thread(target=look_up, name="gpu-server-lookup", daemon=True).start()
+    return await asyncio.wrap_future(found)

@@ -6,7 +6,6 @@ Any user can answer on a free port. The socket is in a directory to which only t
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -20,27 +19,13 @@ from gpu_worker_pool.host.users import user_name
 
 logger = logging.getLogger(__name__)
 
-# What follows the prefix of a server in the path of a call.
-_CALL = re.compile(r"/(leases|pool|gpu|usage|timeline|admin|events|health|config|ui|quotas|bookings)\b.*")
 _ROOT = 0
 
 
-def server_of(url: str) -> str:
-    """The scheme and the server of a URL."""
-    end = url.find("/", url.index("://") + 3)
-    return url if end < 0 else url[:end]
-
-
-def is_local(server: str) -> bool:
+def is_local(base: str) -> bool:
     """Whether a server is on this machine, and is called without TLS."""
-    parts = urlsplit(server)
+    parts = urlsplit(base)
     return parts.scheme == "http" and is_this_machine(parts.hostname or "")
-
-
-def url_of_pool(url: str) -> str:
-    """The URL of the pool of the server that this call is for."""
-    parts = urlsplit(url)
-    return f"http://{parts.netloc}{_CALL.sub('', parts.path)}/pool?queue=0&leases=0"
 
 
 def is_same_server(by_socket: Any, by_port: Any) -> bool:
@@ -49,10 +34,10 @@ def is_same_server(by_socket: Any, by_port: Any) -> bool:
     return known is not None and known == _server_key(by_port)
 
 
-def warn_of_other_server(server: str, path: Path) -> None:
+def warn_of_other_server(base: str, path: Path) -> None:
     """Say that the user named a socket and an endpoint of two servers; the endpoint counts."""
     _warn_once(
-        f"{VARIABLE}={path} is the socket of another server than that of {urlsplit(server).netloc}, which was named "
+        f"{VARIABLE}={path} is the socket of another server than that of {urlsplit(base).netloc}, which was named "
         f"and is used; unset {VARIABLE}, or name the endpoint of its server"
     )
 

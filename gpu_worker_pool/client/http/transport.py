@@ -7,11 +7,11 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.config import ClientConfig
@@ -23,15 +23,18 @@ from gpu_worker_pool.wire.reader import plain
 
 from .answers import AnswerReader, BadAnswer, encode
 from .connections import ConnectFailed, ServerConnection, Where, connect
-from .local_sockets import is_local, is_same_server, judge_port, server_of, url_of_pool, warn_of_other_server
+from .local_sockets import is_local, is_same_server, judge_port, warn_of_other_server
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
+# Shows whose pool it is.
+POOL_PATH = "/pool?queue=0&leases=0"
 MOST_IDLE = 64
 # May be made twice, so a connection that the server has just closed does no harm.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
 # What may be in the first line of a call as it is: no blank, no end of the line.
-_PLAIN = re.compile(r"[!-~]+")
+_PLAIN = re.compile(r"[!-~]*")
+T = TypeVar("T")
 _SAFE = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
@@ -49,13 +52,12 @@ class CallFailed(Exception):  # noqa: N818 - an event, not a mistake
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with its JSON. `sent_at` is on the clock of the leases; `date` is the server's wall clock."""
+    """An answer with its JSON. `sent_at` is on the clock of the leases."""
 
     status: int
     data: Any
     sent_at: float
     took_s: float
-    date: str | None = None
     # See `uid_of_server`, for this connection.
     server_uid: Callable[[], int | None] = lambda: None
 
@@ -131,89 +133,86 @@ class Transport:
     async def call(
         self,
         method: str,
-        url: str,
+        base: str,
+        path: str,
         *,
         body: Mapping[str, Any] | bytes | None = None,
         token: str | None = None,
         timeout_s: float,
     ) -> Reply:
-        """Make one call, whose `body` may be JSON already; CallFailed if there is no readable answer."""
-        server = server_of(url)
-        path = self._settled[server] if server in self._settled else await self._choose_socket(server, url)
+        """Make one call to the server at `base`, whose `body` may be JSON already; CallFailed if there is no readable answer."""
+        unix = self._settled[base] if base in self._settled else await self._choose_socket(base)
+        target = path if _PLAIN.fullmatch(path) else quote(path, safe=_SAFE)
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
+            reply = await self._call(method, base, target, unix, content=content, token=token, timeout_s=timeout_s)
         except _NotConnected:
-            if path is None or server in self._settled:
+            if unix is None or base in self._settled:
                 raise
             # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
-            await self._check_port(url, path)
-            path = None
-            reply = await self._call(method, url, path, body, token, timeout_s=timeout_s)
-        self._settled.setdefault(server, path)
+            await self._check_port(base, unix)
+            unix = None
+            reply = await self._call(method, base, target, unix, content=content, token=token, timeout_s=timeout_s)
+        self._settled.setdefault(base, unix)
         return reply
 
-    async def _choose_socket(self, server: str, url: str) -> Path | None:
+    async def _choose_socket(self, base: str) -> Path | None:
         """The socket for the first call to a server; None for its port.
 
         A server of this machine is called by its socket whatever it is called: under another name than localhost, and where
         the user named both, it must show the same pool by its socket and by its port.
         """
-        parts = urlsplit(server)
+        parts = urlsplit(base)
         if not self._uses_sockets or parts.scheme != "http":
             return None
-        path, is_loopback = find_socket(self._environ, port=parts.port or 80), is_local(server)
+        unix, is_loopback = find_socket(self._environ, port=parts.port or 80), is_local(base)
         is_unclear = not is_loopback or (self._is_named and is_configured(self._environ))
-        if path is None or not is_unclear or is_dead(path):
-            return path if is_loopback else None  # for a socket that is dead, `call` decides about the port
+        if unix is None or not is_unclear or is_dead(unix):
+            return unix if is_loopback else None  # for a socket that is dead, `call` decides about the port
         async with self._deciding:
-            if server not in self._settled:
-                pool = url_of_pool(url)
-                by_socket, by_port = await asyncio.gather(self._ask(pool, path), self._ask(pool, None))
+            if base not in self._settled:
+                by_socket, by_port = await asyncio.gather(self._pool(base, unix), self._pool(base, None))
                 # Without an answer by the port it may be one server or two: to be seen when it answers.
                 if by_port is not None and is_same_server(by_socket, by_port):
-                    self._settled[server] = path
+                    self._settled[base] = unix
                 elif by_socket is not None and by_port is not None and is_loopback:
-                    warn_of_other_server(server, path)
-        return self._settled.get(server)
+                    warn_of_other_server(base, unix)
+        return self._settled.get(base)
 
-    async def _check_port(self, url: str, path: Path) -> None:
+    async def _check_port(self, base: str, unix: Path) -> None:
         """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
         try:
-            reply = await self._call("GET", url_of_pool(url), None, None, None, timeout_s=COMPARE_S, is_parsed=False)
+            reply = await self._call("GET", base, POOL_PATH, None, timeout_s=COMPARE_S, is_parsed=False)
         except CallFailed as failed:
-            raise CallFailed(f"the socket {path} does not answer, and by its port: {failed}") from None
-        if (refusal := judge_port(urlsplit(url).netloc, path, reply.server_uid)) is not None:
+            raise CallFailed(f"the socket {unix} does not answer, and by its port: {failed}") from None
+        if (refusal := judge_port(urlsplit(base).netloc, unix, reply.server_uid)) is not None:
             raise CallFailed(refusal, is_temporary=False)
 
-    async def _ask(self, url: str, path: Path | None) -> Any:
+    async def _pool(self, base: str, unix: Path | None) -> Any:
         try:
-            return (await self._call("GET", url, path, None, None, timeout_s=COMPARE_S)).data
+            return (await self._call("GET", base, POOL_PATH, unix, timeout_s=COMPARE_S)).data
         except CallFailed:
             return None
 
     async def _call(
         self,
         method: str,
-        url: str,
-        path: Path | None,
-        body: Mapping[str, Any] | bytes | None,
-        token: str | None,
+        base: str,
+        target: str,
+        unix: Path | None,
         *,
+        content: bytes | None = None,
+        token: str | None = None,
         timeout_s: float,
         is_parsed: bool = True,
     ) -> Reply:
-        base = server_of(url)
-        target = url[len(base) :] or "/"
-        if _PLAIN.fullmatch(target) is None:
-            target = quote(target, safe=_SAFE)
         try:
-            where, fields = _address_of(base, path)
+            where, prefix, fields = _address_of(base, unix)
         except UnicodeError as error:
             raise CallFailed(f"its name cannot be looked up: {error}", is_temporary=False) from None
         if token:
             fields += f"Authorization: Bearer {token}\r\n"
-        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        request = encode(method, target, fields, content)
+        request = encode(method, f"{prefix}{target}", fields, content)
         sent_at = boot_time()
         try:
             async with asyncio.timeout(timeout_s):
@@ -222,7 +221,7 @@ class Transport:
             # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except ConnectFailed as error:
-            raise _NotConnected(f"cannot connect{'' if path is None else f' to the socket {path}'}: {error}") from None
+            raise _NotConnected(f"cannot connect{'' if unix is None else f' to the socket {unix}'}: {error}") from None
         except (BadAnswer, OSError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
         if 300 <= answer.status < 400:
@@ -230,7 +229,7 @@ class Transport:
             raise CallFailed(why, is_temporary=False, status=answer.status)
         took_s = boot_time() - sent_at
         data = _parse(answer.body, answer.status) if is_parsed else None
-        return Reply(answer.status, data, sent_at, took_s, answer.fields.get("date"), connection.server_uid)
+        return Reply(answer.status, data, sent_at, took_s, connection.server_uid)
 
     async def _exchange(
         self, where: Where, request: bytes, *, can_repeat: bool
@@ -278,18 +277,19 @@ class Transport:
 
 
 @lru_cache(maxsize=256)
-def _address_of(base: str, path: Path | None) -> tuple[Where, str]:
-    """Where a server is, and the fields of every call to it."""
+def _address_of(base: str, unix: Path | None) -> tuple[Where, str, str]:
+    """Where a server is, what goes before the path of each call, and the fields of every call to it."""
     parts = urlsplit(base)
     name = parts.hostname or ""
     if not name.isascii():
         name = name.encode("idna").decode("ascii")
-    where = Where(name, parts.port or DEFAULT_PORTS[parts.scheme], path, is_tls=parts.scheme == "https")
+    where = Where(name, parts.port or DEFAULT_PORTS[parts.scheme], unix, is_tls=parts.scheme == "https")
     host = f"[{name}]" if ":" in name else name
     fields = {"Host": host if parts.port is None else f"{host}:{parts.port}", "User-Agent": "gpu-worker-pool"}
     # No compression: two compressed megabytes may be gigabytes.
     fields |= {"Accept": "*/*", "Accept-Encoding": "identity"}
-    return where, "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    prefix = parts.path if _PLAIN.fullmatch(parts.path) else quote(parts.path, safe=_SAFE)
+    return where, prefix, "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
 
 def _parse(text: bytes, status: int) -> Any:
@@ -307,3 +307,18 @@ def _refuse_constant(name: str) -> Any:
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+async def gather_with_grace(
+    asked: Collection[asyncio.Task[T]], is_answer: Callable[[T], bool], grace_s: float
+) -> set[asyncio.Task[T]]:
+    """Wait for the calls to several servers, and return the late ones: one that is silent keeps no caller waiting. Once the
+    result of one is an answer, the others have `grace_s` left, or as long as that one took.
+    """
+    clock = asyncio.get_running_loop().time
+    began, waiting = clock(), set(asked)
+    while waiting and not any(task.done() and is_answer(task.result()) for task in asked):
+        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if waiting:
+        _, waiting = await asyncio.wait(waiting, timeout=max(grace_s, clock() - began))
+    return waiting

@@ -9,8 +9,7 @@ from typing import Final
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import ALL, TABLES
-from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, QueuedLease
+from gpu_worker_pool.core.model.lease import FULL_WEIGHT, ActiveLease, EndedLease, Ending, QueuedLease
 from gpu_worker_pool.core.model.state import PoolState
 
 # A lease that has ended has no queue position. Replay only passes through this one.
@@ -64,33 +63,23 @@ def put_back(state: PoolState, reason: str) -> list[ev.DurableEvent]:
     history = [
         replace(event, fences=fences) if isinstance(event, ev.HistoryCondensed) else event for event in condense(state)
     ]
-    known = {GpuKey(node, gpu.uuid) for node, facts in state.nodes.items() for gpu in facts.gpus or ()}
-    held = {key for slot in state.slots.values() if slot.occupants for key in (slot.key,)}
-    out = sorted((known | held) - state.excluded.keys())
+    known = {slot.key for slot in state.slots.values() if slot.installed is not None or slot.occupants}
+    out = sorted(known - state.excluded.keys())
     excluded = [ev.Configured(state.clock, "excluded", key, reason) for key in out]
     return [*history, *excluded, ev.Configured(state.clock, "new_gpus", ALL, reason)]
 
 
 def _granted(lease: ActiveLease | EndedLease, at: float) -> list[ev.DurableEvent]:
     assert lease.fence is not None and lease.granted_at is not None  # noqa: S101, PT018 - it was granted
-    seq = lease.seq if isinstance(lease, ActiveLease) else NO_SEQ
-    granted = ev.LeaseGranted(
-        at,
-        lease.id,
-        lease.gpus,
-        lease.fence,
-        lease.granted_at,
-        request=lease.request,
-        seq=seq,
-        requested_at=lease.requested_at,
-    )
-    if isinstance(lease, EndedLease):
-        warned = [] if lease.warned is None else [ev.LeaseWarned(at, lease.id, lease.warned, at)]
-        return [granted, *warned]
-    weight = None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
-    ending = lease.ending
-    warnings = [] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)]
-    return [replace(granted, limit=lease.limit, weight=weight), *warnings]
+    limit, weight, seq, ending = None, None, NO_SEQ, None
+    if isinstance(lease, ActiveLease):
+        limit, seq, ending = lease.limit, lease.seq, lease.ending
+        weight = None if lease.weight == FULL_WEIGHT * len(lease.gpus) else lease.weight
+    elif lease.warned is not None:
+        ending = Ending(lease.warned, at)
+    grant = (at, lease.id, lease.gpus, lease.fence, lease.granted_at, limit, weight)
+    granted = ev.LeaseGranted(*grant, request=lease.request, seq=seq, requested_at=lease.requested_at)
+    return [granted, *([] if ending is None else [ev.LeaseWarned(at, lease.id, ending.reason, ending.at)])]
 
 
 def _ended(lease: EndedLease, at: float) -> ev.LeaseEnded:

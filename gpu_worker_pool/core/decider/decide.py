@@ -230,28 +230,23 @@ def _serve_queue(state: PoolState, _: cmd.ServeQueue, now: float) -> list[ev.Eve
 
 def served(state: PoolState, found: QueuePass, now: float, newcomer: QueuedLease | None = None) -> list[ev.Event]:
     """The events of a pass over the queue. A newcomer that was not served is queued."""
-    fences: dict[str, int] = {}
     events: list[ev.Event] = []
-    if newcomer is not None and all(grant.lease_id != newcomer.id for grant in found.grants):
+    if newcomer is not None and (found.grant is None or found.grant.lease_id != newcomer.id):
         events.append(ev.LeaseQueued(now, newcomer.id, newcomer.request, newcomer.seq, newcomer.requested_at))
-    for grant in found.grants:
-        fence = 1 + max([fences.get(key.node, state.fences.get(key.node, 0)) for key in grant.gpus])
-        for key in grant.gpus:
-            fences[key.node] = fence
-        events.append(_granted(state, grant, fence, now, newcomer))
-        events += _absorb_draining(state, grant, now)
+    if found.grant is not None:
+        events += [_granted(state, found.grant, now, newcomer), *_absorb_draining(state, found.grant, now)]
     events += [preempted(state, lease_id, now) for lease_id in found.victims]
     events += [withdrawn(state.active(lease_id), now) for lease_id in found.spared]
     if found.settled_until is not None:
-        claims, no_date_until = tuple(found.claims.items()), tuple(found.no_date_until.items())
-        events.append(ev.QueueSettled(now, found.settled_until, found.reservation, claims, no_date_until))
+        events.append(ev.QueueSettled(now, found.settled_until, found.reservation, tuple(found.claims.items())))
     return events
 
 
-def _granted(state: PoolState, grant: Grant, fence: int, now: float, newcomer: QueuedLease | None) -> ev.LeaseGranted:
+def _granted(state: PoolState, grant: Grant, now: float, newcomer: QueuedLease | None) -> ev.LeaseGranted:
     is_new = newcomer is not None and newcomer.id == grant.lease_id
     waited = newcomer if newcomer is not None and is_new else state.queued(grant.lease_id)
     request, gpus = waited.request, grant.gpus
+    fence = 1 + max([state.fences.get(key.node, 0) for key in gpus])
     limit_s = time_limit_of(state, request.holder.owner, request.time_limit_s)
     weight = sum(weight_of(state.facts.of(key).total_mb, request.wishes) for key in gpus)
     granted_at, take_up_s = now + state.wall_offset_s, state.settings.take_up_s

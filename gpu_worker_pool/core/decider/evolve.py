@@ -91,17 +91,8 @@ def _lease_granted(state: PoolState, event: ev.LeaseGranted) -> None:
         _lose_claims(state, waited.id)
     request = waited.request
     weight = FULL_WEIGHT * len(event.gpus) if event.weight is None else event.weight
-    lease = ActiveLease(
-        waited.id,
-        request,
-        event.gpus,
-        event.fence,
-        waited.requested_at,
-        event.granted_at,
-        weight,
-        event.limit,
-        seq=waited.seq,
-    )
+    times = (waited.requested_at, event.granted_at)
+    lease = ActiveLease(waited.id, request, event.gpus, event.fence, *times, weight, event.limit, seq=waited.seq)
     _replace_active(state, lease)
     state.restart_ttl(lease, event.at)
     if event.take_up_s is not None:
@@ -194,7 +185,6 @@ def _queue_settled(state: PoolState, event: ev.QueueSettled) -> None:
     state.settled_until = event.until
     state.reservation = event.reservation
     state.claims = dict(event.claims)
-    state.no_date_until = dict(event.no_date_until)
 
 
 def _leases_renewed(state: PoolState, event: ev.LeasesRenewed) -> None:

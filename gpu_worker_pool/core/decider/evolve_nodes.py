@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.model.gpu import GpuKey, Node
+from gpu_worker_pool.core.model.gpu import GpuKey, Node, Reading
 from gpu_worker_pool.core.model.lease import ActiveLease, LeaseUse
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -29,7 +29,7 @@ def _taken_over(state: PoolState, event: ev.TakenOver) -> None:
     # No waiter has called this driver yet. Which grants were taken up is not written, so all count as taken up.
     state.passed_over.clear()
     state.away = set(state.queue)
-    _forget_plans(state)
+    state.reservation, state.claims = None, {}
 
 
 def _node_joined(state: PoolState, event: ev.NodeJoined) -> None:
@@ -86,10 +86,6 @@ def _void_readings(state: PoolState, slots: Iterable[GpuSlot]) -> None:
         state.forget_slot_if_unknown(slot)
 
 
-def _forget_plans(state: PoolState) -> None:
-    state.reservation, state.claims, state.no_date_until = None, {}, {}
-
-
 def _processes_attributed(state: PoolState, event: ev.ProcessesAttributed) -> None:
     members = state.slot(event.gpu).members
     if event.processes:
@@ -128,49 +124,41 @@ def _measure(state: PoolState, read: set[GpuKey], at: float) -> None:
         if not isinstance(lease, ActiveLease):
             continue
         use = state.lease_uses.get(lease_id, LeaseUse(lease_id))
-        use = _with_utilization(_with_memory(use, lease, state), lease, state, read)
+        use = _with_last_readings(use, lease, state, read)
         if use.is_known:
             if not state.lease_uses:
                 state.measured = at
             state.lease_uses[lease_id] = use
 
 
-def _with_memory(use: LeaseUse, lease: ActiveLease, state: PoolState) -> LeaseUse:
-    """With the memory of the last readings, if that is known of all its GPUs."""
-    parts = [_memory_mb(state.slots[key], lease.id) for key in lease.gpus]
-    used_mb = sum(part for part in parts if part is not None)
-    if None in parts or (use.peak_memory_mb is not None and used_mb <= use.peak_memory_mb):
-        return use
-    return use._replace(peak_memory_mb=used_mb)
-
-
-def _with_utilization(use: LeaseUse, lease: ActiveLease, state: PoolState, read: set[GpuKey]) -> LeaseUse:
-    """With the utilization of those of its GPUs that were just `read`. Of a shared GPU it is not known who computes."""
+def _with_last_readings(use: LeaseUse, lease: ActiveLease, state: PoolState, read: set[GpuKey]) -> LeaseUse:
+    """With the memory of the last readings, if that is known of all its GPUs, and the utilization of those that were just
+    `read`. Of a shared GPU it is not known who computes. A reading counts if it began after the grant.
+    """
+    slots = [state.slots[key] for key in lease.gpus]
+    of_it = [
+        (each.reading, each) for each in slots if each.reading and each.reading.at > each.occupants[lease.id].since
+    ]
+    parts = [_memory_mb(slot, reading, lease.id) for reading, slot in of_it]
+    if len(parts) == len(slots) and None not in parts:
+        use = use._replace(peak_memory_mb=max(use.peak_memory_mb or 0.0, sum(part or 0.0 for part in parts)))
     if lease.request.wishes.is_shared:
         return use
-    slots = [state.slots[key] for key in lease.gpus if key in read]
-    readings = [slot.reading for slot in slots if _is_of_it(slot, lease.id)]
-    seen = [each.utilization_percent for each in readings if each and each.utilization_percent is not None]
+    loads = [reading.utilization_percent for reading, slot in of_it if slot.key in read]
+    seen = [load for load in loads if load is not None]
     return use._replace(utilization_sum=use.utilization_sum + sum(seen), samples=use.samples + len(seen))
 
 
-def _is_of_it(slot: GpuSlot, lease_id: str) -> bool:
-    """Whether the last reading of the GPU began after the grant."""
-    return slot.reading is not None and slot.reading.at > slot.occupants[lease_id].since
-
-
-def _memory_mb(slot: GpuSlot, lease_id: str) -> float | None:
+def _memory_mb(slot: GpuSlot, reading: Reading, lease_id: str) -> float | None:
     """The memory of a GPU that is the lease's alone; else that of the lease's processes, if all of them are known."""
-    reading, occupant = slot.reading, slot.occupants[lease_id]
-    if reading is None or not _is_of_it(slot, lease_id):
-        return None
+    occupant = slot.occupants[lease_id]
     if occupant.asked_mb is None:
         return reading.memory_used_mb
     if reading.processes is None or (occupant.process is None and lease_id not in slot.members):
         return None
     members = slot.attribute(reading.processes)[lease_id]
     own = [process.memory_mb for process in reading.processes if process.id in members]
-    return None if None in own else sum(each for each in own if each is not None)
+    return None if None in own else sum(each or 0.0 for each in own)
 
 
 def _leases_measured(state: PoolState, event: ev.LeasesMeasured) -> None:

@@ -178,7 +178,7 @@ class Forecasts:
             code, why = refused
             return Forecast(wishes, When.NEVER if code is RefusalCode.UNSERVABLE else When.UNKNOWN, why=why)
         found = serve_queue(state, self._now, newcomer=newcomer)
-        if any(grant.lease_id == NEW for grant in found.grants):
+        if found.grant is not None and found.grant.lease_id == NEW:
             return Forecast(wishes, When.NOW)
         planner = Planner(state, self._now, self._times.withheld)
         for victim in found.victims:

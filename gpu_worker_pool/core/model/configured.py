@@ -38,15 +38,16 @@ class Quota:
     max_queued: int | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus is not None:
-            check_whole("gpus", self.gpus, 0, MAX_QUOTA)
         check_number("weight", self.weight, 0.001, MAX_WEIGHT)
-        if self.max_priority is not None:
-            check_whole("max_priority", self.max_priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.max_time_limit_s is not None:
             check_number("max_time_limit_s", self.max_time_limit_s, 1, MAX_TIME_LIMIT_S)
-        if self.max_queued is not None:
-            check_whole("max_queued", self.max_queued, 0, MAX_QUOTA)
+        for name, least, most in (
+            ("gpus", 0, MAX_QUOTA),
+            ("max_priority", -MAX_PRIORITY, MAX_PRIORITY),
+            ("max_queued", 0, MAX_QUOTA),
+        ):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, least, most)
 
 
 NO_QUOTA = Quota()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .configured import Key, Value
 from .gpu import GpuKey, InventoryGpu, ProcessId, Reading
 from .lease import EndReason, LeaseUse, Reservation
-from .request import Request, Wishes
+from .request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +260,12 @@ class ClientLeft(VolatileEvent):
 class QueueSettled(VolatileEvent):
     """No waiter can be served, and that stays so until `until` unless another event happens.
 
-    `claims` are GPUs that become free for a waiter because preemptible leases on them are being ended. `no_date_until`
-    has wishes for which nothing can be reserved yet, with the time at which that is tried again.
+    `claims` are GPUs that become free for a waiter because preemptible leases on them are being ended.
     """
 
     until: float
     reservation: Reservation | None
     claims: tuple[tuple[GpuKey, str], ...] = ()
-    no_date_until: tuple[tuple[Wishes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,13 @@ class NodeFacts:
     open_to_exclusive: int = 0
     open_to_shared: int = 0
     most_room_mb: float = -inf
+    # The processes that use a GPU here alone, though no lease of theirs is active on it.
+    left_to: frozenset[ProcessId] = NOBODY
 
     def sum_up(self, memory_percent: float) -> None:
         self.open_to_exclusive = self.open_to_shared = 0
         self.most_room_mb = -inf
+        self.left_to = NOBODY.union(*(facts.left_to for facts in self.gpus.values()))
         for facts in self.gpus.values():
             if facts.is_open_to_shared:
                 self.open_to_shared += 1
@@ -132,8 +135,6 @@ class PoolFacts:
     """The facts of all GPUs, by node."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
-    # The GPUs that a process uses alone, though no lease of it is active there.
-    left_to: dict[ProcessId, set[GpuKey]] = field(default_factory=dict)
     _named: dict[tuple[object, ...], frozenset[GpuKey]] = field(default_factory=dict, compare=False)
 
     def refresh(
@@ -157,7 +158,6 @@ class PoolFacts:
                 del self.nodes[key.node].gpus[key]
             else:
                 self.nodes.setdefault(key.node, NodeFacts()).gpus[key] = found
-            self._note_left(key, known.left_to if known else NOBODY, found.left_to if found else NOBODY)
             if known is None or found is None or (known.gpu_index, known.name) != (found.gpu_index, found.name):
                 self._named.clear()
         for name in changed:
@@ -167,13 +167,15 @@ class PoolFacts:
                 del self.nodes[name]
         return bool(changed)
 
-    def _note_left(self, key: GpuKey, before: frozenset[ProcessId], after: frozenset[ProcessId]) -> None:
-        for process in before - after:
-            self.left_to[process].discard(key)
-            if not self.left_to[process]:
-                del self.left_to[process]
-        for process in after - before:
-            self.left_to.setdefault(process, set()).add(key)
+    @property
+    def is_any_left(self) -> bool:
+        """Whether a process uses a GPU alone, though no lease of it is active there."""
+        return any(node.left_to for node in self.nodes.values())
+
+    def left_to(self, process: ProcessId | None) -> list[GpuKey]:
+        """The GPUs that this process so uses."""
+        nodes = [node for node in self.nodes.values() if process in node.left_to]
+        return [key for node in nodes for key, facts in node.gpus.items() if process in facts.left_to]
 
     def of(self, key: GpuKey) -> SlotFacts:
         return self.nodes[key.node].gpus[key]

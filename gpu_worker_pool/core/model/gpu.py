@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from operator import attrgetter
 from typing import NamedTuple
@@ -135,24 +135,8 @@ class Reading:
         return 100.0 * self.memory_used_mb / self.memory_total_mb
 
 
-_MEASURED = (
-    "memory_total_mb",
-    "memory_used_mb",
-    "utilization_percent",
-    "temperature_c",
-    "power_draw_w",
-    "power_limit_w",
-    "reported_memory_percent",
-)
+_MEASURED = [each.name for each in fields(Reading) if each.type == "float | None"]
 # All that decides anything, apart from its time.
 findings_of = attrgetter(
-    "gpu",
-    "memory_total_mb",
-    "memory_used_mb",
-    "utilization_percent",
-    "processes",
-    "fault",
-    "has_utilization",
-    "reported_memory_percent",
-    "other_server",
+    *({each.name for each in fields(Reading)} - {"at", "temperature_c", "power_draw_w", "power_limit_w"})
 )

@@ -28,6 +28,13 @@ MAX_NAME = 64
 # The same characters as in CUDA_VISIBLE_DEVICES (see host/visible_devices.py).
 GPU_NAME = r"[0-9]+|[Gg][Pp][Uu]-[A-Za-z0-9_./:-]+|[Mm][Ii][Gg]-[A-Za-z0-9_./:-]+"
 _NAME = re.compile(GPU_NAME)
+# What each wish must be from and to, if it is there.
+_BOUNDS = (
+    ("memory_mb", 1, 1e9),
+    ("min_memory_mb", 1, 1e9),
+    ("memory_threshold_percent", 0, 100),
+    ("utilization_threshold_percent", 0, 100),
+)
 _SHOWN = 8
 
 
@@ -63,18 +70,14 @@ class Wishes:
             )
         if self.node is not None and self.nodes > 1:
             raise ValueError(f"{self.nodes} nodes are asked for, and only GPUs of {self.node}; ask for one of the two")
-        for name in ("memory_mb", "min_memory_mb"):
+        for name, low, high in _BOUNDS:
             if (value := getattr(self, name)) is not None:
-                check_number(name, value, 1, 1e9)
+                check_number(name, value, low, high)
         if self.model is not None and not isinstance(self.model, str):
             raise ValueError(f"model is {self.model!r}; it must be a text, such as A100 or *80GB*")
         if self.model is not None and not all(part.strip() for part in self.model.split(",")):
             what = f"has an empty part: {self.model!r}" if self.model.strip() else "is empty"
             raise ValueError(f"model {what}; leave it out to take any model")
-        for name in ("memory_threshold_percent", "utilization_threshold_percent"):
-            value = getattr(self, name)
-            if value is not None:
-                check_number(name, value, 0, 100)
         for name in ("among", "exclude"):
             if (names := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_gpu_names(names, name))

@@ -86,10 +86,7 @@ class PoolSettings:
 
     def thresholds_for(self, wishes: Wishes) -> Thresholds:
         """The request's thresholds; the pool's where the request has none."""
-        memory, utilization = wishes.memory_threshold_percent, wishes.utilization_threshold_percent
-        if memory is None and utilization is None:
+        if not wishes.has_thresholds:
             return self.thresholds
-        return Thresholds(
-            self.thresholds.memory_percent if memory is None else memory,
-            self.thresholds.utilization_percent if utilization is None else utilization,
-        )
+        own = (wishes.memory_threshold_percent, wishes.utilization_threshold_percent)
+        return Thresholds(*(ours if its is None else its for ours, its in zip(self.thresholds, own, strict=True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from .configured import ALL, AccessToken, Booking, Group, Quota
 from .facts import PoolFacts
 from .gpu import GpuKey, Node
 from .lease import ActiveLease, EndedLease, Lease, LeaseUse, QueuedLease, Reservation
-from .request import Wishes
 from .settings import PoolSettings
 from .slot import GpuSlot
 from .waiting import LeaseQueue
@@ -27,18 +25,12 @@ class Deadlines:
     """When each lease is due. A lease need not have a deadline."""
 
     _due_at: dict[str, float] = field(default_factory=dict)
-    # The same in order.
-    _order: list[tuple[float, str]] = field(default_factory=list, compare=False)
 
     def set(self, id_: str, due_at: float) -> None:
-        self.drop(id_)
         self._due_at[id_] = due_at
-        insort(self._order, (due_at, id_))
 
     def drop(self, id_: str) -> None:
-        due_at = self._due_at.pop(id_, None)
-        if due_at is not None:
-            del self._order[bisect_left(self._order, (due_at, id_))]
+        self._due_at.pop(id_, None)
 
     def due_at(self, id_: str) -> float | None:
         """The due time; None if there is none."""
@@ -46,14 +38,11 @@ class Deadlines:
 
     def due(self, now: float) -> list[str]:
         """Ids that are due, longest overdue first."""
-        return [id_ for _, id_ in self._order[: bisect_right(self._order, now, key=lambda entry: entry[0])]]
+        return [id_ for _, id_ in sorted((due_at, id_) for id_, due_at in self._due_at.items() if due_at <= now)]
 
     def next_due_at(self) -> float:
         """The earliest due time; infinite if there are no ids."""
-        return self._order[0][0] if self._order else inf
-
-    def __repr__(self) -> str:
-        return f"<Deadlines: {len(self._due_at)} noted, next at {self.next_due_at()}>"
+        return min(self._due_at.values(), default=inf)
 
 
 @dataclass(slots=True)
@@ -150,8 +139,6 @@ class PoolState:
     reservation: Reservation | None = None
     # GPUs that will be a waiter's, because leases on them are being preempted for it.
     claims: dict[GpuKey, str] = field(default_factory=dict)
-    # Wishes for which nothing can be reserved, and until when that is not tried again.
-    no_date_until: dict[Wishes, float] = field(default_factory=dict)
     touched: set[GpuKey] = field(default_factory=set, compare=False)
     facts: PoolFacts = field(default_factory=PoolFacts, compare=False)
 
@@ -212,10 +199,6 @@ class PoolState:
     def _has_nothing_to_settle(self) -> bool:
         """Whether there is no waiter, no booking that begins, and no lease that need not make room any more."""
         return not (len(self.queue) or self.bookings or self.preempt_warned)
-
-    @property
-    def treats_owners_alike(self) -> bool:
-        return not (self.settings.fair_share or self.quotas or self.groups or self.bookings)
 
     def span_of(self, booking: Booking) -> tuple[float, float]:
         """When a booking begins and ends, on the pool's clock."""

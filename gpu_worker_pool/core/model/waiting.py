@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .lease import QueuedLease
@@ -22,6 +21,10 @@ class RequestClass:
     preemptible: bool = False
     owner: str | None = None
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        return (self.wishes, self.time_limit_s, self.preemptible, self.owner)
+
 
 # (is preemptible, -priority, seq, lease id): sorts, and is unique by its third part.
 QueueKey = tuple[bool, int, int, str]
@@ -32,54 +35,39 @@ class LeaseQueue:
     _keys: list[QueueKey] = field(default_factory=list)
     # When each waiter asked, and its id; the first to come first.
     _arrivals: list[tuple[float, str]] = field(default_factory=list, compare=False)
-    # The class of each waiter.
+    # The class of each waiter, and all of them by their terms.
     class_of: dict[str, RequestClass] = field(default_factory=dict, compare=False)
-    # With the number of waiters that have it, by its terms and owner.
-    _classes: dict[object, tuple[RequestClass, int]] = field(default_factory=dict, compare=False)
-    _of_owner: Counter[str | None] = field(default_factory=Counter, compare=False)
+    _classes: dict[object, RequestClass] = field(default_factory=dict, compare=False)
 
     def join(self, lease: QueuedLease) -> None:
         """Join the queue behind all of the same or a higher priority."""
-        own_class = self.class_of[lease.id] = self.class_for(lease.request)
-        self._count(own_class, 1)
+        own = self.class_of[lease.id] = self.class_for(lease.request)
+        self._classes[own.terms] = own
         insort(self._keys, (*lease.order, lease.id))
         insort(self._arrivals, (lease.requested_at, lease.id))
 
     def leave(self, lease: QueuedLease) -> None:
-        self._count(self.class_of.pop(lease.id), -1)
-        del self._keys[bisect_left(self._keys, (*lease.order, lease.id))]
+        own = self.class_of.pop(lease.id)
+        if own not in self.class_of.values():
+            del self._classes[own.terms]
+        del self._keys[self.place_of(lease) - 1]
         del self._arrivals[bisect_left(self._arrivals, (lease.requested_at, lease.id))]
-
-    def _count(self, own: RequestClass, change: int) -> None:
-        """Count one waiter of this class more, or less. A class without waiters is forgotten."""
-        key = (own.wishes, own.time_limit_s, own.preemptible, own.owner)
-        _, number = self._classes.pop(key, (own, 0))
-        if number + change:
-            self._classes[key] = (own, number + change)
-        self._of_owner[own.owner] += change
-        if not self._of_owner[own.owner]:
-            del self._of_owner[own.owner]
 
     def class_for(self, request: Request) -> RequestClass:
         """The class of a request: the same as that of the waiters that are like it."""
-        terms = (request.wishes, request.time_limit_s, request.preemptible, request.holder.owner)
-        known = self._classes.get(terms)
-        return RequestClass(*terms) if known is None else known[0]
+        own = RequestClass(request.wishes, request.time_limit_s, request.preemptible, request.holder.owner)
+        return self._classes.get(own.terms, own)
 
     def place_of(self, lease: QueuedLease) -> int:
         """The place by priority and arrival; 1 comes first."""
         return bisect_left(self._keys, (*lease.order, lease.id)) + 1
 
     def length_of(self, owner: str | None) -> int:
-        return self._of_owner.get(owner, 0)
+        return sum(each.owner == owner for each in self.class_of.values())
 
     @property
-    def classes(self) -> Iterator[RequestClass]:
-        return (request_class for request_class, _ in self._classes.values())
-
-    @property
-    def owners(self) -> KeysView[str | None]:
-        return self._of_owner.keys()
+    def owners(self) -> set[str | None]:
+        return {each.owner for each in self._classes.values()}
 
     @property
     def first_asked_at(self) -> float:

@@ -133,9 +133,9 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
     events: list[ev.Event] = []
     for booking in state.bookings.values():
         starts, ends = state.span_of(booking)
-        grace_s = state.settings.preempt_grace_s
+        grace_s, over = state.settings.preempt_grace_s, ev.Configured(now, "bookings", (booking.id,), None)
         if ends <= now:
-            events.append(ended(booking.id, now))
+            events.append(over)
             continue
         for lease in map(state.active, sorted(state.preemptible) if now >= starts - grace_s else ()):
             if lease.ending is None and is_in_the_way(state, lease, booking, now):
@@ -144,12 +144,8 @@ def due_bookings(state: PoolState, now: float) -> list[ev.Event]:
                 events.append(ev.LeaseWarned(now, lease.id, EndReason.PREEMPTED, end))
         if booking.is_drain and starts <= now:
             events += [ev.Configured(now, "excluded", key, booking.reason) for key in booking.gpus]
-            events.append(ended(booking.id, now))
+            events.append(over)
     return events
-
-
-def ended(booking_id: str, now: float) -> ev.Configured:
-    return ev.Configured(now, "bookings", (booking_id,), None)
 
 
 def is_in_the_way(state: PoolState, lease: ActiveLease, booking: Booking, now: float) -> bool:

@@ -119,11 +119,9 @@ def has_opening(state: PoolState, slot: GpuSlot, wishes: Wishes) -> bool:
 
 def may_serve_when_read(state: PoolState) -> bool:
     """Whether a waiter may be served once all GPUs are read. That cannot be if each asks for more of them than leases leave."""
-    least = min((each.wishes.gpus for each in state.queue.classes), default=0)
-    if least <= 1:
-        return least == 1
+    least = min((each.wishes.gpus for each in state.queue.class_of.values()), default=0)
     left = (slot for slot in state.slots.values() if not slot.occupants or slot.is_draining or slot.is_shared)
-    return sum(1 for _ in left) >= least
+    return least == 1 or (least > 1 and sum(1 for _ in left) >= least)
 
 
 def _draining(slot: GpuSlot, lease: EndedLease) -> Verdict:
@@ -173,13 +171,8 @@ def _measured(state: PoolState, slot: GpuSlot, wishes: Wishes, thresholds: Thres
         limit_mb = thresholds.memory_percent * reading.memory_total_mb / 100
         if use.committed_mb + wishes.memory_mb > limit_mb:
             holders = tuple(state.leases[lease_id].request.who for lease_id in slot.occupants)
-            return verdict(
-                "no_room",
-                committed_mb=use.committed_mb,
-                asked_mb=wishes.memory_mb,
-                limit_mb=limit_mb,
-                holders=holders,
-            )
+            asked_mb, committed_mb = wishes.memory_mb, use.committed_mb
+            return verdict("no_room", committed_mb=committed_mb, asked_mb=asked_mb, limit_mb=limit_mb, holders=holders)
     if utilization >= thresholds.utilization_percent and not (
         # Sharing leases expect each other's load; only use from outside keeps them off a busy GPU.
         wishes.is_shared and is_used_by_leases_only(slot, state.ignored_processes)
@@ -220,20 +213,16 @@ class Departures:
         self._left_mb = self._limit_mb = 0.0
         self.can_do = (
             reading is not None
-            and use is not None
-            and reading.fault is None
-            and now <= stale_at(state, reading)
-            and reading.memory_total_mb is not None
             and reading.utilization_percent is not None
+            and _unmeasured(state, slot, now) is None
             and is_suitable(state, slot, wishes)
-            and not (
-                state.settings.avoids_outsiders(wishes)
-                and outside_use(slot, state.settings, state.ignored_processes) is not None
-            )
+            and _outside(state, slot, wishes) is None
         )
         if reading is not None and use is not None and reading.memory_total_mb is not None:
             self._by_lease, self._left_mb = use.by_lease, use.committed_mb
             self._limit_mb = state.settings.thresholds_for(wishes).memory_percent * reading.memory_total_mb / 100
+        else:
+            self.can_do = False
 
     def leave(self, lease_id: str) -> None:
         occupant = self._left.pop(lease_id)

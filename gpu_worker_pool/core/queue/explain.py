@@ -84,7 +84,6 @@ class Explainer:
         self._left = most_verdicts
         self._now = max(now, state.clock)
         self._verdicts: dict[Wishes, tuple[GpuVerdict, ...]] = {}
-        self._texts: dict[Wishes, str] = {}
         self._order = Order(state, self._now)
         self._withheld = Withheld(state, self._now)
         self._is_anything_kept = bool(
@@ -131,16 +130,6 @@ class Explainer:
 
     def position(self, lease: QueuedLease) -> int:
         return self._order.position(lease)
-
-    def reason(self, lease: QueuedLease) -> str:
-        wishes, state = lease.request.wishes, self._state
-        if self._is_anything_kept or state.settings.fair_share or lease.id in state.passed_over:
-            return str(self.explain(lease))
-        text = self._texts.get(wishes)
-        if text is None:
-            explanation = self.explain(lease)
-            text = self._texts[wishes] = f"waiting for {explanation.wants}: {explanation.obstacles}"
-        return f"Position {self._order.position(lease)} of {len(state.queue)}, {text}"
 
     def _as_kept(self, item: GpuVerdict, lease: QueuedLease) -> GpuVerdict:
         """The verdict on a GPU that would do, but is kept from this waiter."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import inf
-from types import MappingProxyType
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey, Reading
@@ -13,11 +12,9 @@ from gpu_worker_pool.core.model.state import PoolState
 
 from .eligibility import stale_at
 
-NO_READINGS: Mapping[GpuKey, float] = MappingProxyType({})
-
 
 def idle_s(
-    state: PoolState, lease: ActiveLease, now: float, being_read: Mapping[GpuKey, float] = NO_READINGS
+    state: PoolState, lease: ActiveLease, now: float, being_read: Mapping[GpuKey, float] | None = None
 ) -> float | None:
     """How long none of its GPUs has computed; None if one did lately, or if that is unknown: what a GPU did while it was not
     read, and a silent node of a gang. `being_read` are GPUs with new readings, and when these began.
@@ -26,7 +23,7 @@ def idle_s(
     for slot in map(state.slots.__getitem__, lease.gpus):
         if slot.reading is None or slot.busy is None:
             return None
-        began = being_read.get(slot.key, now)
+        began = now if being_read is None else being_read.get(slot.key, now)
         # A new reading that took long to arrive says nothing of the time since it began.
         if began > stale_at(state, slot.reading) or now > began + state.settings.stale_after_s:
             return None

@@ -8,7 +8,6 @@ request: nothing ends a lease that overstays it. A booked GPU is free when the b
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from math import inf
@@ -141,41 +140,28 @@ class Planner:
 
     def plan(self, request_class: RequestClass) -> Plan | None:
         """The soonest plan on any nodes; None if there is none."""
-        state, wishes = self._state, request_class.wishes
-        thresholds = state.settings.thresholds_for(wishes)
-        best: list[Plan] = []
-        for name, node in state.facts.nodes_for(wishes):
-            if state.facts.could_serve(node, wishes, thresholds, in_service=True):
-                is_full = len(best) == wishes.nodes
-                plan = self._plan_on(name, request_class, (), best[-1].start.at if is_full else inf)
-                if plan is not None:
-                    insort(best, plan, key=_sooner)
-                    del best[wishes.nodes :]
-        return together(best, wishes.nodes)
+        facts, wishes = self._state.facts, request_class.wishes
+        thresholds = self._state.settings.thresholds_for(wishes)
+        nodes = facts.nodes_for(wishes)
+        could = [name for name, node in nodes if facts.could_serve(node, wishes, thresholds, in_service=True)]
+        return self.plan_on(could, request_class)
 
-    def plan_on_all(
-        self, nodes: Iterable[str], request_class: RequestClass, reserved: Container[GpuKey]
+    def plan_on(
+        self, nodes: Iterable[str], request_class: RequestClass, reserved: Container[GpuKey] = ()
     ) -> Plan | None:
-        """The soonest plan on these nodes, where these GPUs are reserved already; None if there is none on one of them."""
-        plans = [self._plan_on(node, request_class, reserved) for node in sorted(nodes)]
+        """The soonest plan on these nodes, where these GPUs are reserved already; None if there is none."""
+        plans = [self._plan_on(node, request_class, reserved) for node in nodes]
         return together(filter(None, plans), request_class.wishes.nodes)
 
-    def _plan_on(
-        self, node: str, request_class: RequestClass, reserved: Container[GpuKey], until: float = inf
-    ) -> Plan | None:
-        """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when, or later than
-        `until`.
-        """
-        slots, wishes, kept = (
-            self._state.slots_on(node),
-            request_class.wishes,
-            self._withheld.first_right_from(request_class),
-        )
+    def _plan_on(self, node: str, request_class: RequestClass, reserved: Container[GpuKey]) -> Plan | None:
+        """The GPUs of a node that can serve its part of these wishes soonest; None if nothing tells when."""
+        slots, wishes = self._state.slots_on(node), request_class.wishes
+        kept = self._withheld.first_right_from(request_class)
         to_spare = len(slots) - wishes.gpus
         found: list[FreeGpu] = []
         for slot in slots:
             free = NEVER if slot.reading is None or slot.key in kept else self.usable_from(slot, wishes)
-            if slot.reading is not None and free.at < inf and free.at <= until:
+            if slot.reading is not None and free.at < inf:
                 found.append((free, slot.reading.gpu.place, slot.key))
             elif to_spare <= 0:
                 return None  # the others are not enough

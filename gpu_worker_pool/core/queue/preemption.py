@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cached_property
+from functools import partial
 from typing import NamedTuple
 
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease
+from gpu_worker_pool.core.model.lease import ActiveLease, EndedLease, QueuedLease
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.model.slot import GpuSlot
 from gpu_worker_pool.core.model.state import PoolState
@@ -30,58 +30,38 @@ class Claim(NamedTuple):
     victims: tuple[str, ...]
 
 
-class Preemption:
-    """What waiters get by preemption, in one pass over the queue."""
+def find_claim(placer: Placer, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Claim | None:
+    """What a waiter gets if preemptible leases end; None if even that is not enough."""
+    state, facts = placer.state, placer.state.facts
+    thresholds, youth = state.settings.thresholds_for(wishes), partial(_youth, state)
+    leaving = (
+        lease for lease in state.leases.values() if lease.id in state.preemptible or _is_leaving(state, lease.id)
+    )
+    being_freed = {key.node for lease in leaving if not isinstance(lease, QueuedLease) for key in lease.gpus}
+    nodes = (
+        name
+        for name, node in sorted(facts.nodes_for(wishes))
+        # A gang may also use nodes that are free.
+        if (wishes.nodes > 1 or name in being_freed) and facts.could_serve(node, wishes, thresholds, in_service=True)
+    )
+    rooms = [room for name in nodes if (room := _Room(placer, name, wishes, avoiding)).has_enough(room.leases)]
+    if len(rooms) < wishes.nodes:
+        return None
 
-    def __init__(self, placer: Placer) -> None:
-        self._placer = placer
-        self._state = placer.state
+    def is_enough(victims: Sequence[str]) -> bool:
+        return sum(room.has_enough(victims) for room in rooms) >= wishes.nodes
 
-    def claim(self, wishes: Wishes, avoiding: AbstractSet[GpuKey]) -> Claim | None:
-        """What a waiter gets; None if even that is not enough."""
-        facts, thresholds = self._state.facts, self._state.settings.thresholds_for(wishes)
-        rooms = []
-        for name, node in sorted(facts.nodes_for(wishes)):
-            # A gang may also use nodes that are free.
-            is_of_use = wishes.nodes > 1 or name in self._nodes_being_freed
-            if is_of_use and facts.could_serve(node, wishes, thresholds, in_service=True):
-                room = _Room(self._placer, name, wishes, avoiding)
-                if room.has_enough(room.leases):
-                    rooms.append(room)
-        if len(rooms) < wishes.nodes:
-            return None
-        each = sorted((self._rank(found), found) for found in map(self._victims_in, rooms))[: wishes.nodes]
+    # Fewer victims on a node come first, then those whose oldest is younger.
+    each = sorted((len(own), [youth(victim) for victim in reversed(own)], own) for own in map(_victims_in, rooms))
+    together = sorted({victim for *_, own in each[: wishes.nodes] for victim in own}, key=youth)
+    victims = _spare(together, is_enough)
+    chosen = [room for room in rooms if room.has_enough(victims)][: wishes.nodes]
+    return Claim(tuple(key for room in chosen for key in room.first(victims)), victims)
 
-        def is_enough(victims: Sequence[str]) -> bool:
-            return sum(room.has_enough(victims) for room in rooms) >= wishes.nodes
 
-        together = sorted({victim for _, own in each for victim in own}, key=self._youth)
-        victims = _spare(together, is_enough)
-        chosen = [room for room in rooms if room.has_enough(victims)][: wishes.nodes]
-        return Claim(tuple(key for room in chosen for key in room.first(victims)), victims)
-
-    @cached_property
-    def _nodes_being_freed(self) -> AbstractSet[str]:
-        """The nodes with leases that may be ended, or that end anyway."""
-        state = self._state
-        nodes: set[str] = set()
-        for lease in state.leases.values():
-            if isinstance(lease, EndedLease):
-                nodes.update(key.node for key in lease.draining)
-            elif isinstance(lease, ActiveLease) and (lease.ending is not None or lease.id in state.preemptible):
-                nodes.update(key.node for key in lease.gpus)
-        return nodes
-
-    def _victims_in(self, room: _Room) -> tuple[str, ...]:
-        number = next(number for number in range(len(room.leases) + 1) if room.has_enough(room.leases[:number]))
-        return _spare(room.leases[:number], room.has_enough)
-
-    def _rank(self, victims: Sequence[str]) -> tuple[object, ...]:
-        """Fewer come first, then those whose oldest is younger."""
-        return (len(victims), [self._youth(victim) for victim in reversed(victims)])
-
-    def _youth(self, lease_id: str) -> tuple[float, str]:
-        return _youth(self._state, lease_id)
+def _victims_in(room: _Room) -> tuple[str, ...]:
+    number = next(number for number in range(len(room.leases) + 1) if room.has_enough(room.leases[:number]))
+    return _spare(room.leases[:number], room.has_enough)
 
 
 def _spare(leases: Sequence[str], is_enough: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
     alike = [(key, gpu) for key, gpu in found if matches_model(wishes.model, gpu.name)]
     if not alike:
         return f"{here} has {_models(gpu for _, gpu in found)}"
-    enough = [(key, gpu) for key, gpu in alike if _has_memory(gpu, wishes, thresholds)]
+    enough = [(key, gpu) for key, gpu in alike if state.facts.of(key).could_serve(wishes, thresholds)]
     such = "such " if wishes.named or wishes.model else ""
     if not enough:
         largest_mb = max(gpu.memory_total_mb or 0.0 for _, gpu in alike)
@@ -79,13 +79,6 @@ def _what_there_is(state: PoolState, wishes: Wishes, thresholds: Thresholds) -> 
         return f"only {large} node{' has' if large == 1 else 's have'} as many{f' {such}GPUs' if such else ''}"
     has = "this box has" if here == "this box" else "no node has more than"
     return f"{has} {most} {such}GPU{'' if most == 1 else 's'}"
-
-
-def _has_memory(gpu: InventoryGpu, wishes: Wishes, thresholds: Thresholds) -> bool:
-    total_mb = gpu.memory_total_mb
-    if total_mb is None:
-        return True
-    return wishes.is_large_enough(total_mb) and (wishes.memory_mb or 0.0) <= thresholds.memory_percent * total_mb / 100
 
 
 def _models(found: Iterable[InventoryGpu]) -> str:

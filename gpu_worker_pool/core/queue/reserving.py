@@ -14,10 +14,8 @@ from .withheld import Withheld, just_before
 
 # A date that rests on a prediction and is more than this away reserves nothing.
 PREDICTED_AHEAD_S = 3600.0
-# A pass looks for one date, however many GPUs there are. Wishes that had no date lately are tried again in each pass while there
-# is time for all of them and one more; else they wait for TRY_AGAIN_S. TRY_NEXT_S is before the next attempt if a pass had no time.
+# Where nothing has a date, predictions may change that.
 TRY_AGAIN_S = 60.0
-TRY_NEXT_S = 5.0
 
 
 class Reserving:
@@ -39,10 +37,8 @@ class Reserving:
         self._withheld = withheld
         self._gpus_left = MOST_GPUS
         self._tried: set[Wishes | RequestClass] = set()
-        self.no_date_until = {wishes: at for wishes, at in state.no_date_until.items() if at > now}
-        self._tried_lately = frozenset(self.no_date_until)
         self._due_after_s = state.settings.reserve_after_s - state.wall_offset_s
-        self._look_again_at = min(self.no_date_until.values(), default=inf)
+        self._look_again_at = inf
         # A newcomer asks after all others.
         first_asked_at = state.queue.first_asked_at if len(state.queue) else newcomer.requested_at if newcomer else inf
         first_due = first_asked_at + self._due_after_s
@@ -62,21 +58,11 @@ class Reserving:
         """Until when nothing changes, unless something happens."""
         return just_before(self._look_again_at)
 
-    def will_look(self, request_class: RequestClass) -> bool:
-        """Whether a date is looked for in this pass, for a waiter of this class without a reservation."""
-        state, wishes = self._state, request_class.wishes
-        if self._kind(request_class) in self._tried or all(slot.reading is None for slot in state.slots.values()):
-            return False
-        number = len(state.slots_on(wishes.node))
-        if wishes in self._tried_lately and number * (len(self._tried_lately) + 1) > MOST_GPUS:
-            return False
-        return self._gpus_left == MOST_GPUS or number <= self._gpus_left
-
     def reserve(self, lease: QueuedLease, request_class: RequestClass) -> Reservation | None:
         """The reservation of a waiter that cannot be served and is due; None if there is none for it."""
-        state, wishes, current = self._state, request_class.wishes, self._state.reservation
+        state, current = self._state, self._state.reservation
         if current is not None and current.lease_id == lease.id and current.nodes <= state.facts.nodes.keys():
-            plan = self._planner.plan_on_all(current.nodes, request_class, current.gpus)
+            plan = self._planner.plan_on(current.nodes, request_class, current.gpus)
             if plan is not None:
                 return self._reservation(lease, plan)
             given_up = current.seen + state.settings.drain_limit_s
@@ -84,22 +70,18 @@ class Reserving:
             if self._now < given_up and all(may_be_free):
                 self._look_again(given_up)
                 return current
-        if not self.will_look(request_class):
-            if self._kind(request_class) not in self._tried:
-                self._look_again(self._now + TRY_NEXT_S)
+        # What the soonest plan depends on. In one pass one is looked for, and others while few GPUs have been looked at.
+        kind = request_class if self._withheld.has_bookings else request_class.wishes
+        number = len(state.slots_on(request_class.wishes.node))
+        if kind in self._tried or (self._tried and number > self._gpus_left):
             return None
-        self._tried.add(self._kind(request_class))
-        self._gpus_left -= len(state.slots_on(wishes.node))
+        self._tried.add(kind)
+        self._gpus_left -= number
         plan = self._planner.plan(request_class)
         if plan is None or (plan.start.basis is Basis.PREDICTED and plan.start.at > self._now + PREDICTED_AHEAD_S):
-            self.no_date_until[wishes] = self._now + TRY_AGAIN_S
-            self._look_again(self.no_date_until[wishes])
+            self._look_again(self._now + TRY_AGAIN_S)
             return None
         return self._reservation(lease, plan)
-
-    def _kind(self, request_class: RequestClass) -> Wishes | RequestClass:
-        """What the soonest plan depends on."""
-        return request_class if self._withheld.has_bookings else request_class.wishes
 
     def _reservation(self, lease: QueuedLease, plan: Plan) -> Reservation:
         if plan.start.at > self._now:

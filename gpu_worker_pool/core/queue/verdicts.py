@@ -35,11 +35,11 @@ def verdict(code: str, **facts: Any) -> Verdict:
 _LASTING = {"other_node", "wrong_model", "not_among", "too_small"}
 
 
-def _leased(lease_ids: tuple[str, ...], holders: tuple[str, ...], since_at: float) -> str:  # noqa: ARG001 - shown elsewhere
+def _leased(holders: tuple[str, ...], **_: object) -> str:
     return f"leased by {', '.join(dict.fromkeys(holders))}"
 
 
-def _draining(lease_id: str, pid: int | None, memory_mb: float | None) -> str:  # noqa: ARG001 - shown elsewhere
+def _draining(pid: int | None, memory_mb: float | None, **_: object) -> str:
     if pid is None:
         return "just released; the next reading will tell whether it is free"
     held = "memory" if memory_mb is None else f"{memory_mb / 1024:.1f} GiB"
@@ -74,18 +74,11 @@ def _no_room(committed_mb: float, asked_mb: float, limit_mb: float, holders: tup
     return f"less than {show_mb(asked_mb)} left: {show_mb(free_mb)} of {show_mb(limit_mb)}{sharers}"
 
 
-def _held(for_lease_id: str, for_holder: str, from_at: float | None) -> str:  # noqa: ARG001 - shown elsewhere
+def _held(for_holder: str, **_: object) -> str:
     return f"reserved for {for_holder}, who is ahead in the queue"
 
 
-def _booked(  # noqa: PLR0917 - called by name
-    booking_id: str,  # noqa: ARG001 - these are shown elsewhere
-    owner: str | None,
-    starts_at: float,  # noqa: ARG001
-    ends_at: float | None,  # noqa: ARG001
-    reason: str,
-    within_s: float,
-) -> str:
+def _booked(owner: str | None, reason: str, within_s: float, **_: object) -> str:
     whom = f"booked for {owner}" if owner else "to be taken out of service"
     whom += f" ({reason})" if reason else ""
     minutes = int(within_s // 60)
@@ -99,7 +92,7 @@ def _over_quota(held: float, quota: int, group: str = "") -> str:
     return f"{whose} is {quota} GPU{'' if quota == 1 else 's'}, {held:g} in use; preemptible requests do not count"
 
 
-# What each verdict says. The parameters are its facts; None where a fact is unknown.
+# What each verdict says. The parameters are its facts, some of which are shown elsewhere; None where a fact is unknown.
 SENTENCES: Mapping[str, Callable[..., str]] = {
     # The lower the score (memory + utilization, in percent), the better.
     "eligible": lambda score: "available",  # noqa: ARG005

@@ -83,7 +83,9 @@ class Withheld:
             for name, group in self._state.groups.items():
                 members = () if request_class.owner in group.members else group.members
                 asked = {
-                    each.wishes for each in self._asking if each.owner in members and _is_first(each, request_class)
+                    each.wishes
+                    for each in self._asking
+                    if each.owner in members and (each.preemptible or not request_class.preemptible)
                 }
                 for key in group.first_right if asked else ():
                     slot = self._state.slots.get(key)
@@ -172,10 +174,6 @@ class Withheld:
             return verdict("first_right", group=group)
         # Nothing else keeps it, so what keeps it is the owner's quota.
         return quota_verdict(state, request_class.owner) if key in self._booked_from(request_class) else None
-
-
-def _is_first(member: RequestClass, other: RequestClass) -> bool:
-    return member.preemptible or not other.preemptible
 
 
 def just_before(at: float) -> float:

@@ -17,7 +17,7 @@ from gpu_worker_pool.core.fleet.leadership import (
 )
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import reach
 from gpu_worker_pool.ledger.accounts import Accounts
 from gpu_worker_pool.ledger.codec import NotUnderstood, checked_crc, decode_ended
 from gpu_worker_pool.ledger.journal import HistoryChanged, JournalDamaged, JournalTooNew

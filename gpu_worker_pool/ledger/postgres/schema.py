@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
-from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import reach
 from gpu_worker_pool.ledger.journal import JournalError, JournalTooNew
 from gpu_worker_pool.ledger.sql import VERSION, load_queries, load_schema
 

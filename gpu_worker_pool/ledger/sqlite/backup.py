@@ -13,8 +13,7 @@ from gpu_worker_pool.core.decider.condense import put_back
 from gpu_worker_pool.core.model.lease import ActiveLease, QueuedLease
 from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
-from gpu_worker_pool.host.failpoints import reach
-from gpu_worker_pool.host.state_dir import create_private, sync_folder
+from gpu_worker_pool.host.state_dir import create_private, reach, sync_folder
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gpu_worker_pool.host.failpoints import reach
-from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, sync_folder
+from gpu_worker_pool.host.state_dir import check_files, create_private, make_state_dir, reach, sync_folder
 from gpu_worker_pool.ledger.codec import NotUnderstood
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql import VERSION

@@ -10,7 +10,7 @@ from time import time
 
 from gpu_worker_pool.core.model.events import DurableEvent
 from gpu_worker_pool.core.model.lease import EndedLease
-from gpu_worker_pool.host.failpoints import reach
+from gpu_worker_pool.host.state_dir import reach
 from gpu_worker_pool.ledger.codec import Row, checked_crc, decode_ended, decode_event, ended_row, event_rows
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 from gpu_worker_pool.ledger.sql import load_queries, load_schema

@@ -39,7 +39,7 @@ from gpu_worker_pool.ledger.loop import LiveTime, Waiters
 from gpu_worker_pool.server.box.deaths import Holders, User
 from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.box.snapshot import Snapshot, as_installed
-from gpu_worker_pool.wire.fleet import BoxRenewAnswer
+from gpu_worker_pool.wire.pool import BoxRenewAnswer
 
 from .custody_store import CustodyStore
 from .frames import Leads

@@ -10,8 +10,8 @@ from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import KeptRenewal, RenewalState
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.ledger.loop import Waiters
-from gpu_worker_pool.wire.fleet import BoxRenewAnswer
 from gpu_worker_pool.wire.leases import EndWarning, NotRenewed, Renewed
+from gpu_worker_pool.wire.pool import BoxRenewAnswer
 
 # While a client waits on an open connection, the server renews its lease, this often within the TTL.
 RENEWALS_PER_TTL = 3

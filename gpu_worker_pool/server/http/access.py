@@ -14,7 +14,7 @@ from gpu_worker_pool.host.connections import UserNotKnown
 from gpu_worker_pool.host.users import User, UserNotLookedUp
 from gpu_worker_pool.server.http.tokens import Guesses
 
-from .problems import RETRY_AFTER, Refusal
+from .response import RETRY_AFTER, Refusal
 from .tokens import Tokens, digest_of
 
 CHALLENGE = 'Bearer realm="gpu-worker-pool"'

@@ -34,7 +34,7 @@ from .access import (
 from .connection import Connection
 from .forwarded import KEY as FORWARDED
 from .forwarded import Forwarded
-from .problems import CLOSE, Refusal
+from .response import CLOSE, Refusal
 
 MAX_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 10.0
@@ -193,7 +193,7 @@ class Call(Request):
         """Let the Unix user of a local caller be looked up, off the event loop. What is not known in time stays unknown."""
         if self.forwarded is None and self.is_loopback and "authorization" not in self.headers:
             with suppress(UserNotKnown):
-                uid = await self._connection.find_uid()
+                uid = self._connection.uid
                 if uid is not None:
                     await self.part(Users).know(uid)
 

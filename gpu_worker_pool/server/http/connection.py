@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Self
 
@@ -14,7 +13,6 @@ from gpu_worker_pool.host.connections import (
     Address,
     UserNotKnown,
     can_tell_users,
-    quick_uid_of_tcp_peer,
     uid_of_tcp_peer,
     uid_of_unix_peer,
 )
@@ -30,8 +28,6 @@ class Connection:
         self._peer = peer
         self._own = own
         self._connected = connected
-        # Why the user at the other end is not known, once that was looked up.
-        self._why_unknown: str | None = None
 
     @classmethod
     def of_transport(cls, transport: asyncio.Transport) -> Self:
@@ -60,32 +56,13 @@ class Connection:
         """The user at the other end, on this machine; None where the platform cannot tell users. UserNotKnown if the
         kernel does not say. It is looked up once, and only if it is asked for.
         """
-        if self._why_unknown is not None:
-            raise UserNotKnown(self._why_unknown)
-        return self._look_up(uid_of_tcp_peer)
-
-    async def find_uid(self) -> int | None:
-        """The same, once it is known. Where the kernel must be asked for all connections of the machine, a thread does it."""
-        if "uid" in self.__dict__ or self._why_unknown is not None:
-            return self.uid
-        found = self._look_up(quick_uid_of_tcp_peer)
-        if found is None and can_tell_users():
-            try:
-                found = await asyncio.to_thread(self._look_up, uid_of_tcp_peer)
-            except UserNotKnown as unknown:
-                self._why_unknown = str(unknown)
-                raise
-        self.__dict__["uid"] = found
-        return found
-
-    def _look_up(self, by_tcp: Callable[[Address, Address, socket.socket | None], int | None]) -> int | None:
         if not can_tell_users():
             return None
         if self.is_unix and self._connected is not None:
             return uid_of_unix_peer(self._connected)
         if self._peer is None or self._own is None:
             raise UserNotKnown("the addresses of this connection are not known")
-        return by_tcp(self._peer, self._own, self._connected)
+        return uid_of_tcp_peer(self._peer, self._own, self._connected)
 
 
 def _address(found: Any) -> Address | None:

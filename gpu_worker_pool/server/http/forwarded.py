@@ -20,7 +20,7 @@ from gpu_worker_pool.server.agent.frames import Ask
 from gpu_worker_pool.server.agent.link import LinkReply
 
 from .access import Caller, Denied
-from .problems import Refusal
+from .response import Refusal
 
 # The key under which the scope of a call has what the box says that passed it on.
 KEY: Final = "gpu_pool.forwarded"

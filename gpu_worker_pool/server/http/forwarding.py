@@ -26,8 +26,7 @@ from gpu_worker_pool.server.views.target import FLEET, Target
 from gpu_worker_pool.wire.bounds import MAX_PID
 
 from .call import Call
-from .problems import RETRY_AFTER, Refusal
-from .response import Headers, Response
+from .response import RETRY_AFTER, Headers, Refusal, Response
 
 if TYPE_CHECKING:
     from gpu_worker_pool.server.agent.agent import Agent

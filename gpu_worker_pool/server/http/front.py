@@ -12,8 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .access import merge_headers
-from .problems import CLOSE, Refusal, problem_of
-from .response import JSON, Headers, Response, redirect, wants_page
+from .response import CLOSE, JSON, Headers, Refusal, Response, problem_of, redirect, wants_page
 
 # A page of any origin may read an answer with this header.
 READABLE: Final = (b"access-control-allow-origin", b"*")

@@ -39,8 +39,7 @@ from .access import Caller, Denied
 from .call import Call
 from .forwarding import Forwarding, leader_answers
 from .front import PIECE_BYTES, READABLE, answer_preflight, is_preflight
-from .problems import Refusal, problem_of
-from .response import Headers, Response
+from .response import Headers, Refusal, Response, problem_of
 from .validation import adapter_of, read_form, read_query, read_text
 
 # Who may make a call. ANYONE: also a caller that is not identified. WRITER: on the server's machine, or with a token.

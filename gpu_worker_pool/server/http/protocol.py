@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from .connection import KEY, Connection
 from .front import size_of
-from .problems import CLOSE, Refusal, problem_of
+from .response import CLOSE, Refusal, problem_of
 
 # No honest client sends a larger head, or takes longer.
 HEAD_S = 5.0

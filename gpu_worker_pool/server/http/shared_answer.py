@@ -9,7 +9,7 @@ from math import inf
 from time import monotonic, process_time
 from typing import Any, TypeVar
 
-from .problems import Refusal
+from .response import Refusal
 
 # Making an answer takes at most one part in this many of the process's time. Other calls have turns in between.
 REST_FACTOR = 4

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from .problems import Refusal
+from .response import Refusal
 
 MOST_FAULTS = 5
 # How pydantic begins and ends to say what a value must be.

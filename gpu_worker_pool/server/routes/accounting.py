@@ -21,7 +21,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import encode, shared_fields
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.http.response import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.parameters import Hours, Since, Until
 from gpu_worker_pool.server.views.lease_view import ending_of

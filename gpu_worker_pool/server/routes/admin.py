@@ -18,7 +18,7 @@ from gpu_worker_pool.server.forms import DrainForm, TokenForm
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, OPERATOR, WRITING, PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Refusal
 from gpu_worker_pool.server.parameters import LeaseId, ProcessName, ReasonWords
 from gpu_worker_pool.server.views.lease_view import outcome_view
 from gpu_worker_pool.server.views.pool_view import gpu_view

@@ -23,8 +23,7 @@ from starlette.staticfiles import StaticFiles
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRoute, PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Headers, Response, secure_headers
+from gpu_worker_pool.server.http.response import Headers, Refusal, Response, secure_headers
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.settings import ServerSettings
 from gpu_worker_pool.wire.leases import ObstacleView, VerdictView

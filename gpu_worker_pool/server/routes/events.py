@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from gpu_worker_pool.core.model import events as ev
@@ -20,12 +21,11 @@ from gpu_worker_pool.server.box.snapshot import Snapshot
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import Headers, Response
+from gpu_worker_pool.server.http.response import Headers, Refusal, Response
 from gpu_worker_pool.server.parameters import PaceS
 from gpu_worker_pool.server.views.lease_view import gpu_ref
 from gpu_worker_pool.server.views.target import EVERYTHING, Target
-from gpu_worker_pool.wire.page import RecentEvent, RecentKind
+from gpu_worker_pool.wire.pool import RecentEvent, RecentKind
 
 MAX_STREAMS: Final = 256
 MAX_STREAMS_OF_ONE_CALLER: Final = 64
@@ -160,46 +160,29 @@ class Follower:
     """An open stream, and the messages that wait to be sent on it. One with a pace is only told that something changed."""
 
     def __init__(self, caller: str, target: Target, pace_s: float | None) -> None:
-        self.caller = caller
-        self.target = target
-        self.pace_s = pace_s
-        self._pending: deque[bytes] = deque()
-        self._has_pending = asyncio.Event()
-        self._over = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
+        self.caller, self.target, self.pace_s = caller, target, pace_s
+        self.pending: deque[bytes] = deque()
+        self.is_over = False
+        self._has_news = asyncio.Event()
 
     def end(self) -> None:
-        self._over.set()
-        self._has_pending.set()
+        self.is_over = True
+        self._has_news.set()
 
     def send(self, message: bytes) -> None:
-        if len(self._pending) >= MOST_PENDING:
-            self._pending.clear()
+        if len(self.pending) >= MOST_PENDING:
+            self.pending.clear()
             message = RESET
-        self._pending.append(message)
-        self._has_pending.set()
+        self.pending.append(message)
+        self._has_news.set()
 
-    def note_change(self) -> None:
-        if self.pace_s is not None and not self._pending:
-            self.send(CHANGED)
-
-    def take(self) -> bytes:
-        """The next messages, in order; nothing if none waits."""
-        return b"".join(self._pending.popleft() for _ in range(min(len(self._pending), MOST_SENT)))
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for a message or the end; return whether one of them came within this time."""
-        if not self._pending and not self.is_over:
-            self._has_pending.clear()
-        return await _is_set_within(self._has_pending, timeout_s)
-
-    async def pause(self) -> None:
-        """Wait until the next message may be sent, or the end."""
-        if self.pace_s is not None:
-            await _is_set_within(self._over, self.pace_s)
+    async def wait(self, timeout_s: float, *, also_for_messages: bool = True) -> None:
+        """Wait for the end, or for a message, no longer than this."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not (self.is_over or (also_for_messages and self.pending)):
+                    self._has_news.clear()
+                    await self._has_news.wait()
 
 
 class Streams:
@@ -258,10 +241,12 @@ class Streams:
         try:
             yield CONNECTED
             while not follower.is_over:
-                if body := follower.take():
-                    yield body
-                    await follower.pause()
-                elif not await follower.wait(self._heartbeat_s):
+                await follower.wait(self._heartbeat_s)
+                if number := min(len(follower.pending), MOST_SENT):
+                    yield b"".join(follower.pending.popleft() for _ in range(number))
+                    if follower.pace_s is not None:
+                        await follower.wait(follower.pace_s, also_for_messages=False)
+                elif not follower.is_over:
                     yield b": still here\n\n" if follower.pace_s is None else STILL_HERE
         finally:
             del self._followers[follower]
@@ -294,17 +279,9 @@ class Streams:
 
     def _note_change(self) -> None:
         for follower in self._followers:
-            follower.note_change()
+            if follower.pace_s is not None and not follower.pending:
+                follower.send(CHANGED)
 
 
 def _full(which: str) -> Refusal:
     return Refusal(503, f"{which} are open already, which is the limit; poll /pool instead.", {"Retry-After": "5"})
-
-
-async def _is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -10,9 +10,9 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.http.access import name_of
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import ADMIN, PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Refusal
 from gpu_worker_pool.server.views.target import nodes_of
-from gpu_worker_pool.wire.fleet import BoxView, FleetList
+from gpu_worker_pool.wire.pool import BoxView, FleetList
 
 # What there is in a fleet only. The calls that mean the whole fleet are the doubles of those that mean this box.
 router = PoolRouter(tags=("leases",), answered_by="leader", is_fleet=True)

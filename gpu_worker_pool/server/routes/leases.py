@@ -20,7 +20,7 @@ from gpu_worker_pool.server.forms import LeaseForm, RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage, name_of, owner_for
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.http.response import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.parameters import AsHolder, Devices, LeaseId, LeasesLimit, QueueLimit, ReasonWords, WaitS
 from gpu_worker_pool.server.views.lease_view import (

@@ -19,15 +19,13 @@ from gpu_worker_pool.server.box.sampler import Sampler
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import WRITER, PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Headers, Response, redirect, secure_headers, takes_gzip
+from gpu_worker_pool.server.http.response import JSON, Headers, Refusal, Response, redirect, secure_headers, takes_gzip
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.http.tokens import Tokens
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.server.views.forecast_view import forecast_view, predicted_ends
-from gpu_worker_pool.server.views.pool_view import pool_view
+from gpu_worker_pool.server.views.pool_view import forecast_view, pool_view, predicted_ends
 from gpu_worker_pool.server.views.target import Target
-from gpu_worker_pool.wire.page import MeView, PageView
+from gpu_worker_pool.wire.pool import MeView, PageView
 
 from .events import Streams
 from .fleet import box_views

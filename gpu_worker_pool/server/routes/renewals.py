@@ -24,10 +24,10 @@ from gpu_worker_pool.server.forms import RenewForm
 from gpu_worker_pool.server.http.access import Caller, Denied, may_manage
 from gpu_worker_pool.server.http.call import Call, until_gone
 from gpu_worker_pool.server.http.forwarding import Forwarding
-from gpu_worker_pool.server.http.problems import RETRY_AFTER, Refusal
+from gpu_worker_pool.server.http.response import RETRY_AFTER, Refusal
 from gpu_worker_pool.server.http.tokens import Tokens
-from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.leases import RenewAnswer
+from gpu_worker_pool.wire.pool import RENEW_AT_BOX, BoxRenewAnswer, BoxRenewForm
 from gpu_worker_pool.wire.reader import read
 
 if TYPE_CHECKING:

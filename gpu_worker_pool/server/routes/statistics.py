@@ -15,8 +15,7 @@ from gpu_worker_pool.server.box.snapshot import Snapshot, encode_readings
 from gpu_worker_pool.server.encoding import encode
 from gpu_worker_pool.server.http.call import Call
 from gpu_worker_pool.server.http.pool_route import PoolRouter
-from gpu_worker_pool.server.http.problems import Refusal
-from gpu_worker_pool.server.http.response import JSON, Response, redirect, wants_page
+from gpu_worker_pool.server.http.response import JSON, Refusal, Response, redirect, wants_page
 from gpu_worker_pool.server.http.shared_answer import SharedAnswers
 from gpu_worker_pool.server.metrics import CONTENT_TYPE, Metrics
 from gpu_worker_pool.server.settings import ServerSettings

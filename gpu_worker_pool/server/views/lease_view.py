@@ -23,7 +23,7 @@ from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.encoding import shared_fields
 from gpu_worker_pool.server.views.target import ShownPool
 from gpu_worker_pool.wire import leases as wire
-from gpu_worker_pool.wire.endings import after_warning
+from gpu_worker_pool.wire.leases import after_warning
 
 MOST_EXPLAINED = 100
 
@@ -59,7 +59,7 @@ def _listed_waiter(
     """A waiter in a list: without its obstacles. Far back in the queue the reason is short."""
     position = explainer.position(lease)
     if explainer.can_afford(lease) and position <= MOST_EXPLAINED:
-        reason = explainer.reason(lease)
+        reason = str(explainer.explain(lease))
     else:
         reason = f"Position {position} of {len(state.queue)}, waiting for {lease.request.wishes}"
     return _view(

@@ -264,12 +264,13 @@ def test_ctrl_c_ends_the_waiting_only_and_undrain_ends_it_too(server: ServerProc
     assert "stay drained" in said
     assert "Traceback" not in said
     assert [gpu["is_out_of_service"] for gpu in server.json("/pool")["gpus"]] == [True, True]
-    with start_gpu_pool("drain", "0", "--wait", "--at", "2099-01-01", server=server) as planned:
-        assert planned.stderr is not None
-        planned.stderr.readline()
+    with start_gpu_pool("drain", "0", "--wait", server=server) as draining:
+        assert draining.stderr is not None
+        draining.stderr.readline()
         called("undrain", "0", server=server)
-        assert planned.wait(timeout=30) == 1
-        assert "GPU 0 is back in service" in planned.stderr.read()
+        assert draining.wait(timeout=30) == 1
+        assert "GPU 0 is back in service" in draining.stderr.read()
+    assert called("drain", "0", "--wait", "--at", "2099-01-01", server=server).code == 2
 
 
 # --- release --mine --------------------------------------------------------------------------------------------------

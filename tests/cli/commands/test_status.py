@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.commands.status import PoolsSeen, show
+from gpu_worker_pool.cli.commands.status import STATE_STYLES, PoolsSeen, show
 from gpu_worker_pool.cli.output import Console
 from gpu_worker_pool.cli.pools.reading import ask_pools, read_pool
 from gpu_worker_pool.cli.pools.report import Naming, PoolReport
@@ -70,8 +71,15 @@ def test_colours_are_for_terminals(server: ServerProcess) -> None:
     with Terminal([*GPU_POOL, "status"], environment(server), columns=140) as terminal:
         assert terminal.wait() == 0
     assert b"\x1b[32mfree" in terminal.all_output
-    assert b"\x1b[33mleased" in terminal.all_output
+    assert b"\x1b[34mleased" in terminal.all_output
     assert "[red]bob[/red]" in terminal.text
+
+
+def test_a_colour_means_the_same_as_on_the_page() -> None:
+    page = (files("gpu_worker_pool.server.ui") / "page/pool.js").read_text(encoding="utf-8")
+    kinds = dict(re.findall(r'(\w+): "(\w+)"', page.partition("KIND_OF = {")[2].partition("}")[0]))
+    styles = {"free": "green", "used": "blue", "kept": "blue", "blocked": "yellow", "broken": "bold red"}
+    assert {state: styles.get(kind, "dim") for state, kind in kinds.items()} == STATE_STYLES
 
 
 def test_json_is_what_the_server_answers_and_of_several_each_with_its_name(server: ServerProcess) -> None:

@@ -10,9 +10,7 @@ from gpu_worker_pool.cli.doctor import client, machine, server
 from gpu_worker_pool.cli.doctor.finding import complaints, judge_settings
 from gpu_worker_pool.cli.doctor.machine import Probed
 from gpu_worker_pool.cli.pools.servers import Servers
-from gpu_worker_pool.cli.serve.port_holder import PortHolder
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
-from gpu_worker_pool.host.gpu_lock import LockHolder
 from gpu_worker_pool.server.settings import ServerSettings
 from tests.client.foreign_servers import Behaviour, ForeignServer, internal_error, not_found, saying, statistics
 
@@ -43,20 +41,6 @@ def test_what_the_driver_and_the_probe_come_to(driver: str | None, probed: Probe
     assert finding.advice or status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("value", "status", "words"),
-    [
-        ("1", "ok", "of 2 GPUs these are shown: 1"),
-        ("", "warning", "hides all GPUs"),
-        ("-1", "warning", "hides all GPUs"),
-        ("0,7", "warning", "7"),
-    ],
-)
-def test_visible_devices_as_they_would_be_understood(value: str | None, status: str, words: str) -> None:
-    (finding,) = machine.judge_visible_devices(value, WORKS.readings)
-    assert (finding.status, words in finding.message) == (status, True)
-
-
 def test_the_driver_is_found_by_what_the_system_shows(tmp_path: Path) -> None:
     assert machine.driver_version(tmp_path) is None
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
@@ -64,19 +48,6 @@ def test_the_driver_is_found_by_what_the_system_shows(tmp_path: Path) -> None:
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu\n"
     )
     assert machine.driver_version(tmp_path) == "550.54.14"
-
-
-def test_a_port_is_ours_or_another_programs() -> None:
-    taken, holder = OSError(98, "Address already in use"), PortHolder("http://localhost:8000", "box", 4, "nvml")
-    assert server.judge_port("0.0.0.0:8000", taken, holder, is_client_only=False).status == "ok"
-    assert server.judge_port("0.0.0.0:8000", taken, None, is_client_only=False).status == "problem"
-    assert server.judge_port("0.0.0.0:8000", taken, None, is_client_only=True).status == "warning"
-
-
-def test_whose_servers_have_the_gpus_of_this_machine() -> None:
-    (finding,) = server.judge_authority({LockHolder(7, "bob", "http://localhost:8000"): [0, 2]})
-    assert finding.message == "the server of bob (pid 7) grants these GPUs of this machine: 0, 2"
-    assert finding.advice == "use that one: --endpoint http://localhost:8000"
 
 
 def test_tokens_that_everybody_can_read_are_found(tmp_path: Path) -> None:
@@ -122,13 +93,7 @@ def test_one_bad_rule_of_the_hooks_file_is_a_problem_of_all_hooks(tmp_path: Path
 )
 def test_what_an_endpoint_is(behaviour: Behaviour, status: str, words: str) -> None:
     with ForeignServer(behaviour) as foreign:
-        (finding,) = client.check_endpoints(Servers([foreign.url]))
+        (finding,) = Servers([foreign.url]).run(client.check_endpoints)
 
     assert (finding.status, words in finding.message) == (status, True), finding
     assert ("proxy that asks for a login" in str(finding.advice)) == ("401" in words)
-
-
-def test_certificates_that_cannot_be_used_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_POOL_CA_FILE", "/nonexistent")
-    (finding,) = client.check_endpoints(Servers(["https://box"]))
-    assert (finding.status, "GPU_POOL_CA_FILE" in str(finding.advice)) == ("problem", True)

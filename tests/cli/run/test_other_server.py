@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import COMMAND, ServerProcess, inherited_environment
 from tests.other_user import ALICE, folder_of, python_as
 from tests.preloaded import PreloadedPopen, run_preloaded
 from tests.server.leasing import eventually
 
+TTL_S = 0.6
 GPU_POOL = (sys.executable, "-m", "gpu_worker_pool")
 
 
@@ -26,7 +28,9 @@ def running(server: ServerProcess) -> Iterator[subprocess.Popen[str]]:
     """A command that waits, with a lease of this server."""
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     env = {**inherited_environment(os.environ), "GPU_POOL_SOCKET": "", "GPU_SERVICE_ENDPOINT": server.url}
-    script = "trap '' INT; read line; echo still here; exec sleep 600"
+    env["GPU_POOL_TTL"] = str(TTL_S)
+    # It counts its own time, so that the outage certainly lasts for several TTLs.
+    script = f"trap '' INT; read line; sleep {4 * TTL_S}; echo still here; exec sleep 600"
     with PreloadedPopen([*GPU_POOL, "run", "--", "sh", "-c", script], env=env, text=True, **pipes) as run:
         try:
             eventually(lambda: active(server), "it has a lease")
@@ -67,7 +71,8 @@ def test_a_server_with_another_journal_ends_no_lease_that_it_did_not_grant() -> 
             assert goes_on(run)
         first.start()
         assert active(first) == [lease_id]
-        assert first.ask(f"/leases/{lease_id}?reason=over", "DELETE").status == 200
+        assert first.ask(f"/leases/{lease_id}?reason=the+demo", "DELETE").status == 200
+        assert f"it was released by {user_name()}: the demo" in told(run, "it was released")
         assert run.wait() == 125, "the server that granted it is believed"
 
 

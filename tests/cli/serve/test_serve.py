@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.cli.serve.announcement import Announcement, GpusShown, Writing
-from gpu_worker_pool.cli.serve.command import FLAGS, usable_journal
-from gpu_worker_pool.cli.serve.flags import settings_of
+from gpu_worker_pool.cli.serve.command import FLAGS, settings_of, usable_journal
 from gpu_worker_pool.cli.serve.port_holder import PortHolder, find_server
 from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.addresses import urls

@@ -87,20 +87,6 @@ async def test_the_status_of_several_endpoints(big: ServerProcess, small: Server
 # --- metrics and recovery --------------------------------------------------------------------------------------------
 
 
-async def test_one_endpoint_has_no_endpoints_to_show(big: ServerProcess) -> None:
-    client = GPUWorkerPoolClient(big.url)
-    assert client.get_endpoints_info() is None
-    async with client:
-        assert client.get_endpoints_info() is None
-        assert client.get_detailed_metrics()["endpoints"]["total"] == 1
-        assert client.get_error_recovery_status()["healthy_endpoints"] == ["127.0.0.1"]
-        client.print_error_recovery_summary()
-        with pytest.raises(RuntimeError, match="single endpoint"):
-            await client.trigger_endpoint_recovery("127.0.0.1")
-        with pytest.raises(RuntimeError, match="single endpoint"):
-            await client.queue_request_for_retry(client.request_gpu)
-
-
 async def test_the_metrics(big: ServerProcess) -> None:
     async with GPUWorkerPoolClient(big.url, memory_threshold=70.0, polling_interval=NEVER_S) as client:
         assignment = await client.request_gpu()

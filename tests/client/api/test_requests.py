@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from datetime import datetime
 from typing import Any
@@ -51,16 +50,6 @@ async def test_one_endpoint_has_numbers_as_ids(big: ServerProcess) -> None:
         )
         await client.release_gpu(assignment)
         assert active(big) == []
-
-
-async def test_the_fence_grows_with_each_grant(big: ServerProcess) -> None:
-    async with GPUWorkerPoolClient(big.url) as client:
-        fences = []
-        for _ in range(5):
-            assignment = await client.request_gpu()
-            fences.append(assignment.fence or 0)
-            await client.release_gpu(assignment)
-        assert fences == sorted(set(fences))
 
 
 async def test_stopping_gives_everything_back(big: ServerProcess) -> None:
@@ -199,20 +188,6 @@ async def test_a_server_that_knows_no_such_wish_is_asked_without_it_where_there_
     assert sent[1]["among"] == ["0"]
 
 
-async def test_a_higher_priority_is_served_first(big: ServerProcess) -> None:
-    others = [take(big)["id"] for _ in range(3)]
-    async with GPUWorkerPoolClient(big.url) as client:
-        low = asyncio.create_task(client.request_gpu(timeout=30))
-        await until(lambda: len(queued(big)) == 1, "one waits")
-        high = asyncio.create_task(client.request_gpu(timeout=30, priority=5))
-        await until(lambda: len(queued(big)) == 2, "two wait")
-        release(big, others[0])
-        await high
-        assert not low.done()
-        release(big, others[1])
-        await low
-
-
 @pytest.mark.parametrize(
     "wish",
     [
@@ -255,38 +230,3 @@ async def test_a_gpu_for_a_block(big: ServerProcess) -> None:
                 raise ZeroDivisionError
         assert active(big) == []
         assert context.assignment is None
-
-
-async def test_an_exception_in_the_body_leaves_nothing_of_other_workers_either(big: ServerProcess) -> None:
-    """One of several workers fails, and the block is left while another one still waits for a GPU."""
-    for _ in range(3):
-        take(big)
-    waiting: list[asyncio.Task[Any]] = []
-
-    async def fail_while_another_waits() -> None:
-        async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
-            waiting.append(asyncio.create_task(client.request_gpu(timeout=30)))
-            await until(lambda: len(queued(big)) == 1, "it waits")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail_while_another_waits()
-    try:
-        assert queued(big) == [], "the next free GPU would be given to nobody"
-        done, _ = await asyncio.wait(waiting, timeout=15)
-        assert done, "a request at a client that is stopped waits for nothing"
-    finally:
-        waiting[0].cancel()
-        await asyncio.wait(waiting)
-
-
-async def test_an_assignment_can_be_shown_as_a_dict_while_its_loss_is_waited_for(big: ServerProcess) -> None:
-    async with GPUWorkerPoolClient(big.url, polling_interval=NEVER_S) as client:
-        assignment = await client.request_gpu()
-        assert assignment.lost is not None
-        waiting = asyncio.ensure_future(assignment.lost)
-        await asyncio.sleep(0)
-        shown = dataclasses.asdict(assignment)
-        waiting.cancel()
-        assert (shown["gpu_id"], shown["lease_id"]) == (assignment.gpu_id, assignment.lease_id)
-        assert shown["lost"] is assignment.lost

@@ -34,22 +34,6 @@ def test_it_has_every_method_of_the_client() -> None:
         assert takes_all or list(theirs) == ours, name
 
 
-def test_a_gpu_is_requested_and_given_back(server: ServerProcess) -> None:
-    with GPUWorkerPool(server.url) as pool:
-        assignment = pool.request_gpu()
-        assert isinstance(assignment.gpu_id, int)
-        assert active(server) == {assignment.lease_id}
-        status = pool.get_pool_status()
-        assert (status.total_gpus, status.available_gpus, status.active_workers) == (4, 3, 1)
-        assert pool.get_detailed_metrics()["total_gpus"] == 4
-        assert pool.get_endpoints_info() is None
-        assert not pool.is_multi_endpoint_mode()
-        pool.release_gpu(assignment)
-        assert active(server) == set()
-        with pytest.raises(ValueError, match="released before"):
-            pool.release_gpu(assignment)
-
-
 def test_errors_are_those_of_the_client(server: ServerProcess) -> None:
     pool = GPUWorkerPool(server.url)
     with pytest.raises(RuntimeError, match="not started"):

@@ -68,18 +68,6 @@ def test_the_stats_say_what_happened() -> None:
     assert breaker.stats(3.0) == {**expected, **counted, "failure_count": 5, "success_count": 5}
 
 
-def test_the_failure_rate_is_a_rounded_percentage_of_the_last_calls_only() -> None:
-    breaker = new_breaker(threshold=100)
-    fail(breaker, 0.0, times=80)
-    succeed(breaker, 0.0, times=35)
-    stats = breaker.stats(0.0)
-    assert (stats["failure_rate"], stats["failure_count"], stats["success_count"]) == (30.0, 80, 35)
-    breaker = new_breaker()
-    fail(breaker, 0.0)
-    succeed(breaker, 0.0, times=2)
-    assert breaker.stats(0.0)["failure_rate"] == 33.3
-
-
 class AnyHistory(RuleBasedStateMachine):
     """Calls that succeed, fail, are cancelled, vanish or come late, under a clock that stands and jumps.
 

@@ -9,8 +9,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -46,15 +45,6 @@ class SecureServer(ForeignServer):
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_only_a_socket_that_no_other_user_can_have_put_there_counts(listening: P
 
 async def ask(url: str, *, is_named: bool = False) -> str:
     async with Transport(is_named=is_named) as transport:
-        node: str = (await transport.call("GET", f"{url}/pool", timeout_s=10)).data["node"]
+        node: str = (await transport.call("GET", url, "/pool", timeout_s=10)).data["node"]
         return node
 
 
@@ -126,10 +126,10 @@ async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
 
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(stale)}) as mortal:
         async with Transport() as transport:
-            await transport.call("GET", f"{mortal.url}/pool", timeout_s=10)
+            await transport.call("GET", mortal.url, "/pool", timeout_s=10)
             mortal.kill()
             with pytest.raises(CallFailed, match=f"to the socket {stale}"):
-                await transport.call("GET", f"{mortal.url}/pool", timeout_s=10)
+                await transport.call("GET", mortal.url, "/pool", timeout_s=10)
 
 
 def test_a_server_of_this_machine_is_used_by_its_socket_whatever_it_is_called(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_again(method: str)
     serve = OneAnswer()
     async with listening(serve) as port, Transport() as transport:
         for _ in range(3):
-            reply = await transport.call(method, f"http://127.0.0.1:{port}/leases/a", timeout_s=10)
+            reply = await transport.call(method, f"http://127.0.0.1:{port}", "/leases/a", timeout_s=10)
             assert reply.data == {"answer": 1}
     assert serve.calls == [method] * 3
 
@@ -68,10 +68,10 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_again(method: str)
 async def test_a_call_that_must_not_be_made_twice_is_not() -> None:
     serve = OneAnswer()
     async with listening(serve) as port, Transport() as transport:
-        url = f"http://127.0.0.1:{port}/leases/renew"
-        await transport.call("POST", url, body={}, timeout_s=10)
+        url = f"http://127.0.0.1:{port}"
+        await transport.call("POST", url, "/leases/renew", body={}, timeout_s=10)
         with pytest.raises(CallFailed):
-            await transport.call("POST", url, body={}, timeout_s=10)
+            await transport.call("POST", url, "/leases/renew", body={}, timeout_s=10)
     assert serve.calls == ["POST"]
 
 
@@ -79,7 +79,9 @@ async def test_what_was_not_asked_for_is_not_taken_for_the_next_answer() -> None
     serve = OneAnswer(ANSWER + ANSWER.replace(b"1}", b"2}"))
     async with listening(serve) as port, Transport() as transport:
         for _ in range(2):
-            assert (await transport.call("GET", f"http://127.0.0.1:{port}/pool", timeout_s=10)).data == {"answer": 1}
+            assert (await transport.call("GET", f"http://127.0.0.1:{port}", "/pool", timeout_s=10)).data == {
+                "answer": 1
+            }
 
 
 async def test_a_name_whose_first_address_refuses_is_reached_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +99,9 @@ async def test_a_name_whose_first_address_refuses_is_reached_by_the_next(monkeyp
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     async with listening(OneAnswer()) as port, Transport() as transport:
-        assert (await transport.call("GET", f"http://two.example:{port}/pool", timeout_s=10)).data == {"answer": 1}
+        assert (await transport.call("GET", f"http://two.example:{port}", "/pool", timeout_s=10)).data == {"answer": 1}
         with pytest.raises(CallFailed, match="cannot connect: Connection refused"):
-            await transport.call("GET", f"http://two.example:{dead_port}/pool", timeout_s=10)
+            await transport.call("GET", f"http://two.example:{dead_port}", "/pool", timeout_s=10)
 
 
 async def test_no_path_adds_to_the_head_of_a_call() -> None:
@@ -111,9 +113,9 @@ async def test_no_path_adds_to_the_head_of_a_call() -> None:
         writer.write(ANSWER)
 
     async with listening(serve) as port, Transport(uses_sockets=False) as transport:
-        await transport.call("GET", f"http://127.0.0.1:{port}/bücher/a b\r\nX: 1?queue=0&by=%2F", timeout_s=10)
+        await transport.call("GET", f"http://127.0.0.1:{port}", "/bücher/a b\r\nX: 1?queue=0&by=%2F", timeout_s=10)
         with pytest.raises(CallFailed, match="looked up"):
-            await transport.call("GET", "http://bü..cher:1/pool", timeout_s=10)
+            await transport.call("GET", "http://bü..cher:1", "/pool", timeout_s=10)
     assert heads[0].startswith(b"GET /b%C3%BCcher/a%20b%0D%0AX:%201?queue=0&by=%2F HTTP/1.1\r\n")
 
 
@@ -132,7 +134,7 @@ async def test_what_comes_over_an_idle_connection_closes_it() -> None:
         has_ended.set()
 
     async with listening(serve) as port, Transport() as client:
-        await client.call("GET", f"http://127.0.0.1:{port}/pool", timeout_s=10)
+        await client.call("GET", f"http://127.0.0.1:{port}", "/pool", timeout_s=10)
         tracemalloc.start()
         try:
             has_answered.set()
@@ -167,7 +169,7 @@ async def test_idle_connections_are_bound_in_number(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(transport, "MOST_IDLE", 3)
     crowd = Crowd()
     async with listening(crowd) as one, listening(crowd) as other, Transport() as client:
-        urls = [f"http://127.0.0.1:{port}/pool" for port in (one, other)] * 4
-        await asyncio.gather(*(client.call("GET", url, timeout_s=10) for url in urls))
+        urls = [f"http://127.0.0.1:{port}" for port in (one, other)] * 4
+        await asyncio.gather(*(client.call("GET", url, "/pool", timeout_s=10) for url in urls))
         async with asyncio.timeout(10):
             await crowd.left.wait()

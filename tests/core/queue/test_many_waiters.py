@@ -15,7 +15,7 @@ from tests.core.queue.boxes import free_at_once
 
 PASS = serve.serve_queue.__code__
 PLACE = placement.Placer.place.__code__
-CLAIM = preemption.Preemption.claim.__code__
+CLAIM = preemption.find_claim.__code__
 PLAN = planner.Planner.plan.__code__
 WAITERS = 120
 

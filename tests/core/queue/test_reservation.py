@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpu_worker_pool.core.model.lease import Basis, Reservation
-from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
-from gpu_worker_pool.core.queue.planner import MOST_GPUS
-from gpu_worker_pool.core.queue.reserving import TRY_AGAIN_S, TRY_NEXT_S
+from gpu_worker_pool.core.model.request import MAX_GPUS
+from gpu_worker_pool.core.queue.planner import MOST_GPUS, Planner
 from tests.core.build import START, Box, key, reading
 from tests.core.queue.boxes import free_at_once
+from tests.core.queue.test_many_waiters import calls
 
 HOUR_S = 3600.0
 
@@ -37,7 +37,7 @@ def test_the_first_waiter_has_a_reservation_once_it_has_waited_long() -> None:
 
 
 def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
-    """Each takes a look at all GPUs, and no caller is answered meanwhile. The waiters behind are tried a moment later."""
+    """Each takes a look at all GPUs, and no caller is answered meanwhile."""
     box = free_at_once(*map(reading, range(MOST_GPUS // 2 + 1)), stale_after_s=1e9)
     box.ask("for ever", gpus=MAX_GPUS)
     box.ask("for ever too", gpus=MOST_GPUS // 2 + 1 - MAX_GPUS)
@@ -45,14 +45,7 @@ def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
     box.ask("two", gpus=2)
     box.ask("share", memory_mb=1.0)
 
-    box.pass_time(600.0)
-
-    now, tried = START + 600.0, box.state.no_date_until
-    assert tried == {Wishes(): now + TRY_AGAIN_S}
-    box.run_to(now + TRY_NEXT_S)
-    assert box.state.no_date_until.keys() == {Wishes(), Wishes(2)}, "the next one is not tried instead of the first"
-    box.run_to(now + 2 * TRY_NEXT_S)
-    assert box.state.no_date_until.keys() == {Wishes(), Wishes(2), Wishes(memory_mb=1.0)}
+    assert calls(lambda: box.pass_time(600.0))[Planner.plan.__code__] == 1
 
 
 # --- where, and when -----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.testing import START_S, ServerDidNotStartError, ServerProcess
-from tests.e2e import faked_time
 from tests.e2e.proxy import Proxy
 from tests.e2e.worker import NoAnswer, Orders, now, parse
 
@@ -89,7 +88,7 @@ class Server(ServerProcess):
         self.shared_settings = {"SIMULATED_GPUS": str(gpus), "REFRESH_INTERVAL": "0.2", "GPU_POOL_NODE": NODE}
         super().__init__({**self.shared_settings, "SIMULATED_OUTSIDERS": str(self.outsiders)}, folder=folder)
         self.scope = self.env["GPU_POOL_LOCK_SCOPE"]
-        self.usual = (self.command, self.env)
+        self.usual = self.env
         self.is_well = False
         self.was_unwell_at = 0.0
         self.failpoint: str | None = None
@@ -105,12 +104,9 @@ class Server(ServerProcess):
         self.unwell()
         self.is_well = True
 
-    async def come_up(self, failpoint: str | None = None, wall_clock_off_s: float = 0.0) -> bool:
+    async def come_up(self, failpoint: str | None = None) -> bool:
         """Whether it came up; with a failpoint it may die on the way, and anybody may kill it."""
-        self.command, env = self.usual
-        self.env = {**env, **({"GPU_POOL_FAILPOINT": failpoint} if failpoint else {})}
-        if wall_clock_off_s:
-            self.command, self.env = [*faked_time.COMMAND], {**self.env, **faked_time.environment(wall_clock_off_s)}
+        self.env = {**self.usual, **({"GPU_POOL_FAILPOINT": failpoint} if failpoint else {})}
         gives_up_at = now() + START_S
         self.launch()
         pid = self.pid
@@ -133,7 +129,6 @@ class Server(ServerProcess):
     def kill(self) -> None:
         self.unwell()
         super().kill()
-        faked_time.bury(self.pid)
 
     def limit_files(self, size: int) -> None:
         hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)[1]

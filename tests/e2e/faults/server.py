@@ -1,9 +1,7 @@
-"""Faults of the server: killed, stopped, away for long, a full disk, a wall clock that jumps.
+"""Faults of the server: killed, stopped, away for long, a full disk.
 
 The disk fault: RLIMIT_FSIZE of the running server is set to 0, so that every write to a file fails with EFBIG, and put
-back. The server's log is such a file, too, and misses what the server said meanwhile. Where libfaketime is installed the
-wall clock has jumped when the server comes up again, and jumps back the next time; jumps while it runs are in
-test_wall_clock.py, because the library now and then takes a processor for itself when it reads its offset from a file.
+back. The server's log is such a file, too, and misses what the server said meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ import asyncio
 import os
 import resource
 import signal
-
-from tests.e2e import faked_time
 
 from .scene import Fault, Scene
 from .second_server import SecondServer
@@ -33,23 +29,17 @@ class ServerFaults:
         self.say = scene.recorder.say
         self.random = scene.random
         self.next_failpoint: str | None = None
-        self.next_off_s = 0.0
         self.is_away = False
         self.is_over = False
 
     def faults(self) -> dict[str, Fault]:
-        found: dict[str, Fault] = {
+        return {
             "kill_server": self.kill,
             "kill_server_at_failpoint": self.kill_at_failpoint,
             "stop_server": self.stop,
             "fill_disk": self.fill_disk,
             "outage": self.outage,
         }
-        if faked_time.library() is not None:
-            found["jump_wall_clock"] = self.jump_wall_clock
-        else:
-            self.say("no_faketime")
-        return found
 
     async def keep_up(self) -> None:
         """As systemd would. It has died by our hand or at a failpoint."""
@@ -57,14 +47,12 @@ class ServerFaults:
             if not self.server.is_running and self.has_to_run():
                 self.server.unwell()
                 code = self.server.process.returncode if self.server.process else None
-                faked_time.bury(self.server.pid)
                 self.say("server_died", code=code)
                 await asyncio.sleep(self.random.choice((0.0, 0.0, 0.5)))
                 if not self.has_to_run():
                     continue
                 failpoint, self.next_failpoint = self.next_failpoint, None
-                off_s, self.next_off_s = self.next_off_s, 0.0
-                await self.server.come_up(failpoint, off_s)
+                await self.server.come_up(failpoint)
                 self.say("server_started")
             await asyncio.sleep(0.02)
 
@@ -85,11 +73,6 @@ class ServerFaults:
         """Killed now, and again by itself at a boundary of its journal soon after it has come up."""
         self.next_failpoint = f"{self.random.choice(FAILPOINTS)}:{self.random.randint(2, 40)}"
         self.say("failpoint_set", failpoint=self.next_failpoint)
-        self.server.kill()
-
-    async def jump_wall_clock(self) -> None:
-        self.next_off_s = self.random.choice((-86400.0, -3600.0, 60.0, 3600.0, 86400.0))
-        self.say("wall_clock_jumped", off_s=self.next_off_s)
         self.server.kill()
 
     async def stop(self) -> None:

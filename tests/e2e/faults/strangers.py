@@ -10,13 +10,11 @@ import sys
 
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
 from gpu_worker_pool.testing import inherited_environment
-from tests.e2e.worker import now
+from tests.e2e.worker import Orders, now
 from tests.other_user import BOB, command_as
 
 from .scene import NODE, Fault, Scene
 from .workers import Crew
-
-FLOODER = ("-m", "tests.e2e.flooder")
 
 
 class Strangers:
@@ -77,18 +75,18 @@ class Strangers:
     async def ask_for_shares(self) -> None:
         name = f"flood{self.scene.recorder.counts['flooded']}"
         server, memory_mb = self.scene.server, self.scene.random.randint(2, 50)
-        orders = [name, str(server.port), str(self.scene.plan.shares), str(memory_mb)]
-        command = command_as(BOB, *FLOODER, *orders)
+        orders = Orders(name, server.port, "", flood=self.scene.plan.shares, rounds=0, memory_mb=memory_mb, ttl_s=60.0)
+        program = ("-m", "tests.e2e.worker", orders.encoded())
+        command = command_as(BOB, *program)
         if isinstance(command, str):
-            command = [sys.executable, *FLOODER, *orders]
+            command = [sys.executable, *program]
         self.say("flooded", name=name)
         process = self.start(command, name)
         over = asyncio.ensure_future(asyncio.to_thread(process.wait))
         healing = asyncio.ensure_future(self.scene.is_healing.wait())
         await asyncio.wait({over, healing}, return_when=asyncio.FIRST_COMPLETED)
         healing.cancel()
-        if process.stdin:
-            process.stdin.close()
+        process.terminate()
         code = await over
         assert code == 0, f"{name} ended with {code}: {(self.scene.folder / 'workers.log').read_text()}"
         self.say("flood_over", name=name)
@@ -98,7 +96,7 @@ class Strangers:
         folder = self.scene.folder
         with (folder / f"{name}.history").open("ab") as history, (folder / "workers.log").open("ab") as log:
             env = inherited_environment(os.environ)
-            process = subprocess.Popen(command, env=env, cwd="/", stdin=subprocess.PIPE, stdout=history, stderr=log)
+            process = subprocess.Popen(command, env=env, cwd="/", stdout=history, stderr=log)
         self.flooders.add(process)
         return process
 

@@ -12,7 +12,6 @@ from tests.e2e.worker import NoAnswer, now, parse
 
 from .fleet import LIMIT_S, Box, Candidate, Fleet, until
 
-TAKE_OVER_S = 5.0
 PASSED_ON = {200, 201, 202, 503}
 
 

@@ -16,13 +16,13 @@ It is pure, and comes after history_check.py, which reads the workers' lines alo
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import GpuKey
@@ -30,9 +30,6 @@ from gpu_worker_pool.core.model.lease import EndReason
 from gpu_worker_pool.core.model.request import Request
 from tests.e2e.history_check import ROUNDED_S, Violation
 from tests.e2e.run_history import LeaseRecord, Line, RunHistory
-
-# How often each promise, by the kind of its violation, was judged.
-Tally: TypeAlias = "Counter[str]"
 
 
 class JournalRow(NamedTuple):
@@ -79,10 +76,8 @@ class FleetHistory:
         return ((row, row.event) for row in self.journal if isinstance(row.event, ev.LeaseGranted))
 
 
-def check_fleet(history: FleetHistory, tally: Tally | None = None) -> list[Violation]:
-    """Return everything that is wrong with this history, beyond what the workers' lines alone show. The tally gets how often
-    each promise was really judged.
-    """
+def check_fleet(history: FleetHistory) -> list[Violation]:
+    """Return everything that is wrong with this history, beyond what the workers' lines alone show."""
     checks = (
         check_positions,
         check_epochs,
@@ -94,24 +89,21 @@ def check_fleet(history: FleetHistory, tally: Tally | None = None) -> list[Viola
         check_order,
         check_served,
     )
-    counted: Tally = Counter() if tally is None else tally
-    return [violation for one in checks for violation in one(history, counted)]
+    return [violation for one in checks for violation in one(history)]
 
 
-def check_positions(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_positions(history: FleetHistory) -> Iterator[Violation]:
     positions = [row.position for row in history.journal]
     for earlier, later in pairwise(positions):
-        tally["gap"] += 1
         if later != earlier + 1:
             yield Violation("gap", f"position {later} follows {earlier}")
     if positions and positions[-1] != history.head:
         yield Violation("gap", f"the last position is {positions[-1]}, and the head is {history.head}")
 
 
-def check_epochs(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_epochs(history: FleetHistory) -> Iterator[Violation]:
     newest, taken = 0, 0
     for row in history.journal:
-        tally["epoch"] += 1
         if row.epoch < newest:
             yield Violation("epoch", f"position {row.position} has epoch {row.epoch}, and {newest} came before")
         newest = max(newest, row.epoch)
@@ -122,29 +114,26 @@ def check_epochs(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
             yield Violation("epoch", f"position {row.position} is of epoch {row.epoch}, and {taken} had taken over")
 
 
-def check_announced(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_announced(history: FleetHistory) -> Iterator[Violation]:
     for row, granted in history.grants():
         epoch = history.made_in[row.position]
         for node in {gpu.node for gpu in granted.gpus}:
-            tally["unannounced"] += 1
             if epoch not in history.joined.get(node, ()):
                 text = f"{granted.lease_id} on {node}, which had not announced itself in epoch {epoch}"
                 yield Violation("unannounced", text)
 
 
-def check_boxes(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_boxes(history: FleetHistory) -> Iterator[Violation]:
     for node, epochs in history.joined.items():
         for earlier, later in pairwise(epochs):
-            tally["obeyed"] += 1
             if later < earlier:
                 yield Violation("obeyed", f"{node} took a leader of epoch {later} after one of {earlier}")
     for node, epochs in history.joined_by_twins.items():
-        tally["twin"] += 1
         for epoch in epochs:
             yield Violation("twin", f"a second box named {node} was taken in epoch {epoch}")
 
 
-def check_acknowledged(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_acknowledged(history: FleetHistory) -> Iterator[Violation]:
     gpus: dict[tuple[str, int], set[str]] = defaultdict(set)
     fences: dict[str, int] = {}
     for row in history.journal:
@@ -156,7 +145,6 @@ def check_acknowledged(history: FleetHistory, tally: Tally) -> Iterator[Violatio
     for lease in history.workers.leases.values():
         if lease.fence is None:
             continue
-        tally["acknowledged"] += 1
         if (lease.id, lease.fence) in history.recorded:
             continue
         found = gpus.get((lease.id, lease.fence))
@@ -166,7 +154,7 @@ def check_acknowledged(history: FleetHistory, tally: Tally) -> Iterator[Violatio
             yield Violation("acknowledged", f"{lease} was granted {lease.uuids}, and the journal has {sorted(found)}")
 
 
-def check_renewed(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_renewed(history: FleetHistory) -> Iterator[Violation]:
     of_id = {lease.id: lease for lease in history.workers.leases.values()}
     for row in history.journal:
         event, ended_at = row.event, history.at(row)
@@ -178,7 +166,6 @@ def check_renewed(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
         for line in lease.lines if lease is not None else ():
             if lease is None or line["what"] != "renewed":
                 continue
-            tally["expired"] += 1
             # The box took the renewal after it was sent, and has told the leader of the end before that wrote it.
             if ended_at < line["sent"] + lease.ttl_s - ROUNDED_S:
                 after_s = ended_at - line["sent"]
@@ -186,18 +173,17 @@ def check_renewed(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
                 break
 
 
-def check_fences(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_fences(history: FleetHistory) -> Iterator[Violation]:
     highest: dict[GpuKey, int] = {}
     for row, granted in history.grants():
         for gpu in granted.gpus:
-            tally["fence"] += gpu in highest
             if granted.fence <= highest.get(gpu, 0):
                 text = f"at {row.position}, {granted.lease_id} has {granted.fence} on {gpu} after {highest[gpu]}"
                 yield Violation("fence", text)
             highest[gpu] = max(granted.fence, highest.get(gpu, 0))
 
 
-def check_order(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_order(history: FleetHistory) -> Iterator[Violation]:
     waiting: dict[str, tuple[int, Request]] = {}
     for row in history.journal:
         event = row.event
@@ -211,18 +197,16 @@ def check_order(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
                 # One that a box brought back has no place in line.
                 if before <= 0 or _line(others) != _line(request):
                     continue
-                tally["order"] += 1
                 if before < seq and others.priority >= request.priority:
                     yield Violation("order", f"at {row.position}, {event.lease_id} was granted before {other}")
 
 
-def check_served(history: FleetHistory, tally: Tally) -> Iterator[Violation]:
+def check_served(history: FleetHistory) -> Iterator[Violation]:
     """The line `patience` says since when there were no more faults, and until when the workers were left to work. A request
     for several GPUs is left out: others may take what it cannot use.
     """
     for line in history.workers.of_kind("patience"):
         for lease in outstanding(history.workers, line["since"]):
-            tally["unserved"] += 1
             if lease in outstanding(history.workers, line["at"]):
                 text = f"{lease} waited {line['at'] - line['since']:.0f} s after the last fault, and came to no end"
                 yield Violation("unserved", text)

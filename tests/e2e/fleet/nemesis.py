@@ -21,7 +21,7 @@ from tests.e2e.worker import now
 from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import Box, until
-from .journal_check import FleetHistory, Tally, check_fleet, take_overs
+from .journal_check import FleetHistory, check_fleet, take_overs
 from .scene import Scene, SceneBox, reboot_prefix, roles_of
 
 HEAD = "SELECT head FROM gpu_pool.leader"
@@ -52,11 +52,9 @@ class Report:
 
     counts: Counter[str]
     violations: list[Violation]
-    # After a leader that was killed, frozen or cut off, and after one that was told to stop.
+    # After a leader that was killed, frozen, cut off or told to stop.
     take_overs_s: list[float]
-    hand_overs_s: list[float]
     history: FleetHistory
-    tally: Tally
 
 
 class FleetNemesis:
@@ -70,7 +68,6 @@ class FleetNemesis:
         # Nothing more is done to these for now.
         self.broken: set[SceneBox | str] = set()
         self.leader_broken_at: list[float] = []
-        self.leader_stopped_at: list[float] = []
         self.is_measured = False
         self.kinds: dict[str, Callable[[], Undo | None]] = {
             "kill_leader": self.kill_leader,
@@ -125,8 +122,6 @@ class FleetNemesis:
                     to_come += [kind] if self.counts[kind] == 0 else []
                 else:
                     self.counts[kind] += 1
-                    if kind != "promote_standby":  # which comes later, in fail_over
-                        self.scene.injected[kind] += 1
                     heapq.heappush(undo, (now() + lasts_s, next(numbers), done))
             else:
                 self.scene.keep_up(but=[box for box in self.scene.boxes if box in self.broken])
@@ -145,14 +140,14 @@ class FleetNemesis:
             self.broken.add(leader)
         return leader
 
-    def note_leader_broken(self, leader: SceneBox, *, is_told: bool = False) -> None:
+    def note_leader_broken(self, leader: SceneBox) -> None:
         """A take-over is measured if all else is well: a box that was started just now cannot lead yet."""
         self.scene.say("leader_broken", node=leader.node)
         others = [box for box in self.scene.boxes if box.is_candidate and box is not leader]
         is_well = self.broken == {leader} and all(box.role() == "follower" for box in others)
         if self.plan.measured_s and is_well:
             self.is_measured = True
-            (self.leader_stopped_at if is_told else self.leader_broken_at).append(now())
+            self.leader_broken_at.append(now())
 
     def kill_leader(self) -> Undo | None:
         if (leader := self.pick_leader()) is None:
@@ -164,7 +159,7 @@ class FleetNemesis:
     def hand_over(self) -> Undo | None:
         if (leader := self.pick_leader()) is None:
             return None
-        self.note_leader_broken(leader, is_told=True)
+        self.note_leader_broken(leader)
         leader.send(signal.SIGTERM)
         return partial(self.launch, leader)
 
@@ -285,7 +280,6 @@ class FleetNemesis:
     def fail_over(self, standby: PostgresServer) -> None:
         head = int(self.scene.database.execute(HEAD, self.scene.name))
         self.scene.database.kill()
-        self.scene.injected["fail_over"] += 1
         standby.promote()
         self.counts["commits_lost"] += max(head - int(standby.execute(HEAD, self.scene.name)), 0)
         self.scene.database, self.scene.standby = standby, None
@@ -333,7 +327,6 @@ def run(plan: FleetPlan, scene: Scene) -> Report:
     counts["leaders"] = len(history.bases)
     counts["renewals"] = sum(line["what"] == "renewed" for line in history.workers.lines)
     counts["given_up"] = sum(line.get("why") in {"gave up", "lost"} for line in history.workers.lines)
-    tally: Tally = Counter()
-    found = [*check(history.workers, is_fleet=True), *check_fleet(history, tally)]
-    broken, stopped = (take_overs(history, at) for at in (nemesis.leader_broken_at, nemesis.leader_stopped_at))
-    return Report(counts, found, broken, stopped, history, tally)
+    found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
+    broken = take_overs(history, nemesis.leader_broken_at)
+    return Report(counts, found, broken, history)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
 import signal
 import sqlite3
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -22,8 +20,8 @@ from typing import Any, TypeAlias
 from gpu_worker_pool.core.model.events import TakenOver
 from gpu_worker_pool.ledger.codec import decode_event
 from gpu_worker_pool.testing import COMMAND, inherited_environment
-from tests.e2e import histories
 from tests.e2e.faults.workers import PYTHON, WORKER
+from tests.e2e.run_history import read_history
 from tests.e2e.worker import NoAnswer, Orders, call, now
 from tests.ledger.postgres.server import PostgresServer
 from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
@@ -119,8 +117,6 @@ class Scene:
         self.twins: list[Box] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.roles: dict[str, Orders | ClientOrders] = {}
-        # Faults by their kind, counted when they are injected.
-        self.injected: Counter[str] = Counter()
         self._numbers = count()
         servers = [server for server in (primary, standby) if server is not None]
         if primary is None:
@@ -295,7 +291,7 @@ class Scene:
         """Let the workers work until each request that waits now has come to an end, and write down how long that took."""
         since = now()
         while now() < since + limit_s:
-            history = histories.read(self.folder)
+            history = read_history(self.folder)
             waited = {lease.key for lease in outstanding(history, since)}
             if not waited & {lease.key for lease in outstanding(history, now())}:
                 break
@@ -306,7 +302,7 @@ class Scene:
         """All that happened, from the workers' lines, the journal and the logs of the boxes."""
         head, rows, recorded = self._journal() if self.has_database else self._own_journal()
         return FleetHistory(
-            histories.read(self.folder),
+            read_history(self.folder),
             rows,
             head,
             {box.node: joined(box) for box in self.boxes},
@@ -363,7 +359,3 @@ def roles_of(scene: Scene, *, ttl_s: float, old: int = 2, new: int = 1, fleet: i
     found += [(replace(base, is_local=False, longest_hold_s=long_s), None)]
     found += [(replace(of_client, longest_hold_s=long_s), None)]
     return [(replace(role, seed=seed + number), box) for number, (role, box) in enumerate(found)]
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.doctor.fleet import judge_boxes
-from gpu_worker_pool.wire.fleet import BoxView, FleetList
+from gpu_worker_pool.cli.doctor.server import judge_boxes
+from gpu_worker_pool.wire.pool import BoxView, FleetList
 from tests.cli.in_process import called
 from tests.ledger.postgres.server import PostgresServer
 from tests.server.running import free_port

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e import histories
 from tests.e2e.fleet import faults
 from tests.e2e.fleet.fleet import Fleet, crew, fleet_of, until
 from tests.e2e.history_check import check
+from tests.e2e.run_history import read_history
 from tests.ledger.postgres.server import PostgresServer
 
 
@@ -91,7 +91,7 @@ def test_of_two_the_other_goes_on(
 def test_nothing_was_lost_or_granted_twice(fleet: Fleet) -> None:
     fleet.end_workers()
 
-    history = histories.read(fleet.folder)
+    history = read_history(fleet.folder)
 
     assert not check(history, is_fleet=True)
     assert {lease.is_local for lease in history.tenures} == {True, False}

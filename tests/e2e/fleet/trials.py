@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tests.e2e import histories
 from tests.e2e.history_check import Violation, check
-from tests.e2e.run_history import RunHistory
+from tests.e2e.run_history import RunHistory, read_history
 from tests.e2e.worker import Orders, now
 
 from .client_worker import ClientOrders
 from .fleet import GPUS, until
-from .journal_check import Tally, check_fleet
+from .journal_check import check_fleet
 from .scene import Scene
 
 # Of the holders that keep their GPUs through outages. They give up after two thirds of it without a renewal, so it is longer
@@ -36,14 +35,14 @@ def employ_holders(scene: Scene, ttl_s: float = TTL_S) -> None:
     for roles in (of_boxes, [(new, None)] * (len(scene.boxes) * (GPUS - 1))):
         held = len(scene.workers) + len(roles)
         scene.employ(*roles)
-        until(lambda held=held: len(histories.read(scene.folder).tenures) == held, f"{held} GPUs are held")
+        until(lambda held=held: len(read_history(scene.folder).tenures) == held, f"{held} GPUs are held")
 
 
 def lost_by(scene: Scene, outage: Outage) -> list[str]:
     """Which holders lost their lease, or gave it up, by an outage and after it."""
     outage(scene)
     leader = scene.await_boxes()
-    history = histories.read(scene.folder)
+    history = read_history(scene.folder)
     lost = [f"{line['who']} left its GPU: {line['why']}" for line in history.of_kind("left")]
     active = {lease["id"] for lease in (scene.pool(leader) or {"leases": ()})["leases"] if lease["state"] == "active"}
     return lost + [f"{lease} is not active" for lease in history.tenures if lease.id not in active]
@@ -53,10 +52,8 @@ def database_down(scene: Scene, down_s: float = 0.0) -> None:
     """For so long, and for longer than a TTL. A box that cannot lead is restarted meanwhile, and keeps its leases."""
     began = now()
     scene.database.kill()
-    scene.injected["kill_database"] += 1
     agent = scene.boxes[-1]
     agent.kill()
-    scene.injected["kill_box"] += 1
     agent.start()
     longer_s = max(role.ttl_s for role in scene.roles.values())
     until(lambda: _have_renewed_since(scene, began + longer_s), "all have renewed their leases after a TTL")
@@ -70,7 +67,6 @@ def leaders_replaced(scene: Scene, how: signal.Signals = signal.SIGTERM, within_
         began = now()
         leader = scene.await_leader()
         leader.send(how)
-        scene.injected["kill_leader" if how is signal.SIGKILL else "hand_over"] += 1
         scene.await_leader(but=[leader])
         assert leader.process is not None
         leader.process.wait()
@@ -81,9 +77,7 @@ def leaders_replaced(scene: Scene, how: signal.Signals = signal.SIGTERM, within_
 
 def boxes_restarted(scene: Scene) -> None:
     for box in scene.boxes:
-        kind = "kill_leader" if box is scene.leader() else "kill_box"
         box.kill()
-        scene.injected[kind] += 1
         box.start()
         scene.await_boxes()
 
@@ -94,7 +88,6 @@ def leader_away(scene: Scene, within_s: float = 0.0) -> None:
         began = now()
         leader = scene.await_leader()
         leader.kill()
-        scene.injected["kill_leader"] += 1
         time.sleep(within_s / 6)
         leader.start()
         scene.await_boxes()
@@ -113,9 +106,7 @@ def outages(scene: Scene, minute_s: float) -> dict[str, Outage]:
     return {**found, "boxes_restarted": boxes_restarted} if minute_s else found
 
 
-def crowd(
-    scene: Scene, old: int, new: int, rounds: int, tally: Tally | None = None
-) -> tuple[RunHistory, list[Violation]]:
+def crowd(scene: Scene, old: int, new: int, rounds: int) -> tuple[RunHistory, list[Violation]]:
     """So many processes of old clients on each box, and of new clients in all, each with so many turns."""
     each = Orders("", 0, "", ttl_s=30.0, longest_hold_s=0.02, rounds=rounds)
     client = ClientOrders("", (), "", ttl_s=30.0, longest_hold_s=0.02, rounds=rounds)
@@ -123,13 +114,13 @@ def crowd(
     scene.await_workers()
     scene.say_final()
     history = scene.history()
-    found = [*check(history.workers, is_fleet=True), *check_fleet(history, tally)]
+    found = [*check(history.workers, is_fleet=True), *check_fleet(history)]
     found += [Violation("lock", str(line)) for line in history.workers.of_kind("witness_busy")]
     return history.workers, found
 
 
 def _have_renewed_since(scene: Scene, since: float) -> bool:
-    lines = histories.read(scene.folder).lines
+    lines = read_history(scene.folder).lines
     renewing = {line["who"] for line in lines if line["what"] == "renewed"}
     late = {line["who"] for line in lines if line["what"] == "renewed" and line["sent"] > since}
     return bool(renewing) and renewing == late

@@ -72,13 +72,6 @@ def test_it_is_run_as_documented_and_in_plain_english(smi: FakeNvidiaSmi, monkey
     assert [run["lc_all"] for run in smi.runs()] == ["C", "C"]
 
 
-@pytest.mark.parametrize("name", ["Quadro, the big one", "A,B,,C", "1, 2, 3, 4, 5, 6, 7", "Grafik, 8 Гб, x"])
-def test_a_name_with_commas_survives(smi: FakeNvidiaSmi, name: str) -> None:
-    reading = only(smi, row(*GOOD, name=name))
-    assert reading.gpu.name == name
-    assert [getattr(reading, field) for field in NAMES] == [10240, 2048, 15, 45, 120.5, 320]
-
-
 ODD = ["[N/A]", "[Unknown Error]", "", "ERR!", "nan", "1e3", "12 MiB", "٣", "9" * 30]
 
 
@@ -143,7 +136,8 @@ def test_a_gpu_that_does_not_tell_its_uuid_any_more_is_known_by_its_index(smi: F
     smi.say(ROW_A + row(*["[GPU is lost]"] * 6, index="1", uuid="[GPU is lost]", name="[GPU is lost]"))
     result = probe.read(2.0)
     assert [reading.gpu for reading in result.readings] == [reading.gpu for reading in before]
-    assert [reading.fault for reading in result.readings] == [None, "nvidia-smi says: GPU is lost"]
+    assert result.readings[0].fault is None
+    assert "no longer shows this GPU, and says: 1, [GPU is lost]" in str(result.readings[1].fault)
 
 
 def test_a_row_without_uuid_is_not_taken_for_a_gpu_that_is_elsewhere_now(smi: FakeNvidiaSmi) -> None:
@@ -201,14 +195,6 @@ def test_processes_are_those_of_the_gpu_with_what_the_system_knows_of_them(smi: 
     assert mine.id.started is not None
     assert (mine.memory_mb, mine.name, mine.ancestors) == (1024, table.name(me), table.ancestors(me))
     assert (parents.id.pid, parents.memory_mb) == (os.getppid(), None)
-
-
-def test_a_process_that_the_system_does_not_show_has_the_name_nvidia_smi_gives(smi: FakeNvidiaSmi) -> None:
-    nobody = 999_999_999
-    reading = only(smi, ROW_A, f"{A}, {nobody}, 7, a, b.py\n")
-    assert [(process.id, process.name) for process in reading.processes or ()] == [(ProcessId(nobody), "a, b.py")]
-    reading = only(smi, ROW_A, f"{A}, {nobody}, 7, [Not Found]\n")
-    assert [process.name for process in reading.processes or ()] == [None]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, GpuProcess, ProcessId, Reading
 from gpu_worker_pool.gpus.probe import ProbeResult
-from tests.gpus.nvml.looks import UUIDS, VALUES, Start, three_idle_gpus, unknown_of
+from tests.gpus.nvml.looks import VALUES, Start, three_idle_gpus, unknown_of
 from tests.gpus.nvml_driver import NvmlProbeInChild
 from tests.gpus.probe_contract import ProbeContract
 from tests.gpus.stub_nvml import NvmlCode, StubConfig, StubGpu
@@ -87,20 +87,6 @@ def test_everything_that_is_measured_is_read(config: StubConfig, start: Start) -
     )
 
 
-def test_all_gpus_are_read_in_their_order_and_each_look_anew(config: StubConfig, start: Start) -> None:
-    probe = start()
-    first = probe.read(1.0)
-    config.gpus[1].utilization_percent = 90
-    config.gpus[2].memory_used_mb = 512
-    config.write()
-    second = probe.read(2.0)
-
-    assert [(r.gpu.index, r.gpu.key.uuid) for r in first.readings] == list(enumerate(UUIDS[:3]))
-    assert [r.utilization_percent for r in first.readings] == [0, 0, 0]
-    assert [r.utilization_percent for r in second.readings] == [0, 90, 0]
-    assert [r.memory_used_mb for r in second.readings] == [0, 0, 512]
-
-
 # What is unknown
 
 
@@ -147,12 +133,6 @@ def test_a_value_that_cannot_be_true_is_unknown(config: StubConfig, start: Start
     assert unknown_of(readings[2]) == {"memory_used_mb"}
 
 
-def test_memory_that_the_driver_reserves_is_used_by_nobody(config: StubConfig, start: Start) -> None:
-    config.gpus[0].memory_reserved_mb, config.gpus[0].memory_used_mb = 600, 100
-
-    assert start().read(1.0).readings[0].memory_used_mb == 100
-
-
 @pytest.mark.parametrize(
     "code", [NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.NOT_SUPPORTED, NvmlCode.ARGUMENT_VERSION_MISMATCH]
 )
@@ -170,23 +150,6 @@ def test_older_drivers_are_asked_in_the_older_way(config: StubConfig, start: Sta
 
 
 # Processes
-
-
-def test_a_process_is_known_by_its_start_time_its_name_and_its_ancestors(
-    config: StubConfig, start: Start, child: subprocess.Popen[bytes]
-) -> None:
-    me = ProcessId(os.getpid(), started(os.getpid()))
-    config.gpus[0].compute = {child.pid: 300, me.pid: 200.5}
-    by_pid = {process.id.pid: process for process in start().read(1.0).readings[0].processes or ()}
-
-    assert by_pid.keys() == {child.pid, me.pid}
-    assert by_pid[child.pid].id == ProcessId(child.pid, started(child.pid))
-    assert by_pid[child.pid].name == Path(f"/proc/{child.pid}/comm").read_text().rstrip("\n")
-    assert by_pid[child.pid].memory_mb == 300
-    assert by_pid[child.pid].ancestors[0] == me
-    assert by_pid[child.pid].ancestors[1] == ProcessId(os.getppid(), started(os.getppid()))
-    assert by_pid[me.pid].memory_mb == 200.5
-    assert by_pid[child.pid].ancestors[1:] == by_pid[me.pid].ancestors
 
 
 @pytest.mark.parametrize(
@@ -214,8 +177,3 @@ def test_a_process_that_computes_and_draws_is_one(
     config.gpus[0].graphics = {pids[pid]: mb for pid, mb in graphics.items()}
 
     assert start().read(1.0).readings[0].processes == (GpuProcess(ProcessId(4_000_007), merged),)
-
-
-def started(pid: int) -> float:
-    """By another way than the code's: counted from the end of the line, which has 52 fields."""
-    return float(Path(f"/proc/{pid}/stat").read_text().split()[-31])

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import pytest
 
-from gpu_worker_pool.gpus.nvml import positions
 from gpu_worker_pool.gpus.probe import ProbeResult
 from tests.core.build import Box
 from tests.gpus.nvml.looks import UUIDS, Start
@@ -101,15 +100,3 @@ def test_the_topology_is_read_once_for_the_same_gpus(config: StubConfig, start: 
     assert not TOPOLOGY_CALLS & set(config.calls())
     assert positions_of(while_lost)[:3] == positions_of(back)[:3] == [0, 1, 0]
     assert positions_of(back)[3] == 1
-
-
-def test_the_gap_between_islands_is_wider_than_each_of_them() -> None:
-    """Three pairs, of which the first two are on one island."""
-    distances = {
-        (one, other): 1 if one // 2 == other // 2 else 2 if one // 4 == other // 4 else 3
-        for one, other in combinations(range(6), 2)
-    }
-
-    found = positions(6, distances)
-
-    assert list(found.values()) == [0, 0, 1, 1, 3, 3]

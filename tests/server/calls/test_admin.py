@@ -100,32 +100,6 @@ def test_a_gpu_is_taken_out_of_service_and_put_back(server: ServerProcess, by: s
     assert act(server, f"gpus/{name}/undrain")["is_out_of_service"] is False, "again is harmless"
 
 
-def test_those_who_are_on_it_run_on_and_nobody_comes_after_them(server: ServerProcess) -> None:
-    both = [take(server), take(server)]
-    on_it = next(lease for lease in both if lease["gpus"][0]["gpu_id"] == 0)
-    beside = next(lease for lease in both if lease is not on_it)
-    gpu = act(server, "gpus/0/drain")
-
-    assert gpu["leases"] == [on_it["id"]]
-    assert gpu["reason"], "there is a reason though none was given"
-    assert renew(server, on_it["id"])["lost"] == []
-    waiter = queue(server)["id"]
-    release(server, on_it["id"])
-    assert get(server, waiter, wait_s=0.5)["state"] == "queued"
-    release(server, beside["id"])
-    assert get(server, waiter, wait_s=10)["gpus"][0]["gpu_id"] == 1
-
-
-def test_who_wants_more_than_is_in_service_waits_for_it(server: ServerProcess) -> None:
-    act(server, "gpus/1/drain", body={"reason": "memory test"})
-    wide = queue(server, gpus=2)
-    assert "memory test" in wide["reason"]
-    with LongPoll(server, f"/leases/{wide['id']}?wait_s=25") as poll:
-        poll.held()
-        act(server, "gpus/1/undrain")
-        assert len(poll.grant().json["gpus"]) == 2
-
-
 def test_drains_that_make_no_sense(server: ServerProcess) -> None:
     before = gpu_states(server)
     for gpu in ("7", "-1", "GPU-nothing", "%00", "0x0", "%C3%BC", "a/b"):

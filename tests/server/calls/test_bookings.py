@@ -11,7 +11,7 @@ import pytest
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.test_lease_access import ADMIN, ALICE, BOB, TOKENS, bearer
-from tests.server.leasing import OFTEN, assert_problem, eventually, gpu_states, queue, release_all, take
+from tests.server.leasing import OFTEN, assert_problem, gpu_states, queue, release_all, take
 
 HOUR_S = 3600.0
 AS_ADMIN = bearer(ADMIN)
@@ -77,13 +77,6 @@ def test_gpus_are_booked_shown_and_cancelled(server: ServerProcess) -> None:
     assert_problem(server.ask("/bookings/course", "DELETE", AS_ADMIN), 404, "course")
 
 
-def test_the_owner_has_the_booked_gpus_while_the_booking_lasts(server: ServerProcess) -> None:
-    book(server, "now", form(-1, 1, owner="ada", gpus=3))
-
-    queue(server, owner="bob")
-    assert len(take(server, owner="ada", gpus=3)["gpus"]) == 3
-
-
 @pytest.mark.parametrize(
     ("changed", "status", "word"),
     [
@@ -108,14 +101,6 @@ def test_a_bad_booking_changes_nothing_and_is_told_what_is_wrong(
     assert_problem(server.ask("/bookings/a%20b", "PUT", AS_ADMIN, form()), 422)
     assert_problem(server.ask("/bookings/drain-GPU-1", "PUT", AS_ADMIN, form()), 422, "planned drains")
     assert bookings(server) == []
-
-
-def test_a_gpu_is_booked_once_at_a_time(server: ServerProcess) -> None:
-    book(server, "one", form(gpus=3, owner="ada"))
-    assert_problem(server.ask("/bookings/two", "PUT", AS_ADMIN, form(25, 27, owner="bob")), 422, "not booked")
-    book(server, "two", form(26.1, 27, owner="bob"))
-    assert_problem(server.ask("/bookings/two", "PUT", AS_ADMIN, form(25, 27, gpus=3, owner="bob")), 409, "not booked")
-    assert [booking["id"] for booking in bookings(server)] == ["one", "two"]
 
 
 def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> None:
@@ -143,17 +128,6 @@ def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> No
     assert server.ask("/bookings/mine", "DELETE", bearer(ALICE)).json["bookings"] == []
 
 
-def test_a_caller_books_only_what_is_sure_to_be_free(server: ServerProcess) -> None:
-    server.ask("/quotas/alice", "PUT", AS_ADMIN, {"gpus": 3})
-    take(server, owner="bob", gpus=3)
-
-    refused = server.ask("/bookings/mine", "PUT", bearer(ALICE), form(gpus=3))
-    assert_problem(refused, 422, "bob", "may still hold", "administrator")
-
-    booked = book(server, "course", form(gpus=3, owner="alice"))
-    assert booked["late_holders"] == ["bob"]
-
-
 # --- planned drains --------------------------------------------------------------------------------------------------
 
 
@@ -169,19 +143,6 @@ def test_a_planned_drain_is_shown_and_undrain_cancels_it(server: ServerProcess) 
 
     back = server.ask("/admin/gpus/2/undrain", "POST", AS_ADMIN)
     assert (back.json["state"], bookings(server)) == ("free", [])
-
-
-def test_a_drain_begins_at_its_date(server: ServerProcess) -> None:
-    lease = take(server, model="T4")
-    soon = time.time() + 0.3
-    server.ask("/admin/gpus/2/drain", "POST", AS_ADMIN, {"at": f"{soon:.3f}", "reason": "new fans"})
-
-    gpu = eventually(lambda: server.json("/pool")["gpus"][2]["is_out_of_service"], "it is out of service")
-    assert gpu
-    assert bookings(server) == []
-    (on_it,) = server.json("/pool")["gpus"][2]["leases"]
-    assert on_it == lease["id"], "its lease runs on"
-    assert_problem(server.ask("/admin/gpus/1/drain", "POST", AS_ADMIN, {"at": "noon"}), 422, "noon")
 
 
 def test_bookings_and_planned_drains_are_there_after_a_crash() -> None:

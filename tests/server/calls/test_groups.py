@@ -11,7 +11,7 @@ import pytest
 
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.test_lease_access import ADMIN, ALICE, TOKENS, bearer
-from tests.server.leasing import OFTEN, assert_problem, new_id, put, queue, release_all, take
+from tests.server.leasing import OFTEN, assert_problem, release_all, take
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +47,6 @@ def test_a_group_is_shown_with_what_its_members_have(server: ServerProcess) -> N
     assert [usage["owner"] for usage in server.json("/usage")["groups"]] == ["vision"]
 
 
-def test_a_waiter_is_told_for_which_group_a_gpu_is_kept(server: ServerProcess) -> None:
-    set_group(server, "vision", members=["ada"], first_right=["box1"])
-    held = take(server, owner="cyd")
-    queue(server, owner="ada", gpus=2)
-    waiting = queue(server, owner="bob")
-
-    answer = server.json(f"/leases/{waiting['id']}")
-
-    assert "kept for group vision" in answer["reason"]
-    assert {gpu["state"] for gpu in server.json("/pool")["gpus"]} == {"leased", "held"}
-    assert held["gpus"]
-
-
 def test_the_members_of_a_unix_group_are_its_users(server: ServerProcess) -> None:
     group = grp.getgrgid(pwd.getpwuid(0).pw_gid)
 
@@ -67,14 +54,6 @@ def test_the_members_of_a_unix_group_are_its_users(server: ServerProcess) -> Non
 
     assert answer.json["named"] == [f"@{group.gr_name}"]
     assert "root" in answer.json["members"]
-
-
-def test_a_group_has_at_most_its_quota_together(server: ServerProcess) -> None:
-    set_group(server, "vision", members=["ada", "bob"], quota=1)
-    take(server, owner="ada")
-
-    assert "the quota of group vision is 1 GPU, 1 in use" in queue(server, owner="bob")["reason"]
-    assert_problem(put(server, new_id(), owner="bob", gpus=2), 422, "the quota of group vision allows at most 1")
 
 
 @pytest.mark.parametrize(

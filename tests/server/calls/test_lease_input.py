@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import resource
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -27,10 +25,8 @@ from tests.server.leasing import (
     release_all,
     take,
 )
-from tests.server.running import ask_over
 
 BODY_LIMIT = 65_536
-MANY = 1000
 
 
 def read_raw(connection: socket.socket) -> Answer:
@@ -63,10 +59,6 @@ def unchanged(server: ServerProcess) -> Iterator[ServerProcess]:
     yield server
     assert content(server) == before
     assert server.json("/health")["status"] == "healthy"
-
-
-def kept_open(server: ServerProcess) -> closing[http.client.HTTPConnection]:
-    return closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30))
 
 
 def content(server: ServerProcess) -> list[dict[str, Any]]:
@@ -161,49 +153,6 @@ def test_who_hangs_up_in_the_middle_of_a_body_has_asked_for_nothing(unchanged: S
 # --- too much --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _many_sockets() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 3000:
-        pytest.skip(f"this process may open {hard} files, and needs 3,000")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("_many_sockets")
-def test_a_thousand_requests_and_a_thousand_long_polls() -> None:
-    """As many requests of one owner as a server takes that nobody has set bounds for, and 1,000 connections that wait."""
-    env = {"SIMULATED_GPUS": "1", "LOG_LEVEL": "warning", "REFRESH_INTERVAL": "1", "GPU_POOL_MAX_WAITING": str(MANY)}
-    with ServerProcess(env) as server:
-        holder = take(server)["id"]
-        form = {"owner": "greedy", "ttl_s": 600}
-        with kept_open(server) as connection:
-            answers = [ask_over(connection, f"/leases/q{n}", "PUT", body=form) for n in range(MANY + 50)]
-            assert [answer.status for answer in answers] == [202] * MANY + [429] * 50
-            assert_problem(answers[-1], 429, str(MANY), "greedy")
-            assert answers[MANY - 1].json["position"] == MANY
-            began = time.monotonic()
-            assert ask_over(connection, "/health").json["status"] == "healthy"
-            assert len(ask_over(connection, "/pool").json["queue"]) == MANY
-            assert time.monotonic() - began < 20
-        hold_a_thousand_polls(server, holder)
-
-
-def hold_a_thousand_polls(server: ServerProcess, holder: str) -> None:
-    with ExitStack() as stack:
-        polls = [stack.enter_context(LongPoll(server, "/leases/q0?wait_s=60")) for _ in range(MANY)]
-        eventually(lambda: refused(server, "q0"), "all of them wait", within_s=20)
-        began = time.monotonic()
-        assert server.ask("/health").status == 200
-        assert time.monotonic() - began < 20
-        release(server, holder)
-        answers = [poll.answer() for poll in polls]
-    assert {answer.status for answer in answers} == {200}
-    assert {answer.json["position"] for answer in answers} == {0}, "GPUs are set aside"
-    assert get(server, "q0")["state"] == "active"
-
-
 def test_waiting_connections_are_bounded_and_all_are_let_go_at_the_end() -> None:
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_MAX_WAITING": "40", "LOG_LEVEL": "warning"}) as server:
         take(server)
@@ -233,6 +182,3 @@ def get_status(server: ServerProcess, path: str) -> int:
 def refused(server: ServerProcess, lease_id: str) -> Answer | None:
     answer = server.ask(f"/leases/{lease_id}?wait_s=0.05")
     return answer if answer.status == 503 else None
-
-
-# --- at last, because it takes longest -------------------------------------------------------------------------------

@@ -62,20 +62,6 @@ def test_a_quota_is_shown_with_the_use_of_its_owner(server: ServerProcess) -> No
     assert (bob["gpus"], bob["held_gpus"], bob["queued"]) == (0, 1.0, 1), "the quota of * is bob's"
 
 
-def test_a_request_beyond_its_quota_is_refused_or_waits(server: ServerProcess) -> None:
-    set_quota(server, "ada", gpus=1, max_priority=0, max_time_limit_s=60, max_queued=1)
-
-    assert_problem(put(server, "wide", owner="ada", gpus=2), 422, "at most 1")
-    assert_problem(put(server, "urgent", owner="ada", priority=1), 422, "priority 1")
-    assert_problem(put(server, "long", owner="ada", time_limit_s=61), 422, "longest allowed is 1m")
-    assert take(server, "first", owner="ada")["ends_at"] is not None, "the quota limits its time"
-    second = queue(server, "second", owner="ada")
-    assert "its owner's quota is 1 GPU" in second["reason"]
-    limits = [(each["held"], each["quota"]) for each in second["obstacles"] if each["code"] == "over_quota"]
-    assert limits == [(1.0, 1)]
-    assert_problem(put(server, "third", owner="ada"), 429)
-
-
 @pytest.mark.parametrize(
     ("owner", "form", "word"),
     [
@@ -97,28 +83,6 @@ def test_a_bad_quota_changes_nothing_and_is_told_what_is_wrong(
 ) -> None:
     assert_problem(server.ask(f"/quotas/{owner}", "PUT", bearer(ADMIN), form), 422, word)
     assert quotas(server) == {}
-
-
-def test_quotas_and_use_are_there_after_a_crash() -> None:
-    with ServerProcess({"SIMULATED_GPUS": "1"}) as server:
-        server.ask("/quotas/ada", "PUT", body={"gpus": 1, "weight": 2.5})
-        server.ask("/quotas/bob", "PUT", body={"gpus": 3})
-        server.ask("/quotas/bob", "DELETE")
-        take(server, owner="ada", ttl_s=600)
-        before = quotas(server)
-        server.restart()
-
-        after = quotas(server)
-        assert after.keys() == {"ada"}
-        assert after["ada"] | {"used_gpu_hours": before["ada"]["used_gpu_hours"]} == before["ada"]
-        assert after["ada"]["used_gpu_hours"] >= before["ada"]["used_gpu_hours"]
-
-
-def test_a_start_after_a_preempted_lease_depends_on_no_holder(server: ServerProcess) -> None:
-    take(server, owner="ada", gpus=2, preemptible=True)
-    waiting = queue(server, owner="bob")
-    assert (waiting["expected_start_basis"], waiting["expected_after"]) == ("declared", None)
-    assert waiting["expected_start_at"] is not None
 
 
 def test_a_user_may_lower_its_priority_and_raises_it_only_as_an_operator_allows(server: ServerProcess) -> None:

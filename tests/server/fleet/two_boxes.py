@@ -31,8 +31,8 @@ from gpu_worker_pool.server.fleet_part import keeper_of
 from gpu_worker_pool.server.http.forwarded import PassedOnCalls
 from gpu_worker_pool.server.http.protocol import BoundedProtocol
 from gpu_worker_pool.server.settings import ServerSettings
-from gpu_worker_pool.wire.fleet import RENEW_AT_BOX, BoxRenewAnswer
 from gpu_worker_pool.wire.leases import NotRenewed, Renewed
+from gpu_worker_pool.wire.pool import RENEW_AT_BOX, BoxRenewAnswer
 
 # Simulated GPUs are named after their node, and tests that run at the same time must not lock each other's.
 LEADER, OTHER = (f"gpu-{number}-{os.getpid()}" for number in ("01", "02"))

@@ -65,9 +65,6 @@ PROXIES = [
 ]
 
 
-# --- writing with a token ------------------------------------------------------------------------------------------
-
-
 # --- whose lease ---------------------------------------------------------------------------------------------------
 
 LOCAL, NAMED, BOSS = Caller(is_local=True), Caller(name="alice"), Caller(name="admin", role=Role.ADMINISTRATOR)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpu_worker_pool.server.http.problems import Refusal
+from gpu_worker_pool.server.http.response import Refusal
 from gpu_worker_pool.server.http.shared_answer import MOST_QUERIES, SharedAnswers
 from tests.server.settling import settled
 

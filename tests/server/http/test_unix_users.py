@@ -59,6 +59,3 @@ def test_by_the_socket_the_host_does_not_matter_and_a_proxy_does() -> None:
 def test_a_platform_without_users_trusts_the_machine_as_before() -> None:
     assert identify(by_tcp(None), HERE, AccessRules()) == Caller(is_local=True, role=Role.ADMINISTRATOR)
     assert identify(by_tcp(None), HERE, AccessRules(TOKENS)) == Caller(is_local=True)
-
-
-ALICE, ROOT = Caller("alice", is_local=True), Caller("root", is_local=True, role=Role.ADMINISTRATOR)

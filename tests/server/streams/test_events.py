@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +12,6 @@ from gpu_worker_pool.testing import ServerProcess
 from tests.server.event_stream import Event, Stream
 from tests.server.leasing import (
     OFTEN,
-    assert_problem,
     get,
     queue,
     release,
@@ -21,7 +19,6 @@ from tests.server.leasing import (
     renew,
     take,
 )
-from tests.server.running import ask_over
 
 STREAMS = 256
 STREAMS_OF_ONE = 64
@@ -41,14 +38,6 @@ def server(running: ServerProcess) -> Iterator[ServerProcess]:
 
 def about(lease_id: str, events: list[Event]) -> list[Event]:
     return [event for event in events if event.name.startswith("lease_") and event.data["lease_id"] == lease_id]
-
-
-def test_a_stream_says_what_it_is(server: ServerProcess) -> None:
-    with Stream(server) as stream:
-        assert stream.response.getheader("content-type") == "text/event-stream; charset=utf-8"
-        assert stream.response.getheader("cache-control") == "no-store"
-        assert stream.response.getheader("access-control-allow-origin") is None
-    assert_problem(server.ask("/events", "POST"), 405)
 
 
 def test_the_life_of_a_lease_is_told_in_order(server: ServerProcess) -> None:
@@ -86,16 +75,6 @@ def test_what_the_operator_does_is_told(server: ServerProcess) -> None:
         out, back = stream.until("gpu_out_of_service")[-1].data, stream.until("gpu_in_service")[-1].data
         assert (out["gpus"][0]["uuid"], out["reason"]) == (uuid, "dust")
         assert (back["gpus"], back["reason"]) == (out["gpus"], None)
-
-
-def test_a_client_that_reconnects_starts_afresh(server: ServerProcess) -> None:
-    with Stream(server) as stream:
-        missed = take(server)["id"]
-        stream.until("lease_granted", missed)
-    release(server, missed)
-    with Stream(server) as stream:
-        lease = take(server)["id"]
-        assert about(missed, stream.until("lease_granted", lease)) == []
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -138,15 +117,6 @@ def test_streams_of_both_kinds_are_bounded_together_for_each_caller_and_for_all(
         lease = take(server)["id"]
         for stream in (*adas[2:STREAMS_OF_ONE:16], eves):
             assert stream.until("lease_granted", lease)
-
-
-def test_head_is_answered_and_over(server: ServerProcess) -> None:
-    """The answer to HEAD has no body, so that there is nothing to wait for."""
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=1.5)) as connection:
-        head = ask_over(connection, "/events", "HEAD")
-        assert head.status == 200
-        assert head.headers["content-type"].startswith("text/event-stream")
-        assert ask_over(connection, "/health").status == 200, "the connection is good for the next call"
 
 
 def test_following_is_no_sign_of_life(server: ServerProcess) -> None:

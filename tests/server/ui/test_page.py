@@ -136,25 +136,14 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
     assert shown["pool"].keys() == pool.keys()
     assert [lease["id"] for lease in shown["pool"]["leases"]] == ["holder"]
     assert [lease["id"] for lease in shown["pool"]["queue"]] == ["waiter"]
-    assert {key: shown["pool"][key] for key in ("node", "server_id", "thresholds", "queue_length")} == {
-        key: pool[key] for key in ("node", "server_id", "thresholds", "queue_length")
-    }
+    for key in ("node", "server_id", "thresholds", "queue_length"):
+        assert shown["pool"][key] == pool[key]
     (gpu,) = pool["gpus"]
     happened = shown["happened"]
     assert [item["kind"] for item in happened] == ["in_service", "out_of_service", "queued", "granted"]
     where = {"node": "box1", "uuid": gpu["uuid"], "gpu_id": 0, "name": gpu["name"]}
-    assert {**happened[3], "at": None} == {
-        "at": None,
-        "kind": "granted",
-        "lease_id": "holder",
-        "owner": "ann",
-        "worker_id": "w1",
-        "label": "train.py",
-        "gpus": [where],
-        "reason": None,
-        "by": None,
-        "note": None,
-    }
+    granted = {"kind": "granted", "lease_id": "holder", "owner": "ann", "worker_id": "w1", "label": "train.py"}
+    assert {key: value for key, value in happened[3].items() if key != "at" and value} == {**granted, "gpus": [where]}
     assert happened[1]["reason"] == "dust"
     times = [shown["started_at"], *(item["at"] for item in reversed(happened)), shown["now"]]
     assert times == sorted(times)
@@ -164,10 +153,6 @@ def test_the_pool_is_shown_as_the_pool_is_with_what_happened(server: ServerProce
     assert (shown["stale_after_s"], shown["refresh_interval_s"], shown["max_history"]) == (5.0, 0.05, 100)
     assert (shown["has_tokens"], shown["title"]) == (True, "Our GPUs")
     assert shown["version"] == gpu_worker_pool.__version__
-    seen = eventually(lambda: server.json(f"{PREFIX}/pool")["gpus"][0]["processes"], "the holder is seen on the GPU")
-    assert [(process["lease_ids"], process["is_outside"], process["is_ignored"]) for process in seen] == [
-        ([], None, False)
-    ], "where the holder runs is not known, so it cannot be told"
     for lease_id in ("waiter", "holder"):
         act(server, f"/leases/{lease_id}", "DELETE")
 
@@ -217,19 +202,6 @@ def test_data_is_compressed_for_who_can_read_it_and_kept_by_nobody(server: Serve
         assert (answer.headers["vary"], answer.headers["cache-control"]) == ("Accept-Encoding", "no-store")
         assert answer.headers["content-type"] == "application/json"
         assert_is_the_pages(answer)
-
-
-# --- what it hears ---------------------------------------------------------------------------------------------------
-
-
-def test_it_hears_that_something_happened(server: ServerProcess) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    connection.request("GET", f"{PREFIX}/events?pace_s=0.1")
-    response = connection.getresponse()
-    assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
-    lines = [response.readline().decode().rstrip("\n") for _ in range(9)]
-    connection.close()
-    assert lines == ["retry: 1000", ": connected", "", *2 * ["event: changed", "data: {}", ""]]
 
 
 def test_who_waits_for_data_or_listens_does_not_keep_the_server_from_stopping(server: ServerProcess) -> None:

@@ -30,7 +30,6 @@ from tests.client.fault_tools import (
     soon,
 )
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
-from tests.client.wire import Wire
 from tests.server.leasing import eventually, release
 from tests.server.running import ROOT
 
@@ -59,23 +58,6 @@ async def test_a_task_that_is_cancelled_while_it_asks_leaves_nothing(servers: li
             await client.release_gpu(task.result())
         await nothing_left(*servers)
         assert client.get_pool_status().active_workers in {0, 1}
-    await before.none(*servers)
-
-
-async def test_a_task_that_is_cancelled_while_the_server_considers_it_leaves_nothing(
-    servers: list[ServerProcess],
-) -> None:
-    before = Leftovers()
-    with Wire(servers[0].port) as wire:
-        async with client_of(wire, endpoint_timeout=3) as client:
-            await soon(lambda: client.get_error_recovery_status()["healthy_endpoints"], "it is up")
-            wire.delay_s = 0.2
-            task = asyncio.create_task(client.request_gpu(timeout=20))
-            await soon(lambda: any(call.startswith("PUT") for call in wire.calls), "it is on its way")
-            task.cancel()
-            await ended(task)
-            wire.delay_s = 0.0
-        await nothing_left(*servers)
     await before.none(*servers)
 
 
@@ -177,16 +159,6 @@ async def test_one_that_has_won_and_is_ended_while_it_leaves_the_others_gives_ba
                 assert end == "timeout", "a grant that was made in time may be kept"
                 assert task.result().endpoint_id == id_of(one if is_kept_by_one else two)
             never.open()
-
-
-async def test_a_task_that_is_cancelled_while_it_gives_back_has_given_back(servers: list[ServerProcess]) -> None:
-    async with client_of(*servers) as client:
-        assignment = await client.request_gpu(timeout=30)
-        task = asyncio.create_task(client.release_gpu(assignment))
-        await asyncio.sleep(0)
-        task.cancel()
-        await ended(task)
-        await nothing_left(*servers)
 
 
 # --- other ends of a request -------------------------------------------------------------------------------------------

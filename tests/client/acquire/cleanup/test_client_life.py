@@ -48,16 +48,6 @@ async def test_a_client_of_a_statistics_only_server_that_is_stopped_while_others
         assert not before.tasks_left()
 
 
-async def test_a_client_can_be_started_again_after_a_stop(servers: list[ServerProcess]) -> None:
-    before = Leftovers()
-    client = client_of(*servers)
-    for _ in range(3):
-        await client.start()
-        await client.request_gpu(timeout=30)
-        await client.stop()
-    await before.none(*servers)
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
 async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_made_again(
     servers: list[ServerProcess], steps: int
@@ -117,17 +107,3 @@ async def test_a_stop_is_not_held_up_by_a_server_that_does_not_answer(behaviour:
         assert loop.time() - began < 15
         assert not before.tasks_left()
     await soon(lambda: not sockets() - before.sockets, "all sockets are closed", 15)
-
-
-async def test_a_stop_waits_for_a_release_that_is_under_way_and_leaves_none_behind() -> None:
-    with ForeignServer(ScriptedLeases().behaviour()) as foreign:
-        before = Leftovers()
-        client = client_of(foreign)
-        await client.start()
-        assignment = await client.request_gpu(timeout=30)
-        foreign.behaviour = hanging
-        releasing = asyncio.create_task(client.release_gpu(assignment))
-        await soon(lambda: foreign.asked("DELETE"), "it is released")
-        await client.stop()
-        assert releasing.done()
-        assert not before.tasks_left()

@@ -20,7 +20,7 @@ import pytest
 from gpu_worker_pool import GPUWorkerPoolClient, ServiceUnavailableError, StaleAssignmentError, WorkerTimeoutError
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.endpoints.failover.elsewhere import QUICKLY_S, Nobody, served_elsewhere
-from tests.client.fault_tools import breaker, client_of, healthy, id_of, lease_ids, nothing_left, occupy, soon, stopped
+from tests.client.fault_tools import breaker, client_of, healthy, id_of, nothing_left, soon, stopped
 from tests.client.foreign_servers import (
     Behaviour,
     ForeignServer,
@@ -31,7 +31,6 @@ from tests.client.foreign_servers import (
     hanging,
     huge,
     internal_error,
-    lease,
     no_http,
     not_found,
     redirecting,
@@ -203,24 +202,7 @@ async def test_a_lease_that_makes_no_sense_is_not_taken_for_a_gpu(servers: list[
     await nothing_left(other)
 
 
-async def _answer(status: int, data: Any) -> tuple[int, Any]:
-    return status, data
-
-
 # --- none of them ----------------------------------------------------------------------------------------------------
-
-
-async def test_with_all_dead_a_request_waits_and_goes_on_when_one_is_back(servers: list[ServerProcess]) -> None:
-    first = servers[0]
-    first.kill()
-    async with client_of(first, Nobody(), Nobody()) as client:
-        task = asyncio.create_task(client.request_gpu(timeout=20))
-        await soon(
-            lambda: client.get_error_recovery_status()["degradation_manager"]["is_fully_degraded"], "all are down"
-        )
-        assert not task.done()
-        first.start()
-        assert (await asyncio.wait_for(task, 20)).endpoint_id == id_of(first)
 
 
 async def test_with_all_dead_the_timeout_names_each_endpoint_and_its_reason() -> None:
@@ -257,35 +239,6 @@ async def test_the_reason_of_one_that_has_just_died_is_why_it_cannot_be_reached(
             await client.request_gpu(timeout=0.1)
     (reason,) = raised.value.reasons.values()
     assert "connect" in reason.lower(), reason
-
-
-async def test_with_all_stopped_while_one_waits_the_timeout_says_that_no_server_answers(
-    servers: list[ServerProcess],
-) -> None:
-    first = servers[0]
-    occupy(first)
-    async with client_of(first) as client:
-        before = lease_ids(first)
-        task = asyncio.create_task(client.request_gpu(timeout=1.5))
-        await soon(lambda: lease_ids(first) - before, "it waits")
-        with stopped(first):
-            await soon(lambda: client.get_error_recovery_status()["degraded_endpoints"], "it is down")
-            with pytest.raises(ServiceUnavailableError):
-                await task
-    await soon(lambda: lease_ids(first) == before, "the place in the queue is left")
-
-
-async def test_a_timeout_is_kept_though_a_server_hangs() -> None:
-    with ForeignServer(
-        ScriptedLeases(put=lambda seen: _answer(202, lease(seen.lease_id, "queued"))).behaviour()
-    ) as foreign:
-        async with client_of(foreign, endpoint_timeout=1, endpoint_max_retries=0) as client:
-            await soon(lambda: client.get_error_recovery_status()["healthy_endpoints"], "it is up")
-            foreign.behaviour = hanging
-            began = time.monotonic()
-            with pytest.raises(WorkerTimeoutError):
-                await client.request_gpu(timeout=0.5)
-            assert time.monotonic() - began < QUICKLY_S
 
 
 async def test_a_recovery_by_hand_asks_the_server_though_a_look_at_it_is_under_way(

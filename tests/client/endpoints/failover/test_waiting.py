@@ -36,21 +36,6 @@ async def waiter_of(
     return task, await soon(waits, "it waits at all of them")
 
 
-async def test_of_two_grants_at_the_same_moment_one_is_kept_and_the_other_is_back_before_anybody_sees(
-    servers: list[ServerProcess],
-) -> None:
-    others = occupy(*servers[:2])
-    async with client_of(*servers[:2]) as client:
-        await healthy(client, *servers[:2])
-        tasks = [(await waiter_of(client, *servers[:2]))[0] for _ in range(4)]
-        for server, other in zip(servers, others, strict=False):
-            await asyncio.to_thread(release, server, other)
-        assignments = await asyncio.wait_for(asyncio.gather(*tasks), 20)
-        assert len({assignment.global_gpu_id for assignment in assignments}) == 4
-        ids = {assignment.lease_id for assignment in assignments}
-        await soon(lambda: lease_ids(*servers[:2]) == ids, "nothing else is held")
-
-
 def granting_at_once() -> tuple[ScriptedLeases, ScriptedLeases, Gate, Gate]:
     """Two servers that let wait and grant when the first gate is opened. The first one confirms its grant only when the
     second has made its own, so that there are two; the second takes it back when the second gate is opened.
@@ -289,23 +274,6 @@ async def test_a_recovery_that_is_triggered_does_not_wait_for_the_breaker(server
         await healthy(client, first, second)
         assert breaker(client, first) == "closed"
         assert await client.trigger_endpoint_recovery("nobody") is False
-
-
-async def test_a_request_that_was_queued_for_retry_is_made_when_an_endpoint_is_up(servers: list[ServerProcess]) -> None:
-    first = servers[0]
-    first.kill()
-    async with client_of(first) as client:
-        calls = []
-
-        async def request() -> Any:
-            calls.append(1)
-            return await client.request_gpu(timeout=30)
-
-        task = asyncio.create_task(client.queue_request_for_retry(request))
-        await asyncio.wait([task], timeout=0.3)
-        assert not calls
-        first.start()
-        assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
 
 
 async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list[ServerProcess]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from pathlib import Path
@@ -17,14 +16,13 @@ from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import EndpointError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
-from tests.server.calls.leases.box import A100, FIELDS, GPUS, NODE, T4
+from tests.server.calls.leases.box import FIELDS, GPUS, NODE, T4
 from tests.server.leasing import (
     LongPoll,
     a_process,
     assert_problem,
     eventually,
     get,
-    gpu_states,
     held,
     new_id,
     put,
@@ -111,62 +109,6 @@ def test_a_grant_that_nobody_took_up_is_active_for_no_reader(server: ServerProce
     assert server.ask("/leases/waiter", headers={"X-Forwarded-For": "1.2.3.4"}).json["state"] == "active"
 
 
-def test_who_comes_first_is_served_first_but_for_priority(server: ServerProcess) -> None:
-    holder = take(server, gpus=GPUS)
-    low = queue(server, priority=-1, gpus=GPUS)["id"]
-    first, second = queue(server, gpus=GPUS)["id"], queue(server, gpus=GPUS)["id"]
-    high = queue(server, priority=5, gpus=GPUS)["id"]
-
-    assert queued(server) == [high, first, second, low]
-    served = [holder["id"]]
-    for expected in (high, first, second, low):
-        release(server, served[-1])
-        assert get(server, expected, wait_s=10)["state"] == "active"
-        assert held(server) == {expected}
-        served.append(expected)
-
-
-def test_all_or_nothing(server: ServerProcess) -> None:
-    """The one that is free is reserved for a request for two; no later request gets it that may last too long."""
-    holder = take(server, model=A100, time_limit_s=3600)
-    free = 1 - holder["gpus"][0]["gpu_id"]
-    wide = queue(server, gpus=2, model=A100, owner="wide")
-    narrow = queue(server, model=A100)
-    other = take(server, model=T4)
-
-    assert wide["gpus"] == []
-    assert other["gpus"][0]["gpu_id"] == 2
-    kept = next(item for item in narrow["obstacles"] if item["gpu_id"] == free)
-    assert (kept["code"], kept["for_lease_id"]) == ("held", wide["id"])
-    assert gpu_states(server)[free] == "held"
-    release(server, holder["id"])
-    granted = get(server, wide["id"], wait_s=10)
-    assert granted["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert get(server, narrow["id"])["position"] == 1
-
-
-def test_memory_is_shared_among_those_who_say_how_much_they_need(server: ServerProcess) -> None:
-    first, second = take(server, model=A100, memory_mb=30_000), take(server, model=A100, memory_mb=30_000)
-    third = take(server, model=A100, memory_mb=30_000)
-
-    assert first["memory_mb"] == 30_000
-    assert first["gpus"] == second["gpus"], "80 % of 80 GiB hold two of them"
-    assert third["gpus"] != first["gpus"]
-    assert gpu_states(server)[:2] == ["shared", "shared"]
-    alone = queue(server, model=A100)
-    assert {item["code"] for item in alone["obstacles"]} == {"leased", "wrong_model"}
-    too_much = queue(server, model=A100, memory_mb=40_000)
-    assert {item["code"] for item in too_much["obstacles"]} >= {"no_room"}
-
-
-def test_a_request_may_have_thresholds_of_its_own(server: ServerProcess) -> None:
-    strict = queue(server, memory_threshold_percent=0.01)
-    assert {item["code"] for item in strict["obstacles"]} == {"over_memory"}
-    assert {item["threshold_percent"] for item in strict["obstacles"]} == {0.01}
-    assert strict["wishes"]["memory_threshold_percent"] == 0.01
-    take(server, memory_threshold_percent=100, utilization_threshold_percent=100)
-
-
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
@@ -220,21 +162,6 @@ def test_looking_at_a_lease_that_is_held_is_no_renewal(server: ServerProcess) ->
     assert ended["end_reason"] == "expired"
 
 
-def test_who_waits_and_shows_no_sign_of_life_leaves_the_queue(server: ServerProcess) -> None:
-    take(server, gpus=GPUS)
-    silent, alive = queue(server, ttl_s=0.8)["id"], queue(server, ttl_s=0.8)["id"]
-    asked_again = queue(server, ttl_s=0.8)["id"]
-
-    def is_silent_one_gone() -> bool:
-        renew(server, alive)
-        put(server, asked_again, ttl_s=0.8)
-        return silent not in queued(server)
-
-    eventually(is_silent_one_gone, "the silent one leaves")
-    assert queued(server) == [alive, asked_again]
-    assert get(server, silent)["end_reason"] == "expired"
-
-
 def test_an_open_long_poll_is_a_sign_of_life(server: ServerProcess) -> None:
     take(server, gpus=GPUS)
     waiter = queue(server, ttl_s=0.6)["id"]
@@ -261,24 +188,6 @@ def test_who_hung_up_while_waiting_does_not_keep_a_gpu_for_its_whole_ttl(server:
     began = time.monotonic()
     assert get(server, patient, wait_s=20)["state"] == "active"
     assert time.monotonic() - began < 15
-
-
-def test_who_hung_up_and_called_again_keeps_what_was_granted(server: ServerProcess) -> None:
-    """A connection breaks, the client opens another one, and the server notices the first one's end only then."""
-    holder = take(server, gpus=GPUS)["id"]
-    waiter = queue(server, gpus=GPUS)["id"]
-    other = queue(server, gpus=GPUS)["id"]
-    broken = LongPoll(server, f"/leases/{waiter}?wait_s=25")
-    eventually(lambda: queued(server) == [waiter, other], "both wait")
-    with LongPoll(server, f"/leases/{waiter}?wait_s=25") as second:
-        eventually(lambda: queued(server) == [waiter, other], "both wait")
-        broken.close()
-        eventually(lambda: queued(server) == [waiter, other], "both wait")
-        release(server, holder)
-        assert second.grant().json["state"] == "active"
-
-    assert get(server, other, wait_s=3.5)["state"] == "queued", "the first one was answered, and has 30 s"
-    assert held(server) == {waiter}
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -331,11 +240,3 @@ def test_a_process_that_does_not_run_is_refused(server: ServerProcess) -> None:
     assert_problem(put(server, "dead", pid=worker.pid, host=socket.gethostname()), 422, str(worker.pid), "not running")
     assert_problem(put(server, "dead", **facts), 422, str(worker.pid))
     assert_problem(server.ask("/leases/dead"), 404)
-
-
-def test_a_process_of_another_machine_is_held_by_its_heartbeat_alone(server: ServerProcess) -> None:
-    with a_process() as worker:
-        far = take(server, pid=worker.pid, host="far-away")
-        other_boot = take(server, **{**facts_of(os.getpid()), "boot_id": "another"})
-    assert far["is_local"] is other_boot["is_local"] is False
-    assert renew(server, far["id"])["lost"] == []

@@ -10,13 +10,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from seeded import ROOT, let_them_ask, seeded_server
 
 FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
 STEP_S = 1.5
-PICTURES = (
+PICTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("page.png", {"color_scheme": "light", "viewport": {"width": 1280, "height": 720}}),
     ("page-dark.png", {"color_scheme": "dark", "viewport": {"width": 1280, "height": 720}}),
     ("page-phone.png", {"color_scheme": "light", "viewport": {"width": 390, "height": 844}}),
@@ -42,8 +43,8 @@ def main() -> None:
         browser.close()
 
 
-def _take(browser: Browser, url: str, path: Path, look: dict[str, object]) -> Page:
-    page = browser.new_page(locale="en-GB", **look)  # type: ignore[arg-type]
+def _take(browser: Browser, url: str, path: Path, look: dict[str, Any]) -> Page:
+    page = browser.new_page(locale="en-GB", **look)
     page.goto(f"{url}/ui")
     expect(page.get_by_role("banner").get_by_role("status")).to_have_text("live", timeout=20_000)
     # The past comes a moment after the pool.

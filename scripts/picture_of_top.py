@@ -14,8 +14,9 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 from seeded import ROOT, let_them_ask, seeded_server
 
-from gpu_worker_pool.cli.commands.status import show
+from gpu_worker_pool.cli.commands.status import PoolsSeen, show
 from gpu_worker_pool.cli.output import Console as TerminalConsole
+from gpu_worker_pool.cli.pools.forecast import forecast_line
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.servers import Servers
 
@@ -27,7 +28,7 @@ STEP_S = 1.0
 # As rich's own, but for the fonts: rich's are loaded from the internet, which a picture must not need.
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-    <!-- Made by scripts/picture -->
+    <!-- Made by scripts/picture_of_top.py -->
     <style>
     .{unique_id}-matrix {{
         font-family: "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace;
@@ -93,12 +94,17 @@ def main() -> None:
 
 def _take(url: str) -> str:
     let_them_ask(url, STEP_S)
-    reports = Servers([url]).run(ask_pools)
+    seen = Servers([url]).run(_look)
     drawn = io.StringIO()
-    show(TerminalConsole(drawn, is_terminal=True, width=COLUMNS, has_colours=True), reports, time.time())
+    show(TerminalConsole(drawn, is_terminal=True, width=COLUMNS, has_colours=True), seen, time.time())
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(drawn.getvalue()), end="")
     return console.export_svg(title="gpu-pool top", theme=THEME, code_format=SVG, unique_id="gpu-pool-top")
+
+
+async def _look(servers: Servers) -> PoolsSeen:
+    reports = await ask_pools(servers)
+    return PoolsSeen(reports, await forecast_line(servers, reports, time.time()))
 
 
 if __name__ == "__main__":
