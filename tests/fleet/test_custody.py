@@ -8,7 +8,7 @@ from typing import Any
 from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import (
     CloseLink,
-    NoteOver,
+    Keep,
     RenewalState,
     Send,
     StopWatching,
@@ -111,7 +111,7 @@ def test_the_time_in_which_the_box_was_away_counts_for_no_lease_and_not_as_silen
     custody.disconnected()
     assert custody.next_due_at() == 1113.0
     assert custody.tick(1112.9) == []
-    assert [type(action) for action in custody.tick(1113.0)] == [NoteOver, StopWatching, TellHolder]
+    assert [type(action) for action in custody.tick(1113.0)] == [Keep, StopWatching, TellHolder]
 
 
 # --- readings ------------------------------------------------------------------------------------------------------
