@@ -24,6 +24,7 @@ from .silent_proxy import SilentProxy
 GPUS = 2
 # Only so that a test ends at all where something is broken.
 LIMIT_S = 60.0
+KEY = "a-key-that-is-long-enough"
 # Longer than a take-over: a holder renews at a third, and gives up at two thirds.
 TTL_S = 30.0
 
@@ -37,6 +38,8 @@ class Box(ServerProcess):
                 "SIMULATED_GPUS": str(GPUS),
                 "GPU_POOL_NODE": folder.name,
                 "GPU_POOL_FLEET": fleet,
+                # One that leads alone makes its own.
+                **({} if fleet in {"", "lead"} else {"GPU_POOL_FLEET_KEY": KEY}),
                 "REFRESH_INTERVAL": "0.5",
                 "ACCESS_LOG": "false",
                 **settings,
@@ -75,7 +78,7 @@ class Candidate(Box):
 
     def __init__(self, database: PostgresServer, name: str, folder: Path, **settings: str) -> None:
         self.proxy = SilentProxy(database.url(name))
-        super().__init__(self.proxy.url, folder, **{"GPU_POOL_FLEET_KEY": "a-key-of-these-tests", **settings})
+        super().__init__(self.proxy.url, folder, **settings)
 
     def close(self) -> None:
         super().close()
