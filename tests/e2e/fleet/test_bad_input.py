@@ -191,22 +191,6 @@ MISTAKES = (
         "the password or the role is wrong: correct them in the URL, in PGPASSWORD or in ~/.pgpass",
         f"ALTER ROLE secret_role PASSWORD '{SECRET}'",
     ),
-    Mistake(
-        "readonly",
-        ("CREATE DATABASE {0}", "ALTER DATABASE {0} SET default_transaction_read_only = on"),
-        "name the primary in the URL",
-        "ALTER DATABASE {0} RESET default_transaction_read_only",
-    ),
-    Mistake(
-        "nolimit",
-        (
-            "CREATE DATABASE {0} CONNECTION LIMIT 0",
-            "ALTER ROLE secret_role NOSUPERUSER",
-            "GRANT ALL ON DATABASE {0} TO PUBLIC",
-        ),
-        "too many connections",
-        "ALTER DATABASE {0} CONNECTION LIMIT -1",
-    ),
 )
 
 
@@ -216,7 +200,7 @@ def test_it_serves_statistics_says_what_to_do_and_recovers(
 ) -> None:
     for statement in mistake.makes:
         postgres.execute(statement.format(mistake.name))
-    login = f"secret_role:{SECRET}" if mistake.name in {"password", "nolimit"} else "admin"
+    login = f"secret_role:{SECRET}" if mistake.name == "password" else "admin"
 
     with served(tmp_path, GPU_POOL_FLEET=postgres.url(mistake.name, login)) as server:
         seen = assert_in_trouble(server, mistake.says)
