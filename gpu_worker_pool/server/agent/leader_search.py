@@ -36,6 +36,7 @@ class LeaderSearch:
         self._failed: str | None = None
         # The boxes that are left in this round, and those that were silent in an earlier one: they come last.
         self._round: list[str] | None = None
+        self._is_in_round = False
         self._silent: set[str] = set()
         self._attempts = 0
         self._not_before = -inf
@@ -55,8 +56,8 @@ class LeaderSearch:
         avoided, until = self._avoided if now < self._avoided[1] else (None, now)
         named, self._named = self._named, None
         leader = known or named
+        self._is_in_round = False
         if leader not in (None, avoided):
-            self._failed = leader
             return leader
         if known is not None:
             return min(now + LOOK_S, until)
@@ -65,6 +66,7 @@ class LeaderSearch:
         if not self._round:
             self.trouble = self.trouble or "no box of the fleet says who leads"
             return self._pause(now)
+        self._is_in_round = True
         return self._round.pop(0)
 
     def _of_a_round(self) -> Iterable[str]:
@@ -76,17 +78,16 @@ class LeaderSearch:
 
     def joined(self, url: str) -> None:
         """The leader has taken this box."""
-        self._last = self._failed = url
-        self._attempts, self.trouble = 0, None
+        self._last, self._attempts, self.trouble, self._is_in_round = url, 0, None, False
         self._silent.discard(url)
 
     def parted(self, url: str, why: str, now: float, *, leader: str | None = None, is_silent: bool = False) -> None:
         """The box at this URL takes this one not, or no longer; it named this `leader`. With `is_silent` nothing was heard of it."""
-        self.trouble, self._named = why, leader
+        self.trouble, self._named, self._failed = why, leader, url
         if is_silent:
             self._avoided = (url, now + AVOIDED_S)
             self._silent.add(url)
-        if url == self._failed:
+        if not self._is_in_round:
             self._pause(now)
 
     def _pause(self, now: float) -> float:
