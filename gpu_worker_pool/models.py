@@ -144,11 +144,6 @@ class WorkerInfo:
 
     worker_id: str
     enqueued_at: datetime | None = None
-    assigned_at: datetime | None = field(default=None, kw_only=True)
-    owner: str | None = field(default=None, kw_only=True)
-    host: str | None = field(default=None, kw_only=True)
-    pid: int | None = field(default=None, kw_only=True)
-    lease_id: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_id("worker_id", self.worker_id)

@@ -69,7 +69,7 @@ LONGEST = (
     "tests/e2e/test_failpoints.py",
     "tests/client/blocking/test_interrupts_and_forks.py",
     "tests/server/box/test_deaths.py",
-    "tests/gpus/nvidia_smi/test_nvidia_smi_faults.py",
+    "tests/gpus/test_nvidia_smi.py",
     "tests/page/test_page_access.py",
     "tests/client/acquire/test_endings.py",
     "tests/core/decider/test_condense.py",

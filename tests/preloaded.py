@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import gpu_worker_pool
+from gpu_worker_pool.host import state_dir
+from gpu_worker_pool.host.connections import unix_peer
 from gpu_worker_pool.jobs import keeper_process
 from gpu_worker_pool.testing import ServerProcess
 
@@ -232,7 +234,7 @@ def _fork_behind(listener: socket.socket, loaded_with: Mapping[str, str]) -> dic
             pass
     with listener.accept()[0] as line:
         message, files, _, _ = socket.recv_fds(line, _LONGEST_MESSAGE, _MOST_FILES)
-        is_ours = message and keeper_process.uid_at(line) == os.geteuid()
+        is_ours = message and unix_peer(line)[1] == os.geteuid()
         request: dict[str, Any] = marshal.loads(message) if is_ours else {}  # noqa: S302
         if not request or not _can_stand_behind(request, loaded_with):
             line.close()
@@ -304,6 +306,7 @@ def _become(request: Mapping[str, Any], loaded_with: Mapping[str, str]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    setattr(state_dir, "_failpoint", os.environ.get("GPU_POOL_FAILPOINT"))  # noqa: B010 - as at its import
     # A stream keeps whether it is a terminal, and whether it can seek.
     for descriptor, (stream, mode, buffering) in enumerate(
         (("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))

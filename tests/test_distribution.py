@@ -56,6 +56,7 @@ def test_the_wheel_has_all_that_is_needed_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = Parser().parsestr(next(archive.read(n).decode() for n in names if n.endswith("dist-info/METADATA")))
+        entry_points = next(archive.read(n).decode() for n in names if n.endswith("dist-info/entry_points.txt"))
     tops = {name.split("/")[0] for name in names}
     assert tops == {"gpu_worker_pool", f"gpu_worker_pool-{gpu_worker_pool.__version__}.dist-info"}
     files = [
@@ -66,6 +67,7 @@ def test_the_wheel_has_all_that_is_needed_and_nothing_else(wheel: Path) -> None:
     assert metadata["Version"] == gpu_worker_pool.__version__
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert needed == []
+    assert "[pytest11]\ngpu_worker_pool = gpu_worker_pool.pytest_plugin" in entry_points
     assert [name for name in metadata.get_all("License-File", []) if "/vendor/" in name] != [], "what is not ours"
     pythons = {line.rpartition(" ")[2] for line in metadata.get_all("Classifier", []) if "Python :: 3." in line}
     assert pythons == {"3.11", "3.12", "3.13", "3.14"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents.answers import assert_fits, assert_printed, examples, make_leases
 from tests.documents.blocks import (
     ALLOWED_REASONS,
     MARKS,
@@ -23,11 +24,10 @@ from tests.documents.blocks import (
     documents,
     prose_of,
 )
-from tests.documents.command_blocks import assert_printed, examples, make_leases
 from tests.documents.names import looking_up
 from tests.documents.network import Network, running_network
 from tests.documents.python_blocks import run_chain
-from tests.documents.shell_blocks import Shell, assert_fits, calls, get
+from tests.documents.shell_blocks import Shell, calls, get
 
 
 def unique_key(chain: Chain) -> str:

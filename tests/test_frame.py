@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -109,3 +111,7 @@ def test_no_class_name_stands_for_two_things() -> None:
                 places[node.name.lstrip("_")].append(str(module.relative_to(ROOT)))
 
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / name).exists()] == []

@@ -50,27 +50,22 @@ def test_only_the_user_can_read_what_is_written_also_over_a_file_that_was_open(p
     assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - no draft is left
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_file_that_others_can_read_or_write_is_refused(path: Path, mode: int) -> None:
+def test_a_file_that_others_can_read_or_write_is_refused(path: Path) -> None:
     write_logins(path, [Login(FIRST, "a-secret-token")])
-    path.chmod(mode)
-
-    with pytest.raises(LoginsUnusable, match="chmod 600") as caught:
-        read_logins(path)
-    assert "a-secret-token" not in str(caught.value)
+    for mode in (0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(LoginsUnusable, match="chmod 600") as caught:
+            read_logins(path)
+        assert "a-secret-token" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "[[server",
-        "server = 3",
         "server = ['a-secret-token']",
-        "[[server]]\ntoken = 'a-secret-token'",
         "[[server]]\nurl = 'ftp://a-secret-token'",
         "[[server]]\nurl = 'http://gpu-1'\ntoken = ['a-secret-token']",
-        "[[server]]\nurl = 'http://gpu-1'\ntoken = ''",
-        "[[server]]\nurl = 'http://gpu-1'\ntoken = 'a-secret-token with blanks'",
         "[[server]]\nurl = 'http://gpu-1'\ntoken = 'a-secret-token\\nX-Header: 1'",
         f"[[server]]\nurl = 'http://gpu-1'\ntoken = '{'a-secret-token' * 100}'",
     ],
@@ -139,23 +134,15 @@ def test_logins_that_cannot_be_used_are_replaced_by_no_other_server(path: Path) 
     assert ClientConfig.build(environ={**environ, "GPU_SERVICE_ENDPOINT": SECOND.url}).tokens == {}
 
 
-def test_the_client_uses_all_logins_with_a_token_for_each(path: Path) -> None:
+def test_the_client_uses_all_logins_and_gives_each_token_to_its_server_and_to_no_other(path: Path) -> None:
     write_logins(path, [Login(FIRST, "one"), Login(SECOND, None)])
     environ = {"XDG_CONFIG_HOME": str(path.parent.parent)}
 
     config = ClientConfig.build(environ=environ)
-
     assert [endpoint.url for endpoint in config.endpoints.values()] == [FIRST.url, SECOND.url]
-    assert list(config.tokens.values()) == ["one"]
-    assert (config.is_multi, config.is_named) == (True, True)
-
-
-def test_a_login_gives_its_token_to_the_same_server_and_to_no_other(path: Path) -> None:
-    write_logins(path, [Login(FIRST, "one")])
-    environ = {"XDG_CONFIG_HOME": str(path.parent.parent)}
-
+    assert (list(config.tokens.values()), config.is_multi, config.is_named) == (["one"], True, True)
     named = {**environ, "GPU_SERVICE_ENDPOINTS": f"{FIRST.url},http://elsewhere:8000"}
     assert list(ClientConfig.build(environ=named).tokens.values()) == ["one"]
     assert ClientConfig.build(service_endpoint="http://elsewhere:8000", environ=environ).tokens == {}
-    assert list(ClientConfig.build(environ={**environ, "GPU_POOL_TOKEN": "env"}).tokens.values()) == ["env"]
-    assert list(ClientConfig.build(token="given", environ=environ).tokens.values()) == ["given"]  # noqa: S106
+    assert [*ClientConfig.build(environ={**environ, "GPU_POOL_TOKEN": "env"}).tokens.values()] == ["env"] * 2
+    assert [*ClientConfig.build(token="given", environ=environ).tokens.values()] == ["given"] * 2  # noqa: S106

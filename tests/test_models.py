@@ -4,7 +4,7 @@ import asyncio
 import copy
 import math
 import pickle
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -43,33 +43,6 @@ GPU: dict[str, Any] = SUMMARY["gpus_summary"][0]
 
 
 # --- as the documents show them ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (GPUInfo, "gpu_id name memory_usage_percent utilization_percent"),
-        (GPUAssignment, "gpu_id worker_id assigned_at"),
-        (GlobalGPUAssignment, "global_gpu_id endpoint_id local_gpu_id worker_id assigned_at"),
-        (PoolStatus, "total_gpus available_gpus active_workers blocked_workers gpu_assignments"),
-        (
-            MultiEndpointPoolStatus,
-            (
-                "total_gpus available_gpus active_workers blocked_workers gpu_assignments "
-                "total_endpoints healthy_endpoints endpoint_details endpoints"
-            ),
-        ),
-        (EndpointInfo, "endpoint_id url is_healthy last_seen total_gpus available_gpus response_time_ms"),
-        (
-            GlobalGPUInfo,
-            "global_gpu_id endpoint_id local_gpu_id name memory_usage_percent utilization_percent is_available",
-        ),
-        (WorkerInfo, "worker_id enqueued_at"),
-        (GPUStats, " ".join(SUMMARY)),
-    ],
-)
-def test_positional_fields_are_those_of_the_documents_in_their_order(kind: type[Any], names: str) -> None:
-    assert [field.name for field in fields(kind) if not field.kw_only] == names.split()
 
 
 def test_an_assignment_prints_as_the_documents_show_it() -> None:

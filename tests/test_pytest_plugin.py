@@ -8,9 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -30,73 +28,59 @@ MOST_S = 60.0
 # Other plugins are left out, so that it is the same whether this one is known to the installation already or not.
 PYTEST = (sys.executable, "-m", "pytest", "-p", "gpu_worker_pool.pytest_plugin", "-p", "no:cacheprovider")
 OPTIONS = ("--strict-markers", "--strict-config", "-W", "error", "-rA", "--tb=short")
+IN_PARALLEL = ("-p", "xdist")
 # Found by nobody: a port that needs rights that no test has.
 NOBODY = "http://127.0.0.1:1"
 
 
-@dataclass
-class Run:
-    """A run of pytest that is under way, or has ended."""
-
-    process: subprocess.Popen[str]
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code and what it said."""
-        out, _ = self.process.communicate(timeout=MOST_S)
-        return self.process.returncode, out
-
-
 # Starts pytest on a program, with more options for pytest; see the fixture `start`.
-Start = Callable[..., Run]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code of a run, and what it said."""
+    out, _ = process.communicate(timeout=MOST_S)
+    return process.returncode, out
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts pytest on a program, in a folder of its own; what is still under way at the end of the test is ended."""
-    runs: list[Run] = []
+    runs: list[subprocess.Popen[str]] = []
 
     def start_one(
         program: str,
         *options: str,
         endpoint: str | None = None,
-        plugins: str = "",
-        visible: str | None = None,
-        lease_id: str | None = None,
         popen: type[subprocess.Popen[str]] = PreloadedPopen,
-    ) -> Run:
+        **variables: str,
+    ) -> subprocess.Popen[str]:
         folder = tmp_path / f"run-{len(runs)}"
         folder.mkdir()
         (folder / "test_inner.py").write_text(textwrap.dedent(program), encoding="utf-8")
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-        env = {
-            **kept,
-            **NO_CERTIFICATES,
-            "PYTHONPATH": str(ROOT),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "COLUMNS": "400",
-        }
-        env |= {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
-        env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        env |= {} if lease_id is None else {"GPU_POOL_LEASE_ID": lease_id}
+        own = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"}
+        pool = {"GPU_SERVICE_ENDPOINT": endpoint} if endpoint else {}
+        pipe = subprocess.PIPE
         process = popen(
-            [*PYTEST, *OPTIONS, *(("-p", plugins) if plugins else ()), *options],
+            [*PYTEST, *OPTIONS, *options],
             cwd=folder,
-            env=env,
+            env={**kept, **NO_CERTIFICATES, **own, **pool, **variables},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=pipe,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        runs.append(Run(process))
-        return runs[-1]
+        runs.append(process)
+        return process
 
     try:
         yield start_one
     finally:
-        for run in runs:
-            run.process.kill()
-            run.process.communicate()
+        for process in runs:
+            process.kill()
+            process.communicate()
 
 
 def outcomes(out: str) -> dict[str, str]:
@@ -221,7 +205,7 @@ ONE_PROCESS = """
 def test_in_one_process(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
     # One of its tests looks at what is loaded.
-    code, out = start(ONE_PROCESS, endpoint=server.url, popen=subprocess.Popen).end()
+    code, out = end(start(ONE_PROCESS, endpoint=server.url, popen=subprocess.Popen))
 
     found = outcomes(out)
     assert code == 1
@@ -269,7 +253,7 @@ CROWD = """
 
 def test_processes_never_have_the_same_gpu_at_once(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
-    code, out = start(CROWD, "-n", "3", endpoint=server.url, plugins="xdist").end()
+    code, out = end(start(CROWD, *IN_PARALLEL, "-n", "3", endpoint=server.url))
 
     assert code == 0, out
     worked: list[dict[str, Any]] = [
@@ -310,12 +294,12 @@ BEGAN_TOO_EARLY = """
 
 def test_without_leases_only_one_process_is_possible(start: Start) -> None:
     with ForeignServer(statistics(2)) as old:
-        several = start(USES_IT, "-n", "2", "--gpu-endpoint", old.url, plugins="xdist")
-        code, out = start(BEGAN_TOO_EARLY, "-W", "default", "--gpu-endpoint", old.url).end()
+        several = start(USES_IT, *IN_PARALLEL, "-n", "2", "--gpu-endpoint", old.url)
+        code, out = end(start(BEGAN_TOO_EARLY, "-W", "default", "--gpu-endpoint", old.url))
         assert (code, outcomes(out)) == (0, {"test_it": "PASSED", "test_it_again": "PASSED"}), out
         assert out.count("CUDA was initialized in this process before a test had a GPU") == 1, out
 
-        code, out = several.end()
+        code, out = end(several)
     assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
     assert re.search(r"has statistics only and no leases.* these run in 2", out), out
 
@@ -328,12 +312,12 @@ def test_a_missing_gpu_may_skip_a_test_but_not_a_busy_one(server: ServerProcess,
     held = take(server, gpus=2, owner="ada", ttl_s=60)
     options = ("--gpu-missing=skip", "-o", "gpu_timeout=0.2")
     busy = start(USES_IT, *options, endpoint=server.url)
-    code, out = start(USES_IT, *options, endpoint=NOBODY).end()
+    code, out = end(start(USES_IT, *options, endpoint=NOBODY))
     assert code == 0, out
     assert re.search(r"^SKIPPED .*no GPU for this test: no GPU server is available: 127", out, re.MULTILINE), out
 
     # That somebody else has it does not make it missing.
-    code, out = busy.end()
+    code, out = end(busy)
     assert (code, outcomes(out)) == (1, {"test_it": "ERROR"}), out
     assert re.search(r"no GPU was granted within 0\.2.*leased by ada", said_of(out, "test_it")), out
     release(server, held["id"])
@@ -361,8 +345,8 @@ SEES_ONE = """
 
 def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start: Start) -> None:
     wait_until_free(server)
-    hidden = start(USES_IT, "--gpu-missing=skip", endpoint=server.url, visible="-1,0")
-    code, out = start(SEES_ONE, endpoint=server.url, visible="1,what,-1,0").end()
+    hidden = start(USES_IT, "--gpu-missing=skip", endpoint=server.url, CUDA_VISIBLE_DEVICES="-1,0")
+    code, out = end(start(SEES_ONE, endpoint=server.url, CUDA_VISIBLE_DEVICES="1,what,-1,0"))
     assert (code, outcomes(out)) == (
         1,
         {"test_it": "PASSED", "test_it_again": "PASSED", "test_more_than_is_seen": "ERROR"},
@@ -370,11 +354,11 @@ def test_only_gpus_that_the_caller_sees_are_leased(server: ServerProcess, start:
     assert "CUDA_VISIBLE_DEVICES='1,what,-1,0' allows no others" in said_of(out, "test_more_than_is_seen")
 
     # As in a `gpu-pool run` at a server without leases: what it sees is held by what is around it, and never comes free.
-    code, out = start(USES_IT, endpoint=server.url, visible="1", lease_id="held-around-it").end()
+    code, out = end(start(USES_IT, endpoint=server.url, CUDA_VISIBLE_DEVICES="1", GPU_POOL_LEASE_ID="held-around-it"))
     assert code == 1
     assert "pytest runs inside `gpu-pool run`" in out
 
-    code, out = hidden.end()
+    code, out = end(hidden)
     assert code == 0, out
     assert re.search(r"^SKIPPED .*CUDA_VISIBLE_DEVICES='-1,0' hides every GPU; unset it", out, re.MULTILINE), out
 
@@ -391,7 +375,7 @@ INTERRUPTED = """
 
 def test_an_interrupted_test_gives_its_gpu_back(server: ServerProcess, start: Start, tmp_path: Path) -> None:
     wait_until_free(server)
-    code, out = start(INTERRUPTED, endpoint=server.url).end()
+    code, out = end(start(INTERRUPTED, endpoint=server.url))
     assert code == pytest.ExitCode.INTERRUPTED, out
     # By itself: it was not the server that saw its process die.
     lease = get(server, (tmp_path / "run-0" / "lease").read_text())
@@ -417,15 +401,7 @@ USES_A_SERVER = """
 
 
 def test_a_server_of_its_own_for_tests(start: Start, tmp_path: Path) -> None:
-    code, out = start(USES_A_SERVER).end()
+    code, out = end(start(USES_A_SERVER))
     assert (code, outcomes(out)) == (0, {"test_a_lease": "PASSED", "test_the_same_server": "PASSED"}), out
     pid = (tmp_path / "run-0" / "pid").read_text()
     assert not Path("/proc", pid).exists(), "the server outlived the tests"
-
-
-# --- how it comes to pytest ------------------------------------------------------------------------------------------
-
-
-def test_the_package_names_it_as_a_plugin() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["pytest11"] == {"gpu_worker_pool": "gpu_worker_pool.pytest_plugin"}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from gpu_worker_pool import (
     GPUWorkerPoolClient,
-    WorkerTimeoutError,
 )
 from gpu_worker_pool.client.pool_client import Assignment
 from tests.client.statistics_server import StatisticsServer, until
@@ -68,25 +65,6 @@ async def test_of_32_workers_on_8_idle_gpus_8_run_and_24_wait_in_order() -> None
         assert order == list(range(32)), "first come, first served"
         assert server.polls == before, "a release wakes the next one, not a poll"
         assert client.get_pool_status().available_gpus == 8
-
-
-async def test_who_waits_at_a_server_that_died_is_given_nothing_of_it() -> None:
-    """A coworker's release makes a GPU free, but nobody knows any more what else runs on it, or whether it is there."""
-    async with (
-        StatisticsServer(1) as server,
-        GPUWorkerPoolClient(server.url, polling_interval=OFTEN_S, endpoint_max_retries=0) as client,
-    ):
-        mine = await client.request_gpu()
-        waiting = asyncio.create_task(client.request_gpu(timeout=1))
-        await until(lambda: client.get_pool_status().blocked_workers == 1, "it waits")
-        await server.stop()
-        await until(lambda: not client.get_error_recovery_status()["healthy_endpoints"], "it is seen to be down")
-        assert not waiting.done()
-
-        await client.release_gpu(mine)
-
-        with pytest.raises(WorkerTimeoutError):
-            await waiting
 
 
 async def test_a_cancelled_worker_leaves_the_line() -> None:

@@ -114,15 +114,14 @@ class GpuMagics(Magics):
         if self._lease is None:
             return "No GPU is leased; %gpu 1 leases one."
         leased = self._lease.assignment
-        ids = ", ".join(map(str, leased.gpu_ids))
-        return f"GPU {ids} is leased for this kernel (CUDA_VISIBLE_DEVICES={leased.env['CUDA_VISIBLE_DEVICES']})."
+        devices = leased.env["CUDA_VISIBLE_DEVICES"]
+        return f"{_gpus_are(leased)} leased for this kernel (CUDA_VISIBLE_DEVICES={devices})."
 
     def _lose(self, assignment: Assignment) -> None:
         # The client has said so once, when it happened; a cell that is run an hour later has scrolled past that.
-        ids = ", ".join(map(str, assignment.gpu_ids))
         reason = getattr(assignment.lost, "reason", None) or "the lease ended"
         self._loss = (
-            f"GPU {ids} is no longer yours: {reason}. Do not use it: another user may have it. Restart the kernel if it has "
+            f"{_gpus_are(assignment)} no longer yours: {reason}. Do not use it: another user may have it. Restart the kernel if it has "
             "begun CUDA, and lease again with %gpu."
         )
 
@@ -146,3 +145,9 @@ def unload(shell: Any) -> None:
     """For `%unload_ext gpu_worker_pool`."""
     if (magics := _loaded.get(id(shell))) is not None:
         magics.unload()
+
+
+def _gpus_are(assignment: Assignment) -> str:
+    """`GPU 2 is`, `GPUs 2, 3 are`."""
+    ids = ", ".join(map(str, assignment.gpu_ids))
+    return f"GPU {ids} is" if len(assignment.gpu_ids) == 1 else f"GPUs {ids} are"

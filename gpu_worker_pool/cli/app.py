@@ -14,7 +14,7 @@ from gpu_worker_pool.errors import PoolError
 from gpu_worker_pool.failure import FAILED, SIGNAL_BASE, USAGE, Failure
 
 from .declare import HelpWanted, help_of, read
-from .output import OutputClosed, complain, is_output_broken, out, stop_printing
+from .output import OutputClosed, complain, is_output_broken, out, stop_printing, wrap
 
 
 class CommandPlace(NamedTuple):
@@ -45,7 +45,7 @@ EVERYDAY: Final = {
 MORE: Final = {
     "shell": CommandPlace(".commands.hold", "Start your shell on GPUs; they are released when you leave it."),
     "hold": CommandPlace(".commands.hold", "Hold GPUs without a command, and print what to export."),
-    "env": CommandPlace(".commands.hold", "Print what to export in another terminal for GPUs that you hold."),
+    "env": CommandPlace(".commands.hold", "Print what to export in another terminal to use GPUs that you hold."),
     "retry": CommandPlace(".jobs.job_control", "Run finished jobs again."),
     "on": CommandPlace(".run.command", "Run a command of gpu-pool on another box of the fleet, by your ssh."),
     "exec": CommandPlace(".run.command", "Run a second command inside a running job or lease of yours."),
@@ -80,13 +80,13 @@ OPERATE: Final = {
     ),
     "fleet": CommandPlace(
         ".commands.fleet",
-        "Show the boxes of a fleet, add some, remove some, move it to a database.",
+        "List, add and remove the boxes of a fleet; move it to a database.",
         {"": "show_fleet", "key": "show_key", "forget": "forget_node", "move": "move_fleet"},
     ),
     "enforce": CommandPlace(".commands.enforce", "Let only the holders of a GPU open its device."),
     "backup": CommandPlace(".commands.backup", "Copy the pool of this box into one file."),
     "restore": CommandPlace(".commands.backup", "Replace the journal with a backup."),
-    "keeper": CommandPlace(".jobs.keeper_command", "Run submitted jobs; submit starts it for you."),
+    "keeper": CommandPlace(".jobs.submit", "Run submitted jobs; submit starts it for you."),
 }
 COMMANDS: Final = EVERYDAY | MORE | OPERATE
 # Other words for some of these.
@@ -219,7 +219,7 @@ def _command(name: str, rest: list[str]) -> int:
 
 
 def _options_of_script(path: str, function: Callable[..., Any], command: list[str]) -> list[str]:
-    from .jobs.script import options_in  # noqa: PLC0415 - for `submit` only
+    from .jobs.submit import options_in  # noqa: PLC0415 - for `submit` only
 
     script, words = options_in(command)
     try:
@@ -241,11 +241,15 @@ def _overview(*sections: dict[str, CommandPlace]) -> str:
 
 
 def _group_help(name: str) -> str:
+    """The help of a group: that of the group alone, where it is a command, and a line for each of its commands."""
     command = COMMANDS[name]
-    lines = [f"Usage: {_NAME} {name} {_listed(command.group or {}, '|')} [OPTIONS]", "", command.help, ""]
-    for part in command.group or {}:
+    group = command.group or {}
+    head = f"Usage: {_NAME} {name} {_listed(group, '|')} [OPTIONS]\n\n{command.help}\n"
+    lines = [help_of(f"{_NAME} {name}", function_of(name)) + "\nCommands:" if "" in group else head]
+    for part in filter(None, group):
         first = (function_of(name, part).__doc__ or "").strip().splitlines()[0]
-        lines.append(f"  {part or '(alone)':<14}{first}")
+        begin, *rest = wrap(first, 60)
+        lines += [f"  {part:<14}{begin}", *(f"{'':<16}{line}" for line in rest)]
     return "\n".join([*lines, ""])
 
 

@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, NoReturn, get_args, get_origin, get_ty
 
 from gpu_worker_pool.failure import USAGE, Failure
 
+from .output import wrap
+
 MORE: Final = "More options"
 # These mean the same for every command that has them: the help of a command only names them.
 COMMON: Final = "Options of most commands"
@@ -178,11 +180,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         value = f" {action.metavar}" if action.nargs != 0 and action.metavar else ""
         return f"{', '.join(short_first)}{value}"
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - as argparse has it
         paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
-        return "\n\n".join(
-            super(argparse.RawDescriptionHelpFormatter, self)._fill_text(p, width, indent) for p in paragraphs
-        )
+        return "\n\n".join("\n".join(self._split_lines(paragraph, width)) for paragraph in paragraphs)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(" ".join(text.split()), width)  # not at hyphens: `gpu-pool` is one word
 
 
 class HelpWanted(Exception):  # noqa: N818 - what was typed

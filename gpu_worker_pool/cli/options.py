@@ -65,7 +65,7 @@ MemoryPerGpu = Annotated[
 ]
 Model = Annotated[
     str | None,
-    Option(metavar="A100", help="A word of its name, or several: A100,H100; or `*80GB*`."),
+    Option(metavar="A100", help="The kind of GPU: A100; either of several: A100,H100; or a pattern: *80GB*."),
 ]
 MinMemory = Annotated[
     float | None,
@@ -84,7 +84,7 @@ Exclude = Annotated[
 Priority = Annotated[int, Option("--priority", "-p", metavar="NUMBER", help="Higher goes first.")]
 Timeout = Annotated[
     float | None,
-    Option(parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs; by default without limit."),
+    Option(parser=parse_duration_s, metavar="1h", help="How long to wait for GPUs; by default as long as it takes."),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -141,5 +140,6 @@ class _LoopCall(Generic[T]):
 
     def _done(self, task: asyncio.Task[T]) -> None:
         self._calls.discard(self)
-        self.error = CancelledError() if task.cancelled() else task.exception()
+        # The loop has ended before it; what an interrupted caller gave up, nobody asks for.
+        self.error = RuntimeError(_STOPPED) if task.cancelled() else task.exception()
         self.ended.set()

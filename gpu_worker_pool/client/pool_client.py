@@ -12,7 +12,7 @@ from gpu_worker_pool.config import Scope
 from gpu_worker_pool.errors import StaleAssignmentError
 from gpu_worker_pool.models import Assignment, LeaseInfo, PoolStatus
 
-from .events import ClientEvent, Hook, Tally, call_hook, log_event
+from .events import Hook
 from .inherited_lease import config_inside
 from .options import ClientOptions, RequestWishes
 
@@ -72,10 +72,8 @@ class GPUWorkerPoolClient:
             token=token,
             scope=scope,
         )
-        self._on_lost, self._on_ending = on_lost, on_ending
-        self._hooks: list[Hook] = [log_event, *([on_event] if on_event else [])]
+        self._hooks: dict[str, Any] = {"on_event": on_event, "on_lost": on_lost, "on_ending": on_ending}
         self._started_client: StartedClient | None = None
-        self._tally = Tally()
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -95,14 +93,7 @@ class GPUWorkerPoolClient:
         from .started_client import StartedClient  # noqa: PLC0415 - see above
 
         self._pid = os.getpid()
-        started = self._started_client = StartedClient(
-            self._config,
-            self._tally,
-            tell=self._tell,
-            on_lost=self._on_lost,
-            on_ending=self._on_ending,
-            lease=self._lease,
-        )
+        started = self._started_client = StartedClient(self._config, **self._hooks, lease=self._lease)
         try:
             await started.start()
         except BaseException:
@@ -218,7 +209,7 @@ class GPUWorkerPoolClient:
         return started
 
     async def _listed(self, lease_id: str | None = None) -> list[LeaseInfo]:
-        from .lease_list import list_leases  # noqa: PLC0415 - see above
+        from .reports import list_leases  # noqa: PLC0415 - see above
 
         started = self._started()
         return await list_leases(started.places, started.is_own_worker, lease_id)
@@ -226,13 +217,9 @@ class GPUWorkerPoolClient:
     def _reports(self) -> Reports:
         from .reports import Reports  # noqa: PLC0415 - see above
 
-        places = self._started().places
-        places.watch_for_status()
-        return Reports(self._config, places, self._tally)
-
-    def _tell(self, event: ClientEvent) -> None:
-        for hook in self._hooks:
-            call_hook("on_event", hook, event)
+        started = self._started()
+        started.places.watch_for_status()
+        return Reports(started.places, started.tally)
 
 
 @asynccontextmanager

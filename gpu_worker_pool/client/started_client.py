@@ -29,7 +29,7 @@ from .acquire.release import Releases
 from .asking import make_request, take_inside
 from .backends.lease_backend import HeldLease, LeaseBackend
 from .endpoints.endpoint import Endpoint
-from .events import ClientEvent, EventKind, Tally, call_hook, ending_text
+from .events import ClientEvent, EventKind, Hook, Tally, call_hook, ending_text, log_event
 from .inherited_lease import InheritedLease
 from .options import RequestWishes
 
@@ -49,17 +49,16 @@ class StartedClient:
     def __init__(
         self,
         config: ClientConfig,
-        tally: Tally,
         *,
-        tell: Callable[[ClientEvent], None],
-        on_lost: OnAssignment | None,
-        on_ending: OnAssignment | None,
+        on_event: Hook | None = None,
+        on_lost: OnAssignment | None = None,
+        on_ending: OnAssignment | None = None,
         lease: InheritedLease | None = None,
         why_not: Callable[[Endpoint], str | None] = lambda _: None,
     ) -> None:
         self._config = config
-        self._tally = tally
-        self._tell = tell
+        self.tally = Tally()
+        self._on_event = on_event
         self._on_lost, self._on_ending = on_lost, on_ending
         self._lease = lease
         # Two clients may run in processes of the same number, in two containers, say.
@@ -122,7 +121,7 @@ class StartedClient:
         def queued(endpoint_id: str, id_there: str, reason: str) -> None:
             self._tell(ClientEvent("waiting", worker_id, id_there, endpoint_id, detail=reason))
 
-        self._tally.requests += 1
+        self.tally.requests += 1
         self._tell(ClientEvent("requested", worker_id, lease_id))
         acquisition = Acquisition(
             self.places,
@@ -130,17 +129,17 @@ class StartedClient:
             request,
             self._releases,
             on_queued=queued,
-            on_waiting=lambda: self._tally.waiting.add(lease_id),
+            on_waiting=lambda: self.tally.waiting.add(lease_id),
         )
         try:
             with self._noted():
                 return self._keep(await acquisition.run(timeout_s))
         except PoolError as error:
-            self._tally.failed += 1
+            self.tally.failed += 1
             self._tell_failure(error, worker_id, lease_id)
             raise
         finally:
-            self._tally.end_wait(lease_id)
+            self.tally.end_wait(lease_id)
 
     async def _take_inside(self, lease: InheritedLease, request: Request, timeout_s: float) -> Assignment:
         worker_id = request.holder.worker_id or ""
@@ -212,10 +211,14 @@ class StartedClient:
             self._under_way -= 1
             self._one_is_over.set()
 
+    def _tell(self, event: ClientEvent) -> None:
+        log_event(event)
+        call_hook("on_event", self._on_event, event)
+
     # --- the leases it holds
 
     def _keep(self, lease: HeldLease) -> Assignment:
-        self._tally.count_grant(lease.backend.endpoint_id)
+        self.tally.count_grant(lease.backend.endpoint_id)
         self._held[lease.id] = lease
         self._heartbeat(lease).add(lease)
         self._tell(_event("assigned", lease.assignment))

@@ -19,8 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack
 from gpu_worker_pool.amounts import asked_mb
 from gpu_worker_pool.client.asking import make_request
 from gpu_worker_pool.client.inherited_lease import config_inside
-from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
-from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient, environ_outside
 from gpu_worker_pool.client.options import ClientOptions, RequestWishes
 from gpu_worker_pool.core.model.bounds import check_number, check_whole
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import connection, context, resource_tracker, spawn
-from multiprocessing.popen_spawn_posix import _DupFd
+from multiprocessing.popen_forkserver import _DupFd
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
@@ -103,14 +102,13 @@ class _StartedProcess:
                 ForkingPickler(pickled, pickle.HIGHEST_PROTOCOL).dump(part)
         finally:
             context.set_spawning_popen(None)
-        numbers = json.dumps(self._descriptors).encode().ljust(program.NUMBERS_SIZE)
-        socket.send_fds(line, [numbers], self._descriptors)
+        socket.send_fds(line, [b"!"], self._descriptors)
         line.sendall(pickled.getbuffer())
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Called while the process is pickled: this is to be open there, under the same number."""
+        """Called while the process is pickled: this is to be open there; its place among all."""
         self._descriptors.append(descriptor)
-        return descriptor
+        return len(self._descriptors) - 1
 
     def poll(self, flag: int = 0) -> int | None:  # noqa: ARG002 - as in multiprocessing
         """0 once it has ended, and in a fork of this process; how it has ended, its guard knows."""

@@ -13,47 +13,35 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the folder of this file, whose modules are not for the user's programs
 
-import fcntl
-import json
 import os
 import pickle
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import process, spawn, util
+from multiprocessing import forkserver, process, spawn, util
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
-MOST_DESCRIPTORS: Final = 250
-# Of the message that brings the descriptors: their numbers, and spaces.
-NUMBERS_SIZE: Final = 4096
+# As many as the kernel passes at once.
+MOST_DESCRIPTORS: Final = 253
 # What `prepare` could not do, as `_pickled_error` has it.
 _failure: bytes | None = None
 
 
 def main() -> None:
-    """Take over the descriptors that came by standard input, under the numbers they have in the executor's process, and go on
-    as every process that `multiprocessing` spawns.
-    """
-    line = socket.socket(fileno=0)
-    message, received, _, _ = socket.recv_fds(line, NUMBERS_SIZE, MOST_DESCRIPTORS, socket.MSG_WAITALL)
+    """Take over the descriptors that came by standard input, and go on as every process that `multiprocessing` spawns."""
+    line = socket.socket(fileno=os.dup(0))
+    message, received, _, _ = socket.recv_fds(line, 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return  # the executor's process is gone
-    numbers = json.loads(message)
-    # Out of the way first: one may have come under the number of another.
-    beyond = max(*numbers, *received) + 1
-    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, beyond) for number in (line.detach(), *received)]
-    for number in received:
-        os.close(number)
-    for source, number in zip(moved[1:], numbers, strict=True):
-        os.dup2(source, number, inheritable=False)
-        os.close(source)
+    # Where those that are pickled look for theirs, by their places.
+    forkserver._forkserver._inherited_fds = received  # type: ignore[attr-defined] # noqa: SLF001
     # The tasks' own standard input is empty, as in every process of multiprocessing.
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - quick
         os.dup2(nothing.fileno(), 0)
-    spawn.spawn_main(pipe_handle=moved[0], tracker_fd=numbers[0])
+    spawn.spawn_main(pipe_handle=line.detach(), tracker_fd=received[0])
 
 
 class WorkerProcess(SpawnProcess):

@@ -126,8 +126,8 @@ class SimulatedProbe:
         """Do nothing: there is nothing to release."""
 
 
-# The periods and phases of three sines with unrelated periods, for each channel.
-_Sines = list[list[tuple[float, float]]]
+# The periods of the drift of the readings. They have no common multiple for a long time.
+_PERIODS_S = (7.0, 19.0, 53.0)
 
 
 @dataclass(slots=True)
@@ -136,7 +136,8 @@ class _SimulatedGpu:
 
     identity: Gpu
     model: GpuModel
-    drift: _Sines
+    # Where the drift of each of the readings begins.
+    phases: tuple[float, ...]
     wanted: dict[ProcessId, float | None] = field(default_factory=dict)
 
     @classmethod
@@ -145,7 +146,8 @@ class _SimulatedGpu:
         identity = f"{seed}/{index}/{node}"
         uuid = f"GPU-{uuid5(NAMESPACE_URL, f'gpu-worker-pool:simulated/{identity}')}"
         gpu = Gpu(GpuKey(node, uuid), index, f"Simulated {model.name}")
-        return cls(gpu, model, _sines(identity))
+        random = Random(identity)  # noqa: S311 - not for secrets, and it must repeat
+        return cls(gpu, model, tuple(random.uniform(0, 2 * pi) for _ in _PERIODS_S))
 
     def occupy(self, holders: Sequence[SimulatedHolder]) -> None:
         wanted: dict[ProcessId, float | None] = {}
@@ -157,7 +159,10 @@ class _SimulatedGpu:
         self.wanted = wanted
 
     def read(self, at: float) -> Reading:
-        first, second, third = (_wave(sines, at) for sines in self.drift)
+        # Slow, smooth drift between -1 and 1.
+        first, second, third = (
+            sin(2 * pi * at / period_s + phase) for period_s, phase in zip(_PERIODS_S, self.phases, strict=True)
+        )
         total_mb, limit_w = self.model.memory_mb, self.model.power_limit_w
         idle_mb = (0.01 + 0.002 * third) * total_mb
         held_mb = self._held_mb((0.6 + 0.02 * second) * total_mb, total_mb - idle_mb)
@@ -181,11 +186,6 @@ class _SimulatedGpu:
         held_mb = {id_: unsaid_mb / unsaid if mb is None else mb for id_, mb in self.wanted.items()}
         scale = min(1.0, room_mb / max(1.0, sum(held_mb.values())))
         return {id_: mb * scale for id_, mb in held_mb.items()}
-
-
-def _wave(sines: list[tuple[float, float]], at: float) -> float:
-    """Slow, smooth drift between -1 and 1."""
-    return sum([sin(2 * pi * at / period_s + phase) for period_s, phase in sines]) / 3
 
 
 def _process(pid: int) -> ProcessId:
@@ -216,12 +216,6 @@ def _with_processes(reading: Reading, said: Sequence[dict[str, Any]]) -> Reading
         memory_used_mb=min((reading.memory_used_mb or 0.0) + held_mb, reading.memory_total_mb or 0.0),
         utilization_percent=min(max(reading.utilization_percent or 0.0, busy_percent), 100.0),
     )
-
-
-def _sines(seed: str) -> _Sines:
-    random = Random(seed)  # noqa: S311 - not for secrets, and it must repeat
-    bounds_s = ((4.0, 9.0), (13.0, 29.0), (41.0, 83.0))
-    return [[(random.uniform(*bound), random.uniform(0, 2 * pi)) for bound in bounds_s] for _ in range(3)]
 
 
 def _bad_spec(spec: str, why: str) -> ValueError:

@@ -176,6 +176,8 @@ FAILPOINTS = (
     "in_replacement",  # the old file is set aside, the new one is not yet in its place
 )
 
+# Of the process's own environment when it starts: a supervisor has that of a job later.
+_failpoint = os.environ.get("GPU_POOL_FAILPOINT")
 _passed: Counter[str] = Counter()
 
 
@@ -183,9 +185,9 @@ def reach(failpoint: str) -> None:
     """Pass one of the FAILPOINTS. With GPU_POOL_FAILPOINT=in_append:3 in its environment, the process sends itself SIGKILL when it
     passes `in_append` for the third time.
     """
-    if "GPU_POOL_FAILPOINT" not in os.environ:
+    if _failpoint is None:
         return
     _passed[failpoint] += 1
-    name, _, times = os.environ["GPU_POOL_FAILPOINT"].partition(":")
+    name, _, times = _failpoint.partition(":")
     if (name, int(times or "1")) == (failpoint, _passed[failpoint]):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -59,23 +60,20 @@ def when_asked_to_stop(react: Callable[[], None]) -> Iterator[None]:
                 signal.signal(number, handlers[number])
 
 
-_YES: Final = frozenset({"1", "yes", "y", "true", "t", "on"})
+# The setting as systemd has read it, from all of its files.
+_KILLS_AT_LOGOUT: Final = (
+    *("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"),
+    *("org.freedesktop.login1.Manager", "KillUserProcesses"),
+)
+_ANSWER_S: Final = 5.0
 
 
-def logout_ends(pid: int, root: Path = Path("/")) -> bool:
+def logout_ends(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether systemd ends this process when its user logs out: it belongs to a session, and `KillUserProcesses` is set."""
     try:
-        is_of_session = "/session-" in (root / f"proc/{pid}/cgroup").read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
+        if "/session-" not in (proc / f"{pid}/cgroup").read_text(encoding="utf-8"):
+            return False
+        asked = subprocess.run(_KILLS_AT_LOGOUT, capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603
+    except (OSError, UnicodeError, subprocess.TimeoutExpired):
         return False
-    folders = [root / place / "systemd/logind.conf.d" for place in ("usr/lib", "run", "etc")]
-    # A file of the same name in a later folder replaces the one before; all are read in the order of their names.
-    named = {path.name: path for folder in folders for path in sorted(folder.glob("*.conf"))}
-    kills = False
-    for path in (root / "etc/systemd/logind.conf", *(named[name] for name in sorted(named))):
-        with suppress(OSError, UnicodeError):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                name, _, value = line.partition("=")
-                if name.strip() == "KillUserProcesses":
-                    kills = value.strip().lower() in _YES
-    return is_of_session and kills
+    return asked.stdout.strip() == "b true"

@@ -41,7 +41,6 @@ _LONGEST_LOG_BYTES: Final = 1 << 20
 # How long another keeper may take to answer, or to end.
 _OTHER_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.05
-_TAKE_OVER_S: Final = 2.0
 _MOST_UNWRITTEN: Final = 100
 _unwritten: list[str] = []
 
@@ -92,7 +91,7 @@ def _ask(address: str, within_s: float) -> int:
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(within_s)
         line.connect(f"\0{address}")
-        if uid_at(line) != os.geteuid():
+        if unix_peer(line)[1] != os.geteuid():
             raise NoKeeper  # any user may have taken the name
         return int(line.recv(64))
 
@@ -156,12 +155,6 @@ def _last_line(path: Path) -> str:
         return ""
 
 
-def uid_at(line: socket.socket) -> int:
-    """The user at the other end of a Unix socket."""
-    _, uid = unix_peer(line)
-    return int(uid)
-
-
 # --- the keeper's side -------------------------------------------------------------------------------------------------
 
 
@@ -174,27 +167,21 @@ def become_keeper(store: JobStore, *, waits: bool) -> int | None:
     os.umask(0o077)
     os.chdir("/")
     give_up_at = time.monotonic() + _OTHER_S
-    while (lock := _lock(store.root)) is None:
-        try:
+    while (lock := _lock(store.root, waits=waits)) is None:
+        with suppress(NoKeeper):
             poke(store)
-        except NoKeeper:
-            if time.monotonic() >= give_up_at:
-                raise Failure(
-                    f"another keeper has {store.root} and does not answer; is it in a container, or stopped?"
-                ) from None
-        else:
-            if not waits:
-                return None
-            give_up_at = time.monotonic() + _OTHER_S
-        time.sleep(_TAKE_OVER_S if waits else _LOOK_AGAIN_S)
+            return None
+        if time.monotonic() >= give_up_at:
+            raise Failure(f"another keeper has {store.root} and does not answer; is it in a container, or stopped?")
+        time.sleep(_LOOK_AGAIN_S)
     return lock
 
 
-def _lock(root: Path) -> int | None:
-    """The lock that one keeper has; None where another one has it. The lock goes with the process."""
+def _lock(root: Path, *, waits: bool) -> int | None:
+    """The lock that one keeper has; None where another one has it, and this one does not wait. It goes with the process."""
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
         return None
@@ -218,7 +205,7 @@ async def listen(store: JobStore, on_poke: Callable[[], Awaitable[None]]) -> asy
     """
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if uid_at(writer.get_extra_info("socket")) in {0, os.geteuid()}:
+        if unix_peer(writer.get_extra_info("socket"))[1] in {0, os.geteuid()}:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_S / 2):
                     await on_poke()

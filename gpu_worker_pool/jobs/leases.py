@@ -18,8 +18,7 @@ from gpu_worker_pool.client.backends.lease_backend import HeldLease
 from gpu_worker_pool.client.backends.server_leases import ServerLeases
 from gpu_worker_pool.client.endpoints.endpoint import Endpoint
 from gpu_worker_pool.client.http.transport import Transport
-from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
-from gpu_worker_pool.client.local_servers import NoServerAnswersError
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient, NoServerAnswersError
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.request import Request

@@ -16,8 +16,7 @@ from gpu_worker_pool.host.pauses import Pauses
 from .codec import decode_ended
 from .journal import JournalDamaged
 from .sql import load_queries
-from .sqlite.faults import journal_errors
-from .sqlite.file import connect
+from .sqlite.file import connect, journal_errors
 
 # From a time to before another one; None: open.
 Span = tuple[float, float | None]

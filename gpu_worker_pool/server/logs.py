@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -15,8 +14,6 @@ from .settings import DEFAULT_LOG_FORMAT, ServerSettings
 
 ACCESS_LOG = "uvicorn.access"
 ACCESS_S = 0.05
-# Which line of the code a record comes from.
-CODE_FIELDS = re.compile("pathname|filename|module|lineno|funcName")
 
 
 class JsonFormatter(logging.Formatter):
@@ -106,11 +103,7 @@ def _send(settings: ServerSettings, name: str) -> None:
 
 
 def configure_logging(settings: ServerSettings) -> None:
-    """Log our own records and uvicorn's to standard error in one format. What that does not show is not looked up."""
-    logging.logThreads = "thread" in settings.log_format
-    logging.logProcesses = logging.logMultiprocessing = "process" in settings.log_format
-    if not CODE_FIELDS.search(settings.log_format):
-        logging._srcfile = None  # noqa: SLF001 - as its documentation says
+    """Log our own records and uvicorn's to standard error in one format."""
     for name in ("gpu_worker_pool", "uvicorn"):
         _send(settings, name)
     for name in ("uvicorn.error", ACCESS_LOG):

@@ -38,7 +38,7 @@ def run(terminal: Terminal, line: str, number: int) -> str:
 def test_gpus_are_leased_for_the_kernel_shown_and_released(server: ServerProcess, shell: Terminal) -> None:
     assert "No GPU is leased; %gpu 1 leases one." in run(shell, "%gpu", 3)
     shown = run(shell, "%gpu 2 --model A100", 4)
-    leased = re.search(r"GPU (\d), (\d) is leased for this kernel \(CUDA_VISIBLE_DEVICES=(\d,\d)\)", shown)
+    leased = re.search(r"GPUs (\d), (\d) are leased for this kernel \(CUDA_VISIBLE_DEVICES=(\d,\d)\)", shown)
     assert leased is not None
     assert f"sees {leased[3]}" in run(shell, "import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])", 5)
     (lease_id,) = active(server)

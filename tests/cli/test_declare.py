@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from enum import StrEnum
 from pathlib import Path
@@ -106,10 +107,13 @@ def test_every_command_has_help_that_fits_a_screen_and_a_line_in_the_overview(mo
     monkeypatch.setenv("COLUMNS", "80")
     for name, part in paths():
         text = parser_of(f"gpu-pool {name} {part}", function_of(name, part)).format_help()
-        assert all(len(line) <= 80 for line in text.splitlines()), (name, part)
+        assert all(len(line) <= 80 for line in (text + called(name, "--help").out).splitlines()), (name, part)
+        assert not re.search(r"[a-z]-$", text, re.MULTILINE), "a word is broken at its hyphen"
         if name in EVERYDAY:
             assert len(help_of(f"gpu-pool {name}", function_of(name)).splitlines()) <= 40, name
     assert len(EVERYDAY) == 10
+    of_jobs = called("jobs", "--help").out
+    assert ("  --all " in of_jobs, "\n  hold " in of_jobs, "hold|release" in of_jobs) == (True, True, False)
     short, whole = called("run", "--help").out, called("help", "run").out
     assert "More options: --gpu, --min-memory, --exclude" in short
     assert "`gpu-pool help run` explains these" in short

@@ -13,7 +13,6 @@ import pytest
 from gpu_worker_pool.cli.output import Console, Text
 from gpu_worker_pool.cli.table import make_table, print_table
 from gpu_worker_pool.testing import ServerProcess
-from tests.cli.in_process import called
 from tests.cli.own_process import GPU_POOL, environment, gpu_pool
 from tests.server.leasing import take
 
@@ -101,29 +100,6 @@ def test_no_package_is_needed() -> None:
     program = f"{hidden} import gpu_worker_pool.__main__ as m; sys.exit(m.main())"
     done = subprocess.run([GPU_POOL[0], "-c", program], env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("command", ["run", "batch", "serve", "status", "drain", "jobs", "demo"])
-def test_help_names_values_in_words_and_cuts_nothing_off(command: str) -> None:
-    done = called(command, "--help", env={"COLUMNS": "80"})
-    assert done.code == 0
-    assert not [sign for sign in ("bool", "<", "{", "…") if sign in done.out.lower()]
-
-
-@pytest.mark.parametrize(
-    ("command", "usage"),
-    [
-        ("run", "run [OPTIONS] -- CMD [ARG]..."),
-        ("batch", "batch [OPTIONS] FILE|-"),
-        ("drain", "drain [OPTIONS] [GPU]..."),
-        ("explain", "explain [OPTIONS] [ID]"),
-        ("release", "cancel [OPTIONS] [ID]..."),
-        ("status", "status [OPTIONS]"),
-    ],
-)
-def test_help_shows_the_usage_as_manuals_do(command: str, usage: str) -> None:
-    done = called(command, "--help", env={"COLUMNS": "120"})
-    assert done.out.splitlines()[0] == f"Usage: gpu-pool {usage}"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

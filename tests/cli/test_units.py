@@ -132,7 +132,7 @@ def test_since_when_is_said_as_people_say_it() -> None:
     assert show_clock(None, 0.0) == "since an unknown time"
 
 
-# --- times of the past, of a report ---------------------------------------------------------------------------------------
+# --- times of the past, and to come ---------------------------------------------------------------------------------------
 
 NOW = 1_800_000_000.0
 
@@ -151,7 +151,25 @@ def test_a_time_is_so_long_ago_or_a_date(text: str, expected: float) -> None:
     assert parse_moment(text, NOW, "--since", is_past=True) == expected
 
 
-@pytest.mark.parametrize("text", ["", "7", "1700000000", "yesterday", "2026-13-01", "99999x", "7d ago"])
-def test_what_is_no_time_or_might_be_several_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match=r"--since: .* is not a time; write 7d"):
-        parse_moment(text, NOW, "--since", is_past=True)
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2026-11-17 18:00", "18:00"),
+        ("18:00", "18:00"),
+        ("09:00", "Wed 09:00"),
+        ("1d12h", "Thu 00:00"),
+        ("2026-12-01", "2026-12-01 00:00"),
+    ],
+)
+def test_a_time_to_come_is_written_as_people_do(text: str, shown: str) -> None:
+    now = datetime(2026, 11, 17, 12).astimezone().timestamp()
+    assert show_moment(parse_moment(text, now, "--at"), now) == shown
+
+
+@pytest.mark.parametrize("is_past", [True, False])
+@pytest.mark.parametrize(
+    "text", ["", "7", "1700000000", "noon", "2026", "99:00", "-2h", "2026-13-01", "99999x", "7d ago"]
+)
+def test_what_is_no_time_or_might_be_several_is_refused(text: str, is_past: bool) -> None:
+    with pytest.raises(Failure, match=r"--at: .* is not a time; write "):
+        parse_moment(text, NOW, "--at", is_past=is_past)

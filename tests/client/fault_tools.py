@@ -15,7 +15,7 @@ from gpu_worker_pool import testing
 from gpu_worker_pool.client import GPUWorkerPoolClient
 from gpu_worker_pool.testing import ServerProcess
 from tests.server import elsewhere
-from tests.server.leasing import new_id, pause_s, queue, release_all, take
+from tests.server.leasing import new_id, pause_s, release_all, take
 
 T = TypeVar("T")
 SOON_S = 20.0
@@ -115,10 +115,6 @@ def stopped(server: ServerProcess) -> Iterator[None]:
 def occupy(*servers: ServerProcess, gpus: int = 2) -> list[str]:
     """Take all GPUs of these servers by somebody else, for a long time; the leases, one per server."""
     return [take(server, new_id("other"), gpus=gpus, ttl_s=600)["id"] for server in servers]
-
-
-def queue_behind(server: ServerProcess) -> str:
-    return str(queue(server, new_id("other"), ttl_s=600)["id"])
 
 
 def sockets() -> set[str]:

@@ -132,9 +132,7 @@ def saying(status: int, body: bytes, kind: str = JSON, **headers: str) -> Behavi
 
 
 garbage = saying(200, b"\x00\xff<html>hello</html>", "text/html")
-truncated_json = saying(200, b'{"gpus": [')
 internal_error = saying(500, b"<h1>Internal Server Error</h1>", "text/html")
-bad_gateway = saying(502, b"bad gateway", "text/plain")
 not_found = saying(404, b'{"detail": "Not Found"}')
 
 

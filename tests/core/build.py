@@ -224,6 +224,11 @@ class Box:
         return explanation
 
 
+def free_at_once(*readings: Reading, **settings: Any) -> Box:
+    """A box where a released GPU is free without another look, to keep the examples short."""
+    return Box(*readings, awaits_reading_after_release=False, **settings)
+
+
 def of_kind(events: list[ev.Event], kind: type[ev.Event]) -> list[ev.Event]:
     return [event for event in events if isinstance(event, kind)]
 

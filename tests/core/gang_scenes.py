@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.core.harness import Core
-from tests.core.mutant import Mutant
+from tests.core.mutant import read_mutants
 from tests.core.queue_scenes import QueueScene
 
 
@@ -212,179 +212,120 @@ def ask_for_one_node(core: Core) -> None:
         scene.want(number, 2.0, node="b")
 
 
-GANG_SCENES: dict[str, Callable[[Core], None]] = {}
+GANG_SCENES: dict[str, Callable[[Core], None]] = {
+    "a gang has its GPUs on different nodes": ask_for_a_gang,
+    "a gang gets all or nothing": ask_for_a_gang,
+    "a gang that can never be served is refused": ask_for_a_gang_on_one_node,
+    "the fence of a gang is above that of each of its nodes": take_turns_on_two_nodes,
+    "the fence of a gang is noted for each of its nodes": take_turns_on_two_nodes,
+    "leases that share a GPU with a gang keep their order": share_with_a_gang,
+    "a gang reserves the nodes where it can run soonest": wait_for_a_gang,
+    "a gang starts with its last node": wait_for_a_gang,
+    "all GPUs of a gang count": have_a_gang_within_the_quota,
+    "a gang that failed says nothing about a single GPU": wait_alone_behind_a_gang,
+    "only a request for one GPU takes back what its process left": reclaim_for_a_gang,
+    "a lease that makes room on two nodes counts once": make_room_on_two_nodes,
+    "no lease makes room that is not needed": make_room_with_few,
+    "a lease that need not make room is spared": leave_while_another_makes_room,
+    "a preemptible lease makes room as soon as that is enough": release_beside_a_preemptible_lease,
+    "the queue is served again when a GPU is back in service, whatever is read of it": return_a_gpu_on_which_a_lease_makes_room,
+    "after a restart no lease is spared before all GPUs are read": restart_while_others_make_room,
+    "no lease is spared because its GPU was not read lately": make_room_unseen,
+    "a lease that makes room for a booking is not spared": make_room_for_a_booking_and_a_waiter,
+    "a gang is not idle where a node is silent": hold_where_one_node_is_silent,
+    "the queue is looked at again when a GPU of a preemptible lease is used otherwise": need_what_a_stranger_leaves,
+    "a request for one node gets GPUs of no other": ask_for_one_node,
+}
 
 
-def _mutant(
-    scene: Callable[[Core], None],
-    rule: str,
-    module: str,
-    text: str,
-    instead: str,
-    also: tuple[str, str, str] | None = None,
-) -> Mutant:
-    GANG_SCENES[rule] = scene
-    return Mutant(rule, module, text, instead, also)
-
-
-GANG_MUTANTS = (
-    _mutant(
-        ask_for_a_gang,
-        "a gang has its GPUs on different nodes",
-        "placement",
-        "by_node.setdefault(gpus[0].node, gpus)",
-        "by_node.setdefault(str(gpus[0]), gpus)",
-    ),
-    _mutant(
-        ask_for_a_gang,
-        "a gang gets all or nothing",
-        "placement",
-        "if len(by_node) == wishes.nodes:",
-        "if by_node:",
-    ),
-    _mutant(
-        ask_for_a_gang_on_one_node,
-        "a gang that can never be served is refused",
-        "facts",
-        "            if nodes >= wishes.nodes:\n                return True\n",
-        "            if nodes >= 1:\n                return True\n",
-    ),
-    _mutant(
-        take_turns_on_two_nodes,
-        "the fence of a gang is above that of each of its nodes",
-        "decide",
-        "fence = 1 + max(",
-        "fence = 1 + min(",
-    ),
-    _mutant(
-        take_turns_on_two_nodes,
-        "the fence of a gang is noted for each of its nodes",
-        "evolve",
-        "        state.fences[key.node] = max(state.fences.get(key.node, 0), lease.fence)\n",
-        "        state.fences.setdefault(gpus[0].node, 0)\n        state.fences[gpus[0].node] = lease.fence\n",
-    ),
-    _mutant(
-        share_with_a_gang,
-        "leases that share a GPU with a gang keep their order",
-        "condense",
-        "key=lambda lease: (lease.fence, lease.gpus[0].node)",
-        "key=lambda lease: (lease.gpus[0].node, lease.fence)",
-    ),
-    _mutant(
-        wait_for_a_gang,
-        "a gang reserves the nodes where it can run soonest",
-        "planner",
-        "nsmallest(number, plans, key=_sooner)",
-        "nsmallest(number, plans, key=lambda plan: (-plan.start.at, plan.gpus))",
-    ),
-    _mutant(
-        wait_for_a_gang,
-        "a gang starts with its last node",
-        "planner",
-        "last = chosen[-1]\n    if number",
-        "last = chosen[0]\n    if number",
-    ),
-    _mutant(
-        have_a_gang_within_the_quota,
-        "all GPUs of a gang count",
-        "owners",
-        "return wishes.total_gpus * (1",
-        "return wishes.gpus * (1",
-    ),
-    _mutant(
-        wait_alone_behind_a_gang,
-        "a gang that failed says nothing about a single GPU",
-        "serve",
-        "and wishes.nodes >= nodes and memory_mb",
-        "and memory_mb",
-    ),
-    _mutant(
-        reclaim_for_a_gang,
-        "only a request for one GPU takes back what its process left",
-        "eligibility",
-        "or request.wishes.total_gpus != 1:",
-        "or request.wishes.gpus != 1:",
-    ),
-    _mutant(
-        make_room_on_two_nodes,
-        "a lease that makes room on two nodes counts once",
-        "preemption",
-        "victims = _spare(together, is_enough)",
-        "victims = tuple(victim for _, own in each for victim in own)",
-    ),
-    _mutant(
-        make_room_with_few,
-        "no lease makes room that is not needed",
-        "preemption",
-        "        if is_enough(others):\n            kept = others\n",
-        "        pass\n",
-    ),
-    _mutant(
-        leave_while_another_makes_room,
-        "a lease that need not make room is spared",
-        "preemption",
-        "    if not state.preempt_warned:\n",
-        "    if True:\n",
-    ),
-    _mutant(
-        release_beside_a_preemptible_lease,
-        "a preemptible lease makes room as soon as that is enough",
-        "evolve",
-        "if state.quotas or state.groups or state.preemptible or state.bookings:",
-        "if state.quotas or state.groups or state.bookings:",
-    ),
-    _mutant(
-        return_a_gpu_on_which_a_lease_makes_room,
-        "the queue is served again when a GPU is back in service, whatever is read of it",
-        "evolve",
-        "if not isinstance(event, _QUIET):",
-        'if not isinstance(event, _QUIET) and getattr(event, "table", None) != "excluded":',
-    ),
-    _mutant(
-        restart_while_others_make_room,
-        "after a restart no lease is spared before all GPUs are read",
-        "preemption",
-        "if not unclaimed or any(slot.occupants and slot.reading is None for slot in state.slots.values()):",
-        "if not unclaimed:",
-    ),
-    _mutant(
-        make_room_unseen,
-        "no lease is spared because its GPU was not read lately",
-        "preemption",
-        "return all(reading is not None and now <= stale_at(state, reading) for reading in readings)",
-        "return True",
-    ),
-    _mutant(
-        make_room_for_a_booking_and_a_waiter,
-        "a lease that makes room for a booking is not spared",
-        "preemption",
-        "and not any(is_in_the_way(state, state.active(lease_id), each, now) for each in state.bookings.values())",
-        "",
-    ),
-    _mutant(
-        hold_where_one_node_is_silent,
-        "a gang is not idle where a node is silent",
-        "idleness",
-        "if began > stale_at(state, slot.reading) or now > began + state.settings.stale_after_s:",
-        "if False:",
-    ),
-    _mutant(
-        need_what_a_stranger_leaves,
-        "the queue is looked at again when a GPU of a preemptible lease is used otherwise",
-        "evolve_nodes",
-        "elif not state.preemptible.isdisjoint(slot.occupants) and",
-        "elif False and",
-    ),
-    _mutant(
-        ask_for_one_node,
-        "a request for one node gets GPUs of no other",
-        "eligibility",
-        "if wishes.node is not None and slot.key.node != wishes.node:",
-        "if False:",
-        also=(
-            "facts",
-            "        if wishes.node is None:\n            return self.nodes.items()\n",
-            "        if True:\n            return self.nodes.items()\n",
-        ),
-    ),
+GANG_MUTANTS = read_mutants(
+    """
+a gang has its GPUs on different nodes: placement
+-by_node.setdefault(gpus[0].node, gpus)
++by_node.setdefault(str(gpus[0]), gpus)
+a gang gets all or nothing: placement
+-if len(by_node) == wishes.nodes:
++if by_node:
+a gang that can never be served is refused: facts
+-            if nodes >= wishes.nodes:
+-                return True
+-
++            if nodes >= 1:
++                return True
++
+the fence of a gang is above that of each of its nodes: decide
+-fence = 1 + max(
++fence = 1 + min(
+the fence of a gang is noted for each of its nodes: evolve
+-        state.fences[key.node] = max(state.fences.get(key.node, 0), lease.fence)
+-
++        state.fences.setdefault(gpus[0].node, 0)
++        state.fences[gpus[0].node] = lease.fence
++
+leases that share a GPU with a gang keep their order: condense
+-key=lambda lease: (lease.fence, lease.gpus[0].node)
++key=lambda lease: (lease.gpus[0].node, lease.fence)
+a gang reserves the nodes where it can run soonest: planner
+-nsmallest(number, plans, key=_sooner)
++nsmallest(number, plans, key=lambda plan: (-plan.start.at, plan.gpus))
+a gang starts with its last node: planner
+-last = chosen[-1]
+-    if number
++last = chosen[0]
++    if number
+all GPUs of a gang count: owners
+-return wishes.total_gpus * (1
++return wishes.gpus * (1
+a gang that failed says nothing about a single GPU: serve
+-and wishes.nodes >= nodes and memory_mb
++and memory_mb
+only a request for one GPU takes back what its process left: eligibility
+-or request.wishes.total_gpus != 1:
++or request.wishes.gpus != 1:
+a lease that makes room on two nodes counts once: preemption
+-victims = _spare(together, is_enough)
++victims = tuple(victim for _, own in each for victim in own)
+no lease makes room that is not needed: preemption
+-        if is_enough(others):
+-            kept = others
+-
++        pass
++
+a lease that need not make room is spared: preemption
+-    if not state.preempt_warned:
+-
++    if True:
++
+a preemptible lease makes room as soon as that is enough: evolve
+-if state.quotas or state.groups or state.preemptible or state.bookings:
++if state.quotas or state.groups or state.bookings:
+the queue is served again when a GPU is back in service, whatever is read of it: evolve
+-if not isinstance(event, _QUIET):
++if not isinstance(event, _QUIET) and getattr(event, "table", None) != "excluded":
+after a restart no lease is spared before all GPUs are read: preemption
+-if not unclaimed or any(slot.occupants and slot.reading is None for slot in state.slots.values()):
++if not unclaimed:
+no lease is spared because its GPU was not read lately: preemption
+-return all(reading is not None and now <= stale_at(state, reading) for reading in readings)
++return True
+a lease that makes room for a booking is not spared: preemption
+-and not any(is_in_the_way(state, state.active(lease_id), each, now) for each in state.bookings.values())
++
+a gang is not idle where a node is silent: idleness
+-if began > stale_at(state, slot.reading) or now > began + state.settings.stale_after_s:
++if False:
+the queue is looked at again when a GPU of a preemptible lease is used otherwise: evolve_nodes
+-elif not state.preemptible.isdisjoint(slot.occupants) and
++elif False and
+a request for one node gets GPUs of no other: eligibility
+-if wishes.node is not None and slot.key.node != wishes.node:
++if False:
+also: facts
+-        if wishes.node is None:
+-            return self.nodes.items()
+-
++        if True:
++            return self.nodes.items()
++
+"""
 )

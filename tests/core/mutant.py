@@ -38,6 +38,25 @@ class Mutant:
         return [(self.module, self.text, self.instead), *([self.also] if self.also else [])]
 
 
+def read_mutants(table: str) -> tuple[Mutant, ...]:
+    """The mutants of a table: a line with the rule and the module, the text behind `-`, and what stands there instead behind `+`."""
+    found: list[tuple[str, list[tuple[str, list[str], list[str]]]]] = []
+    for line in table.strip("\n").split("\n"):
+        if line.startswith(("-", "+")):
+            _, text, instead = found[-1][1][-1]
+            (text if line[0] == "-" else instead).append(line[1:])
+            continue
+        rule, _, module = line.rpartition(": ")
+        if rule != "also":
+            found.append((rule, []))
+        found[-1][1].append((module, [], []))
+    made = []
+    for rule, parts in found:
+        first, *more = [(module, "\n".join(text), "\n".join(instead)) for module, text, instead in parts]
+        made.append(Mutant(rule, *first, also=more[0] if more else None))
+    return tuple(made)
+
+
 class _Copy(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Finds and loads the modules of the copy, some of them with another text."""
 

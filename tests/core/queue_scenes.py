@@ -123,30 +123,12 @@ def predict_far_ahead(core: Core) -> None:
     scene.want(3, 20_002.0)
 
 
-def be_granted_in_the_look_that_reserves(core: Core) -> None:
-    scene = QueueScene(core, gpus=2)
-    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1]), "repair"), 2.0)
-    scene.want(1, 3.0, time_limit_s=100.0)
-    scene.want(2, 4.0)
-    scene.want(3, 5.0, gpus=2)
-    scene.pool.do(core.commands.Configure("excluded", tuple(scene.keys[1])), 6.0)
-
-
 def drain_before_the_first_waiter(core: Core) -> None:
     scene = wait_for_two(core, awaits_reading_after_release=True)
     scene.tick(53.0)
     scene.want(3, 100.0, time_limit_s=20.0)
     scene.tick(103.0)
     scene.see(104.0)
-
-
-def wait_without_a_date_until_a_lease_ends(core: Core) -> None:
-    scene = QueueScene(core, gpus=2)
-    scene.want(1, 3.0)
-    scene.want(2, 3.0, time_limit_s=100.0)
-    scene.want(3, 4.0, gpus=2)
-    scene.want(4, 4.0)
-    scene.release(1, 5.0)
 
 
 def lose_sight_of_the_gpus(core: Core) -> None:
@@ -472,9 +454,7 @@ QUEUE_SCENES: dict[str, Callable[[Core], None]] = {
     "a waiter of a lower priority may have waited for longer": wait_behind_one_of_a_higher_priority,
     "a reservation keeps to its node": find_another_node_free_sooner,
     "a prediction far ahead reserves nothing": predict_far_ahead,
-    "what is granted in a look is not taken for free in it": be_granted_in_the_look_that_reserves,
     "what drains admits no later waiter": drain_before_the_first_waiter,
-    "a date is looked for again when something happens": wait_without_a_date_until_a_lease_ends,
     "what is reserved stays so while readings do not tell": lose_sight_of_the_gpus,
     "a booking that ends is a date": wait_for_a_booked_gpu,
     "a reservation keeps no booked GPU from the booking's owner": wait_for_a_booked_gpu,

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from tests.documents.answers import assert_fits
 from tests.documents.blocks import ROOT, Block, Chain
 from tests.documents.names import PORT, hosts_in, port_for
 from tests.documents.network import Network
-from tests.documents.schemas import unlike
 from tests.preloaded import NO_CERTIFICATES, stand_in
 from tests.server.leasing import eventually
 from tests.server.running import ask_over, free_port
-from tests.server.shapes import misfits
 
 MOST_S = 60.0
 BETWEEN = "--- the next block ---"
@@ -189,13 +188,6 @@ def get(port: int, path: str) -> Any:
         connection.close()
     assert answer.status == 200, (path, answer)
     return answer.json
-
-
-def assert_fits(example: Block, answer: Any) -> None:
-    """The answer has all that the example shows, and of the same kinds; nothing else, where it shows the whole."""
-    compare = unlike if "whole" in example.marks else misfits
-    found = compare(json.loads(example.text), answer)
-    assert not found, f"{example}: {'; '.join(found)}"
 
 
 def _last_json(block: Block, output: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from gpu_worker_pool import GPUExecutor, WorkerLostError
 from gpu_worker_pool.testing import ServerProcess
 from tests.processes import forked_child, has_ended
-from tests.server.leasing import eventually, queued, release, take
+from tests.server.leasing import eventually
 
 from . import work
 from .conftest import MakeExecutor
@@ -47,18 +47,6 @@ def test_a_shut_down_waits_for_the_tasks_and_releases_all_leases(
     assert active(server) == []
     assert has_ended(visitor.pid)
     ex.shutdown()  # a second time is harmless
-
-
-def test_a_shut_down_withdraws_requests(server: ServerProcess, executor: MakeExecutor) -> None:
-    held = take(server, gpus=4)
-    ex = executor(2)
-    futures = [ex.submit(abs, 1) for _ in range(2)]
-    eventually(lambda: len(queued(server)) == 2, "both wait")
-    ex.shutdown(cancel_futures=True)
-
-    assert queued(server) == []
-    assert all(future.cancelled() for future in futures)
-    release(server, held["id"])
 
 
 def test_the_tasks_of_an_executor_that_is_forgotten_are_still_done(server: ServerProcess, gate: Gate) -> None:

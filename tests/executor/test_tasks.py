@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from concurrent.futures import BrokenExecutor, as_completed
@@ -100,15 +99,6 @@ def test_with_retries_a_task_is_repeated_and_that_is_said(
     )
 
 
-def test_a_dead_worker_is_not_used_again(executor: MakeExecutor) -> None:
-    ex = executor()
-    for _ in range(3):
-        pid = ex.submit(os.getpid).result()
-        os.kill(pid, signal.SIGKILL)
-        # Whether the task reaches the process just before it dies is a matter of luck; it is never lost.
-        assert isinstance(ex.submit(os.getpid).exception(), WorkerLostError | None)
-
-
 def test_a_task_that_is_cancelled_at_once_leaves_no_guard(executor: MakeExecutor) -> None:
     ex = executor(4)
     ex.submit(abs, -1).result()
@@ -136,12 +126,6 @@ def test_large_arguments_and_results_pass(executor: MakeExecutor) -> None:
 
     assert ex.submit(work.size_of, data).result() == len(data)
     assert len(ex.submit(work.twice, data).result()) == 2 * len(data)
-
-
-def test_the_initializer_runs_once_in_every_worker(executor: MakeExecutor) -> None:
-    ex = executor(initializer=work.initialize, initargs=("model",))
-
-    assert [ex.submit(work.initialized).result() for _ in range(2)] == [["model"], ["model"]]
 
 
 def test_a_queue_of_multiprocessing_can_be_given_to_the_initializer(executor: MakeExecutor) -> None:

@@ -116,10 +116,6 @@ def fail(text: str) -> NoReturn:
     raise LookupError(text)
 
 
-def leave(code: int) -> NoReturn:
-    os._exit(code)
-
-
 def interrupt_once(path: str) -> None:
     """As Ctrl-C does, in the first process that calls it."""
     try:
@@ -164,19 +160,8 @@ def return_exploding() -> ExplodesHere:
 def take_exploding(_: ExplodesHere) -> None: ...
 
 
-state: list[str] = []
-
-
-def initialize(text: str) -> None:
-    state.append(text)
-
-
 def initialize_with_queue(queue: Any) -> None:
     queue.put(os.getpid())
-
-
-def initialized() -> list[str]:
-    return state
 
 
 def fail_to_initialize() -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from gpu_worker_pool.gpus.choose import MixedProbe
 from gpu_worker_pool.gpus.grant_env import FIRST_OF_MIXED, GrantedGpu, grant_env
 from gpu_worker_pool.gpus.probe import Probe, ProbeResult, ProbeUnavailable
 from gpu_worker_pool.gpus.simulated import SimulatedProbe
+from tests.enforce.box import make_box
+from tests.other_user import ALICE, python_as
 
 from .amd_tree import GB, RX7900, AmdTree
 from .probe_contract import ProbeContract
@@ -212,15 +215,19 @@ def test_a_process_whose_memory_cannot_be_read_makes_those_of_its_gpu_unknown(tr
     assert [process.id.pid for process in other.processes or ()] == [10]
 
 
-def test_without_kfd_only_root_knows_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = AmdTree(tmp_path, has_kfd=False)
-    tree.add_card(3)
-    tree.add_process(11, draws=DRAWS.format(memory="drm-memory-vram:\t2048 KiB\n"))
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert read(tree)[0].processes is None
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    (process,) = read(tree)[0].processes or ()
-    assert process.id.pid == 11
+READS = "import sys; from pathlib import Path; from gpu_worker_pool.gpus.amd import AmdProbe; print(AmdProbe('box', root=Path(sys.argv[1])).read(1.0).readings[0].processes)"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_without_kfd_only_root_knows_all_processes() -> None:
+    with make_box() as box:
+        tree = AmdTree(box.root, has_kfd=False)
+        tree.add_card(3)
+        tree.add_process(11, draws=DRAWS.format(memory="drm-memory-vram:\t2048 KiB\n"))
+        (process,) = read(tree)[0].processes or ()
+        assert process.id.pid == 11
+        command = python_as(ALICE, "-c", READS, str(box.root))
+        assert subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout == "None\n"
 
 
 # --- boxes with GPUs of two vendors, and what a grant sets --------------------------------------------------------------
@@ -250,48 +257,26 @@ def test_a_box_with_gpus_of_two_vendors_shows_all_of_them(tree: AmdTree) -> None
     assert result.error == "it is away"
 
 
-CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+AMD_2, BY_PLACE = "GPU-00000000000000aa", "GPU-pci-0000-03-00.0"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "env"),
+    ("gpus", "cuda", "rocm"),
     [
-        ([(1, NVIDIA), (0, NVIDIA)], {**CUDA, "CUDA_VISIBLE_DEVICES": "0,1"}),
-        (
-            [(0, UUID)],
-            {**CUDA, "CUDA_VISIBLE_DEVICES": UUID, "ROCR_VISIBLE_DEVICES": UUID, "HIP_VISIBLE_DEVICES": "0"},
-        ),
-        (
-            [(65, UUID), (64, "GPU-00000000000000aa")],
-            {
-                **CUDA,
-                "CUDA_VISIBLE_DEVICES": f"GPU-00000000000000aa,{UUID}",
-                "ROCR_VISIBLE_DEVICES": f"GPU-00000000000000aa,{UUID}",
-                "HIP_VISIBLE_DEVICES": "0,1",
-            },
-        ),
+        ([(1, NVIDIA), (0, NVIDIA)], "0,1", None),
+        ([(0, UUID)], UUID, (UUID, "0")),
+        ([(65, UUID), (64, AMD_2)], f"{AMD_2},{UUID}", (f"{AMD_2},{UUID}", "0,1")),
         # ROCm knows a GPU without a unique id by its position only.
-        (
-            [(65, "GPU-pci-0000-03-00.0")],
-            {
-                **CUDA,
-                "CUDA_VISIBLE_DEVICES": "GPU-pci-0000-03-00.0",
-                "ROCR_VISIBLE_DEVICES": "1",
-                "HIP_VISIBLE_DEVICES": "0",
-            },
-        ),
-        (
-            [(0, NVIDIA), (64, UUID)],
-            {
-                **CUDA,
-                "CUDA_VISIBLE_DEVICES": f"{NVIDIA},{UUID}",
-                "ROCR_VISIBLE_DEVICES": UUID,
-                "HIP_VISIBLE_DEVICES": "0",
-            },
-        ),
+        ([(65, BY_PLACE)], BY_PLACE, ("1", "0")),
+        ([(0, NVIDIA), (64, UUID)], f"{NVIDIA},{UUID}", (UUID, "0")),
     ],
 )
-def test_a_grant_shows_its_gpus_to_cuda_and_to_rocm(gpus: list[tuple[int, str]], env: dict[str, str]) -> None:
+def test_a_grant_shows_its_gpus_to_cuda_and_to_rocm(
+    gpus: list[tuple[int, str]], cuda: str, rocm: tuple[str, str] | None
+) -> None:
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": cuda}
+    if rocm is not None:
+        env |= {"ROCR_VISIBLE_DEVICES": rocm[0], "HIP_VISIBLE_DEVICES": rocm[1]}
     assert grant_env([GrantedGpu(index, uuid) for index, uuid in gpus]) == env
 
 

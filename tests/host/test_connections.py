@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -14,6 +15,7 @@ import pytest
 from gpu_worker_pool.core.model.configured import Role
 from gpu_worker_pool.host.connections import UserNotKnown, uid_of_tcp_peer, uid_of_unix_peer
 from gpu_worker_pool.host.users import User, Users, is_in_group, user_name
+from tests.server.running import ROOT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is"),
@@ -94,3 +96,14 @@ def test_names_groups_and_administrators() -> None:
     assert "GPU_POOL_ADMIN_GROUP='no-such-group'" in str(Users("no-such-group").why_no_members())
     assert "GPU_POOL_OPERATOR_GROUP='none'" in str(Users("root", "none").why_no_members())
     assert users.administrators().endswith("the members of the group root")
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes_and_the_last_quarter_is_scarce() -> None:
+    program = (
+        "import resource; from gpu_worker_pool.host.connections import is_scarce, raise_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
+        "print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE), is_scarce(10), is_scarce(299))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert answer.stdout.split() == ["300", "300", "300", "False", "True"]

@@ -139,39 +139,19 @@ class TestWhoIsLocal:
 
         assert here.local_process(holder, uid=US) == ProcessId(os.getpid(), start_of(os.getpid()))
 
-    @pytest.mark.parametrize("host", [None, "", "elsewhere", "localhost.example.org"])
-    def test_without_a_host_of_ours_a_pid_says_nothing(self, here: Machine, host: str | None) -> None:
-        assert here.local_process(Holder(host=host, pid=os.getpid()), uid=US) is None
 
+def test_a_process_that_does_not_run_or_is_another_one_is_refused_with_what_to_do(here: Machine, spawn: Spawn) -> None:
+    gone, zombie, later = spawn(), spawn(), spawn()
+    holders = [who(here, gone.pid), who(here, zombie.pid), who(here, later.pid, pid_started=start_of(later.pid) - 1)]
+    gone.communicate(timeout=GENEROUS_S)
+    zombie.kill()
+    until_it_is_dead(zombie)
 
-class TestNoSuchProcess:
-    def refusal(self, machine: Machine, holder: Holder) -> str:
+    for holder in (*holders, dataclasses.replace(holders[0], pid_started=None)):
         with pytest.raises(NoSuchProcess) as raised:
-            machine.local_process(holder, uid=US)
-        assert raised.value.pid == holder.pid
-        return str(raised.value)
-
-    def test_one_that_has_gone_is_refused_with_what_to_do(self, here: Machine, spawn: Spawn) -> None:
-        process = spawn()
-        holder = who(here, process.pid)
-        process.communicate(timeout=GENEROUS_S)
-
-        message = f"pid {process.pid} is not running on this machine; send the pid of a running process, or none"
-        assert self.refusal(here, holder) == message
-        assert self.refusal(here, dataclasses.replace(holder, pid_started=None)) == message
-
-    def test_a_zombie_is_refused(self, here: Machine, spawn: Spawn) -> None:
-        process = spawn()
-        holder = who(here, process.pid)
-        process.kill()
-        until_it_is_dead(process)
-
-        self.refusal(here, holder)
-
-    def test_a_pid_that_a_later_process_has_is_refused(self, here: Machine, spawn: Spawn) -> None:
-        pid = spawn().pid
-
-        self.refusal(here, who(here, pid, pid_started=start_of(pid) - 1))
+            here.local_process(holder, uid=US)
+        message = f"pid {holder.pid} is not running on this machine; send the pid of a running process, or none"
+        assert (raised.value.pid, str(raised.value)) == (holder.pid, message)
 
 
 class TestIsAlive:

@@ -57,15 +57,6 @@ def test_a_real_process_has_the_start_time_and_the_parent_that_the_kernel_gives_
     assert table.name(child.pid) == Path(f"/proc/{child.pid}/comm").read_text().rstrip("\n")
 
 
-@needs_proc
-def test_the_ancestors_of_a_real_process_end_where_the_pid_namespace_does() -> None:
-    ancestors = ProcessTable().ancestors(os.getpid())
-
-    assert ancestors[0].pid == os.getppid()
-    assert ancestors[-1].pid == 1 or ProcessTable().facts(ancestors[-1].pid) is not None
-    assert len({ancestor.pid for ancestor in ancestors}) == len(ancestors)
-
-
 def test_everything_about_a_process_on_a_gpu_is_put_together(proc: FakeProc) -> None:
     proc.add(1, started=1, name="init")
     proc.add(10, parent=1, started=50, name="bash")
@@ -92,15 +83,6 @@ def test_what_cannot_be_understood_is_unknown(proc: FakeProc, stat: bytes) -> No
     proc.add_raw(10, stat)
 
     assert proc.table().gpu_process(10, None) == GpuProcess(ProcessId(10), user=getpass.getuser())
-
-
-def test_no_proc_at_all_is_no_reason_to_fail(tmp_path: Path) -> None:
-    table = ProcessTable(tmp_path / "nothing")
-
-    assert table.facts(1) is None
-    assert table.started(1) is None
-    assert table.name(1) is None
-    assert table.ancestors(1) == ()
 
 
 def test_a_parent_that_is_younger_than_its_child_is_not_its_parent(proc: FakeProc) -> None:

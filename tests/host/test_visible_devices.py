@@ -1,5 +1,4 @@
 import pytest
-from hypothesis import strategies as st
 
 from gpu_worker_pool.host.visible_devices import InstalledGpu, VisibleDevices, gpu_names_in, select_visible
 
@@ -96,26 +95,6 @@ def test_all_gpus_are_shown_with_a_warning_if_every_name_is_invalid(value: str) 
     visible = select_visible(value, BOX)
     assert (visible.indices, visible.is_filtering, visible.warnings[-1]) == (ALL, False, all_shown(value))
     assert len(visible.warnings) == len(value.replace(",", " ").split()) + 1
-
-
-boxes = st.lists(
-    st.builds(InstalledGpu, st.integers(0, 20), st.from_regex(r"(GPU|MIG)-[0-9a-f]{1,6}", fullmatch=True)),
-    unique_by=lambda gpu: gpu.index,
-    max_size=8,
-)
-names = st.one_of(
-    st.integers(-3, 25).map(str),
-    st.from_regex(r"(GPU|mig)-[0-9a-f]{0,6}", fullmatch=True),
-    st.sampled_from(["NoDevFiles", "-1", "1.5", "0x1", '"0"', ""]),
-    st.text(max_size=8),
-)
-values = st.one_of(
-    st.none(),
-    st.text(),
-    st.lists(st.tuples(names, st.sampled_from([",", " ", "\t", ", "]))).map(
-        lambda parts: "".join(name + separator for name, separator in parts)
-    ),
-)
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,6 @@ class JournalContract:
 
     # Keeping
 
-    def test_a_new_one_is_empty(self, journal: Journal) -> None:
-        assert journal.load(10) == History()
-        assert journal.events_since_compaction == 0
-
-    def test_events_stay_in_order_over_several_appends(self, journal: Journal) -> None:
-        journal.append([note(3), note(1)], ())
-        journal.append([note(2)], ())
-        journal.append([note(9), note(3)], ())
-        assert numbers(journal.load(0).events) == [3, 1, 2, 9, 3]
-
     def test_every_kind_of_event_comes_back_exactly_after_closing(self, opens: Opens) -> None:
         with closing(opens()) as journal:
             journal.append(EVENTS, [ENDED])
@@ -64,25 +54,6 @@ class JournalContract:
         assert repr(after.events) == repr((*before.events, *events))
         latest = {(lease.id, lease.requested_at): repr(lease) for lease in (*before.ended, *leases)}
         assert {(lease.id, lease.requested_at): repr(lease) for lease in after.ended} == latest
-
-    def test_it_can_be_loaded_again_and_appended_to_after(self, journal: Journal) -> None:
-        journal.append([note(1)], ())
-        assert journal.load(10) == journal.load(10)
-        journal.append([note(2)], ())
-        assert numbers(journal.load(10).events) == [1, 2]
-
-    def test_it_can_be_appended_to_before_it_is_loaded(self, opens: Opens) -> None:
-        with closing(opens()) as journal:
-            journal.append([note(1)], ())
-        with closing(opens()) as journal:
-            journal.load(0)
-            journal.append([note(2)], ())
-            assert numbers(journal.load(0).events) == [1, 2]
-
-    def test_appending_nothing_is_harmless(self, journal: Journal) -> None:
-        journal.append((), ())
-        assert journal.load(10) == History()
-        assert journal.events_since_compaction == 0
 
     def test_what_is_loaded_does_not_change_with_the_journal(self, journal: Journal) -> None:
         journal.append([note(1)], [ended("a")])
@@ -187,10 +158,6 @@ class JournalContract:
             journal.compact([note(2)])
         with closing(opens()) as again:
             assert numbers(again.load(0).events) == [1]
-
-    def test_its_repr_says_what_it_is(self, journal: Journal) -> None:
-        journal.append([note(1), note(2)], ())
-        assert "2 events" in repr(journal)
 
 
 class ReplacementContract(JournalContract):

@@ -180,26 +180,6 @@ def test_readings_that_come_seldom_are_kept_and_an_idle_gpu_is_taken_back(refres
     assert 20.0 <= run(main()) <= 20.0 + refresh_s + 2.0
 
 
-def test_what_a_gpu_did_while_it_was_not_read_is_not_idleness() -> None:
-    settings = PoolSettings(idle_after_s=20.0, idle_reclaim=True, preempt_grace_s=1.0, stale_after_s=15.0)
-
-    async def main() -> None:
-        async with scene(settings) as made:
-            made.look()
-            await made.driver.do(cmd.RequestLease("held", local()))
-            await asyncio.sleep(1.0)
-            made.look()
-            await asyncio.sleep(30.0)  # the probe hangs
-            made.look()
-            await asyncio.sleep(10.0)
-            made.look()
-            await asyncio.sleep(5.0)
-            assert made.ends() == []
-            assert made.driver.state.slots[GPU.key].busy == pytest.approx(made.driver.now() - 15.0, abs=0.01)
-
-    run(main())
-
-
 def test_dates_follow_a_wall_clock_that_is_set_and_a_reboot_does_not_move_the_pools_clock() -> None:
     async def main() -> None:
         wall, journal = WallClock(-3600.0), MemoryJournal()

@@ -1,10 +1,12 @@
-"""A driver takes charge of what another left: after a restart, a reboot, or on another machine."""
+"""A driver takes charge of what another left: after a restart, a reboot, or on another machine; and leads again after it followed."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 from itertools import count
+
+import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, InventoryGpu, ProcessId, Reading
@@ -113,3 +115,17 @@ async def test_what_many_boxes_say_waits_for_a_turn_that_has_time_and_is_carried
 
 def observed(*gpus: Gpu, at: float) -> cmd.Observe:
     return cmd.Observe(tuple(Reading(gpu, at, 80_000.0, 0.0, 0.0, processes=()) for gpu in gpus))
+
+
+async def test_the_time_in_which_it_followed_is_not_a_standstill(caplog: pytest.LogCaptureFixture) -> None:
+    now, writer = [100.0], InlineWriter(MemoryJournal())
+    driver = Driver(PoolSettings(), clock=lambda: now[0])
+    driver.lead(driver.state, writer, boot_id="boot", wall_clock=lambda: 1.7e9, epoch=1, node="box")
+    await driver.do(cmd.RequestLease("waits", Request()))
+    driver.step_down("another one leads")
+    now[0] += 3600.0
+
+    driver.lead(driver.state, writer, boot_id="boot", wall_clock=lambda: 1.7e9 + 3600.0, epoch=2, node="box")
+
+    assert "took no heartbeat" not in caplog.text
+    driver.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
+_SOURCE = files("axe_playwright_python") / "axe.min.js"
+_RUN = "async () => (await axe.run(document, {resultTypes: ['violations'], selectors: false})).violations"
 # A caller that comes through a proxy is nobody to the server.
 VISITOR = {"X-Forwarded-For": "192.0.2.1"}
 
@@ -81,3 +84,14 @@ def too_wide(page: Page) -> list[str]:
         }"""
     )
     return found
+
+
+def findings(page: Page) -> list[str]:
+    """A line for each element that axe finds something wrong with, as the page is now."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_SOURCE.read_text(encoding="utf-8"))  # by the debugger, which no policy of the page stops
+    return [
+        f"{rule['id']} ({rule['impact']}): {element['html']}: {element['failureSummary']}"
+        for rule in page.evaluate(_RUN)
+        for element in rule["nodes"]
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.page.axe import findings
+from tests.page.parts import findings
 from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
 
@@ -28,34 +28,30 @@ WRONGS = {
 
 
 @pytest.fixture(scope="module")
-def both_servers(browser: Browser) -> Iterator[tuple[ToldServer, ToldServer]]:
-    """The page's own, and another host."""
+def own(browser: Browser) -> Iterator[ToldServer]:
     headers = {"Content-Type": "text/html", "Content-Security-Policy": POLICY}
-    with told_server({"/": Told(PAGE, headers=headers)}) as own, told_server({}, host="127.0.0.2") as other:
-        yield own, other
+    with told_server({"/": Told(PAGE, headers=headers)}) as server:
+        yield server
 
 
 @pytest.fixture
-def watch(both_servers: tuple[ToldServer, ToldServer]) -> Watch:
+def watch(own: ToldServer) -> Watch:
     """One whose complaints are what the test is about."""
-    return Watch(both_servers[0].url)
+    return Watch(own.url)
 
 
 @pytest.fixture
-def page(both_servers: tuple[ToldServer, ToldServer], browser: Browser, watch: Watch) -> Iterator[Page]:
+def page(own: ToldServer, browser: Browser, watch: Watch) -> Iterator[Page]:
     with browser.new_context() as context:
         watch.over(context)
         page = context.new_page()
-        page.goto(both_servers[0].url)
+        page.goto(own.url)
         yield page
 
 
-def test_a_page_that_does_nothing_wrong_is_not_complained_of(page: Page, watch: Watch) -> None:
+def test_what_a_page_must_not_do_is_noticed_and_nothing_else(page: Page, watch: Watch) -> None:
     page.evaluate("() => { console.log('hello'); console.warn('well'); return fetch('/') }")
     assert watch.complaints == []
-
-
-def test_what_a_page_must_not_do_is_noticed(page: Page, watch: Watch) -> None:
     for wrong, noticed in WRONGS.items():
         page.evaluate(f"() => {{ {wrong} }}")
         page.evaluate("() => new Promise(requestAnimationFrame)")
@@ -68,14 +64,13 @@ def test_what_a_page_must_not_do_is_noticed(page: Page, watch: Watch) -> None:
         assert watch.complaints == []
 
 
-def test_a_request_to_another_host_is_noticed_and_goes_nowhere(
-    page: Page, watch: Watch, both_servers: tuple[ToldServer, ToldServer]
-) -> None:
-    for url in (f"{both_servers[1].url}/stolen", "http://elsewhere.test/"):
-        said = page.evaluate("url => fetch(url, {mode: 'no-cors'}).then(() => 'came back', String)", url)
-        assert "Failed to fetch" in said
-        assert f"asked elsewhere: GET {url}" in watch.complaints
-    assert both_servers[1].asked == []
+def test_a_request_to_another_host_is_noticed_and_goes_nowhere(page: Page, watch: Watch) -> None:
+    with told_server({}, host="127.0.0.2") as other:
+        for url in (f"{other.url}/stolen", "http://elsewhere.test/"):
+            said = page.evaluate("url => fetch(url, {mode: 'no-cors'}).then(() => 'came back', String)", url)
+            assert "Failed to fetch" in said
+            assert f"asked elsewhere: GET {url}" in watch.complaints
+        assert other.asked == []
 
 
 def test_axe_finds_what_keeps_somebody_out_and_nothing_else(page: Page) -> None:

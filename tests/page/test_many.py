@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, ViewportSize, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.axe import findings
 from tests.page.conftest import OpenPage
 from tests.page.fleet_answer import FleetAnswer
-from tests.page.parts import confirm, connection, queue_of, too_wide, waiters
+from tests.page.parts import confirm, connection, findings, queue_of, too_wide, waiters
 from tests.server.leasing import queue, release, take
 
 GPUS = 200
@@ -70,6 +69,8 @@ def test_two_hundred_gpus_stay_smooth_while_they_change(
         page.set_viewport_size(viewport)
         assert too_wide(page) == []
     assert findings(page) == []
+    sizes = page.locator(".square").first.evaluate("(square) => [square.offsetWidth, square.offsetHeight]")
+    assert min(sizes) >= 44, "on a phone"
 
 
 def test_one_gpu_is_shown_in_full_by_mouse_and_by_keyboard(page: Page) -> None:

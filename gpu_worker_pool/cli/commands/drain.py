@@ -54,9 +54,9 @@ def drain(
         Option("--undo", help="Put them back into service, and cancel what is planned; undrain does the same."),
     ] = False,
 ) -> None:
-    """Take GPUs out of service: they are not granted any more; leases on them last until they end. For administrators.
+    """Take GPUs out of service: they get no new leases, and current leases last until they end. For administrators.
 
-    With --at it is planned: until then, leases that will have ended in time are granted.
+    With --at, the drain begins at that time. Until then, only leases that will end before it are granted.
     """
     now, action = time.time(), "undrain" if undo else "drain"
     if bool(gpus) == every:

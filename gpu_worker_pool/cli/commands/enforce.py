@@ -26,7 +26,7 @@ _MODES: Final = "|".join(Mode)
 
 def enforce(
     mode: Annotated[
-        Mode | None, Argument(metavar=_MODES, help=f"How far it goes. [observe, or {MODE_VARIABLE}]")
+        Mode | None, Argument(metavar=f"[{_MODES}]", help=f"How far it goes. [observe, or {MODE_VARIABLE}]")
     ] = None,
     allow: Annotated[
         str | None,
@@ -44,7 +44,7 @@ def enforce(
     """Let only the holders of a GPU open its device. Run it as root on each GPU box, beside the server.
 
     observe logs what would be refused; warn also tells those who use a GPU without a lease; deny refuses. While the server is
-    away, and when this ends, the devices stay as they are; --stop gives them back.
+    away, and when this ends, the devices stay as they are; --stop opens them to all again.
     """
     if os.geteuid() != 0:
         raise Failure("only root may say who opens a device: use sudo", REFUSED)

@@ -112,7 +112,7 @@ def _show(console: Console, lease: LeaseReport, report: PoolReport, now: float) 
     if lease.view.state != "queued":
         return
     start = show_start(lease.view, now)
-    console.print(f"It starts {start}." if start else "Its start time is not known.")
+    console.print(f"Start: {start or 'not known yet'}")
     console.print(f"Why: {lease.why or 'the server does not say'}")
     if not lease.obstacles:
         return
@@ -137,8 +137,9 @@ def _sentence(lease: LeaseReport, report: PoolReport, now: float) -> str:
     match view.state:
         case "queued":
             place = f"position {view.position} of {max(report.queue_length, view.position or 0)}"
+            priority = f", priority {view.priority}" if view.priority else ""
             return (
-                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}, priority {view.priority}{terms}, since "
+                f"{who} waits at {lease.endpoint} for {lease.wants}{runs}: {place}{priority}{terms}, since "
                 f"{_moment(lease.requested_at, now)}."
             )
         case "active":

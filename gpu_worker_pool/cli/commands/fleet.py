@@ -23,7 +23,7 @@ NO_FLEET = "it is not part of a fleet; `gpu-pool serve --lead` makes it one"
 
 
 def show_fleet(endpoint: Endpoints = None, *, json: Json = False) -> None:
-    """Show the boxes of the fleet: who leads, who follows, which are agents only, and which are not heard of.
+    """Show the boxes of the fleet: who leads, who follows, which are agents only, and which do not answer.
 
     Without a leader, say what the box that is asked knows of it. Ends with 0 if the fleet is led, with 1 if the server belongs to
     none, with 125 if nobody leads it or no server answers.
@@ -68,7 +68,7 @@ def forget_node(
 ) -> None:
     """Remove a box that will not come back: its leases end, and its GPUs are gone from the fleet. For administrators.
 
-    It is refused while the box is heard of.
+    It is refused while the leader hears from the box.
     """
 
     async def forget(servers: Servers) -> None:

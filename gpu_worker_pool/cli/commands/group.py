@@ -43,7 +43,8 @@ def add_group(
         str, Option("--members", metavar="NAMES", help="Owners, with commas between; a Unix group as @name.")
     ],
     gpus: Annotated[
-        str | None, Option("--gpus", metavar="GPUS", help="For --first-right: box1:4-7, a box, 0,2, or UUIDs.")
+        str | None,
+        Option("--gpus", metavar="GPUS", help="With --first-right, these GPUs: box1:4-7, a box, 0,2, or UUIDs."),
     ] = None,
     first_right: Annotated[
         bool,

@@ -48,7 +48,7 @@ class Shell(StrEnum):
     CSH = "csh"
 
 
-ShellOption = Annotated[Shell, Option("--shell", metavar="sh|fish|csh", help="For which shell to print them. [sh]")]
+ShellOption = Annotated[Shell, Option("--shell", metavar="sh|fish|csh", help="The shell to print them for. [sh]")]
 
 
 def hold(
@@ -67,14 +67,14 @@ def hold(
     ] = None,
     name: Name = None,
     *,
-    no_wait: Annotated[bool, Option("--no-wait", help="End at once where no GPU is free.")] = False,
+    no_wait: Annotated[bool, Option("--no-wait", help="Do not wait: fail if no GPU is free.")] = False,
     shell: ShellOption = Shell.SH,
     json: Json = False,
 ) -> None:
     """Hold GPUs without a command, and print what to export: `eval "$(gpu-pool hold)"`.
 
-    They are yours until the time is over or `gpu-pool cancel` gives them back, also when you log out. In another terminal,
-    `eval "$(gpu-pool env)"` shows its programs the same GPUs.
+    They are yours until the time is up or you release them with `gpu-pool cancel`, even after you log out. To use them in
+    another terminal, run `eval "$(gpu-pool env)"` there.
     """
     servers = one_server(asked.endpoint)
     labels = {"name": name or ("hold" if pid is None else f"hold --pid {pid}"), _LABEL: "yes"}
@@ -106,8 +106,8 @@ def hold(
 def shell(asked: GpuWishes, *, time: TimeLimit = None, timeout: Timeout = None) -> int:
     """Wait for GPUs, and start your shell ($SHELL) on them. They are released when you leave it.
 
-    The prompt shows the GPUs. In another terminal, `eval "$(gpu-pool env)"` shows its programs the same GPUs. Ends with the
-    exit code of the shell.
+    The prompt shows the GPUs. To use them in another terminal, run `eval "$(gpu-pool env)"` there. Ends with the exit code of
+    the shell.
     """
     from gpu_worker_pool.cli.run.command import run  # noqa: PLC0415 - loads the client
 
@@ -128,7 +128,7 @@ def _shell_command() -> list[str]:
 
 
 def env(
-    lease_id: Annotated[str | None, Argument(metavar="ID", help="Which lease, where you hold several.")] = None,
+    lease_id: Annotated[str | None, Argument(metavar="[ID]", help="Which lease, if you hold several.")] = None,
     endpoint: Endpoints = None,
     *,
     shell: ShellOption = Shell.SH,

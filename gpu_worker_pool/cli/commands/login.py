@@ -36,7 +36,7 @@ _PASTED: Final = re.compile(r"(?:^|\s)GPU_POOL_TOKEN=(.*)$", re.MULTILINE)
 
 def login(
     url: Annotated[
-        str | None, Argument(metavar="URL", help="The URL of a GPU server, such as http://gpu-1:8000.")
+        str | None, Argument(metavar="[URL]", help="The URL of a GPU server, such as http://gpu-1:8000.")
     ] = None,
     *,
     no_token: Annotated[bool, Option("--no-token", help="Save the URL only, to look without requesting.")] = False,
@@ -45,11 +45,11 @@ def login(
         Option("--forget", help="Forget this server and your token there, or all without a URL; logout does the same."),
     ] = False,
 ) -> None:
-    """Keep a server and your token there, for this command and the Python client.
+    """Save a server and your token for it, for this command and the Python client.
 
-    The token is typed, or read from a pipe; it is checked first. Both are kept in `~/.config/gpu-pool/config.toml`, which
-    only you can read. The environment (GPU_SERVICE_ENDPOINT, GPU_POOL_TOKEN) goes before. Log in at several servers to use
-    all of them. A token that you forget stays valid: `gpu-pool token revoke` ends it.
+    Type the token, or pass it on standard input; it is checked first. Both are kept in `~/.config/gpu-pool/config.toml`, which
+    only you can read. The environment (GPU_SERVICE_ENDPOINT, GPU_POOL_TOKEN) takes precedence. Log in at several servers to use
+    all of them. A token that you forget here stays valid: `gpu-pool token revoke` ends it.
     """
     path = logins_file(os.environ)
     if path is None:

@@ -75,7 +75,7 @@ def status(
     fleet: Annotated[bool, Option("--fleet", help="The whole fleet, not only the server's own box.")] = False,
     json: Json = False,
 ) -> None:
-    """Show whether a GPU is free, or when one will be; every GPU, who holds it since when, and who waits.
+    """Show whether a GPU is free or when one will be, who holds which GPU, and who waits.
 
     A server that is down is shown as down. Ends with 0 if at least one answered, else with 125.
     """
@@ -222,7 +222,7 @@ def _gpu_table(console: Console, report: PoolReport, gpus: Sequence[PoolGpu], no
         said = [show_holding(lease, now, cut(console, lease.command or "")) for lease in report.holders(gpu)]
         outside = [f"outside the pool: {process}" for process in show_outsiders(gpu)]
         if gpu.state not in SAID_BY_HOLDERS:
-            said.append(gpu.reason or "the server does not say why")
+            said.append((gpu.reason or "the server does not say why").removeprefix("taken out of service: "))
         first, *others = [*said, *outside] or [""]
         table.add_row(
             name,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 from gpu_worker_pool.cli.pools.reading import ask_pools
 from gpu_worker_pool.cli.pools.report import PoolReport
@@ -14,12 +13,7 @@ from gpu_worker_pool.cli.units import count
 from gpu_worker_pool.config import SINGULAR_VARIABLE
 from gpu_worker_pool.host.addresses import is_this_machine
 
-from .finding import Check, Finding, judge_settings
-
-# The renewal of no lease: the server checks the right to write before it reads the body.
-RIGHT_CALL = "/leases/renew"
-NO_LEASES: Mapping[str, Any] = {"ids": []}
-AS_IF_WRITTEN = frozenset({200, 422})
+from .command import Check, Finding, judge_settings
 
 
 def checks(servers: Servers, heard: Sequence[str]) -> list[Check]:
@@ -37,7 +31,8 @@ async def check_endpoints(servers: Servers) -> list[Finding]:
         id_ = report.endpoint
         found.append(judge_reachable(report, time.monotonic() - began))
         if report.is_up and report.has_leases:
-            right = await servers.ask(id_, RIGHT_CALL, "POST", NO_LEASES)
+            # The renewal of no lease: the server checks the right to write before it reads the body.
+            right = await servers.ask(id_, "/leases/renew", "POST", {"ids": []})
             me = await servers.ask(id_, "/ui/data/me")
             found.append(judge_right(id_, right, me, has_token=id_ in servers.config.tokens))
         for gpu in report.view.gpus if report.same_as is None else ():
@@ -78,15 +73,13 @@ def judge_reachable(report: PoolReport, took_s: float) -> Finding:
 def judge_right(endpoint: str, right: ServerAnswer, me: ServerAnswer, *, has_token: bool) -> Finding:
     """Whether we may ask it for GPUs, by its answer to a call that changes nothing."""
     by = "with GPU_POOL_TOKEN" if has_token else "without a token"
-    if right.status in AS_IF_WRITTEN:
+    if right.status in {HTTPStatus.OK, HTTPStatus.UNPROCESSABLE_ENTITY}:
         data = me.data if me.is_ok and isinstance(me.data, dict) else {}
         who = f" as {data['name']}" if data.get("name") else ""
         who += ", an administrator" if who and data.get("is_admin") else ""
         return Finding("right", "ok", f"{endpoint}: you may request GPUs{who}, {by}", endpoint=endpoint)
     if right.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        how = "set GPU_POOL_TOKEN to the token that its operator gives you"
-        if has_token:
-            how = "unset GPU_POOL_TOKEN, or set it to a token that this server knows"
+        how = f"set GPU_POOL_TOKEN to a token that its operator gives you{', or unset it' if has_token else ''}"
         return Finding("right", "problem", f"{endpoint} refuses requests for GPUs {by}: {right.error}", how, endpoint)
     text = f"{endpoint} does not say whether you may request GPUs: {right.error or right.status}"
     return Finding("right", "warning", text, "try again", endpoint)

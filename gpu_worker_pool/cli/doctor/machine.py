@@ -23,7 +23,7 @@ from gpu_worker_pool.gpus.choose import choose_probe
 from gpu_worker_pool.gpus.probe import ProbeUnavailable
 from gpu_worker_pool.host.enforcement import DENY, Enforcement, read_enforcement
 
-from .finding import Check, Finding
+from .command import Check, Finding
 
 TRY_SIMULATED = "to try the pool without one: gpu-pool serve --simulated-gpus 4, or SIMULATED_GPUS=4"
 _SMI_S = 20.0
@@ -62,11 +62,9 @@ def driver_version(root: Path) -> str | None:
 
 
 def checks() -> list[Check]:
-    version = (
-        f"gpu-worker-pool {gpu_worker_pool.__version__}, Python {platform.python_version()} on {platform.system()}"
-    )
+    python = f"Python {platform.python_version()} on {platform.system()}"
     return [
-        Check("python", lambda: [Finding("python", "ok", version)]),
+        Check("python", lambda: [Finding("python", "ok", f"gpu-worker-pool {gpu_worker_pool.__version__}, {python}")]),
         Check("gpus", lambda: judge_gpus(driver_version(Path("/")), probe())),
         Check("amd-smi", judge_amd),
         Check("enforce", lambda: judge_enforcement(read_enforcement(), driver_parameters())),

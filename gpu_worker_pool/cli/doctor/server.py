@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ from gpu_worker_pool.server.state_files import journal_path
 from gpu_worker_pool.wire.pool import FleetList
 from gpu_worker_pool.wire.reader import read
 
-from .finding import Check, Finding, complaints, judge_settings
+from .command import Check, Finding, complaints, judge_settings
 
 if TYPE_CHECKING:
     from gpu_worker_pool.ledger.postgres.look import DatabaseFacts
@@ -57,16 +58,13 @@ def checks() -> list[Check]:
         Check("state-dir", lambda: check_state_dir(settings)),
         Check("tokens", lambda: check_tokens(settings)),
         Check("hooks", lambda: check_hooks(settings)),
-        *(_fleet_checks(settings) if fleet_url(settings) else ()),
+        *_fleet_checks(settings),
     ]
 
 
 def _fleet_checks(settings: ServerSettings) -> list[Check]:
-    return [
-        Check("fleet-settings", lambda: check_fleet(settings)),
-        Check("fleet-database", lambda: check_fleet_database(settings)),
-        Check("fleet-boxes", lambda: check_fleet_boxes(settings)),
-    ]
+    found = {"settings": check_fleet, "database": check_fleet_database, "boxes": check_fleet_boxes}
+    return [Check(f"fleet-{name}", partial(find, settings)) for name, find in found.items() if fleet_url(settings)]
 
 
 def check_port(settings: ServerSettings) -> Iterator[Finding]:

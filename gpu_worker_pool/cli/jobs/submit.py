@@ -1,22 +1,27 @@
-"""`gpu-pool submit`: its options."""
+"""`gpu-pool submit` and `gpu-pool keeper`: their options, and those that a submitted script brings itself."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from gpu_worker_pool.cli import options
 from gpu_worker_pool.cli.declare import MORE, Option
-from gpu_worker_pool.cli.output import complain, print_json
+from gpu_worker_pool.cli.output import complain, pass_on_warnings, print_json
 from gpu_worker_pool.cli.units import count, parse_memory_mb
 from gpu_worker_pool.failure import USAGE, Failure
 from gpu_worker_pool.jobs.job_spec import AfterFailure
 from gpu_worker_pool.jobs.job_store import JobStore, own_store
 
-_MB = 1 << 20
+_MB: Final = 1 << 20
+# Lines `#GPU --gpus 2 --time 4h` among the comments at the beginning of a script are its options.
+_MARK: Final = "#GPU"
+_READ_BYTES: Final = 64 << 10
 
 
 def submit(
@@ -186,3 +191,64 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
             )
         found.append(str(key))
     return tuple(dict.fromkeys(found))
+
+
+def keeper(
+    stay: Annotated[
+        bool, Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
+    ] = False,
+) -> int:
+    """Wait for GPUs for the submitted jobs, and start them.
+
+    `submit` starts it, and every command about jobs does while one waits or runs. It ends when there is nothing to do, and
+    may be killed at any time: the next one goes on. Start it yourself only so that jobs go on after a restart of the
+    machine, or where systemd ends all processes of users who log out (KillUserProcesses=yes): by @reboot in a crontab, or
+    with --stay in a systemd unit of your user, together with `loginctl enable-linger`. `gpu-pool service install --keeper` writes it.
+
+    Exit codes: 0 there was nothing left to do, or another keeper is there; 125 it cannot be started.
+    """
+    from gpu_worker_pool.jobs.keeper import run_keeper  # noqa: PLC0415 - loads the client
+    from gpu_worker_pool.jobs.keeper_process import become_keeper, log  # noqa: PLC0415
+
+    store = own_store()
+    lock = become_keeper(store, waits=stay)
+    if lock is not None:
+        pass_on_warnings(log)
+        asyncio.run(run_keeper(store, stays=stay))
+        os.close(lock)
+    return 0
+
+
+# --- the options of a script ---------------------------------------------------------------------------------------------
+
+
+def options_in(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The script of a command, and the words of its #GPU lines. The script is the first word, or the first one behind a program
+    such as `bash` that is not an option.
+    """
+    behind = next((word for word in command[1:] if not word.startswith("-")), None)
+    for path in (command[0], behind) if command else ():
+        words = [] if path is None else _words_in(path)
+        if path is not None and words:
+            return path, words
+    return "", []
+
+
+def _words_in(path: str) -> list[str]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as the user names it
+            text = file.read(_READ_BYTES).decode()
+    except (OSError, ValueError):
+        return []  # it is not there, or not a text
+    words: list[str] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            break
+        mark, _, rest = stripped.partition(" ")
+        if mark == _MARK:
+            try:
+                words += shlex.split(rest)
+            except ValueError as error:
+                raise Failure(f"{path}, line {number}: {error}", USAGE) from None
+    return words

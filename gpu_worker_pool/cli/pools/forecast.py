@@ -16,13 +16,15 @@ from .servers import Servers
 
 
 async def forecast_line(servers: Servers, reports: Sequence[PoolReport], now: float) -> str | None:
-    """`A GPU now: 3 are free`, or `If you ask now: 1 GPU about 01:42, 4 about 03:10`. None where no server grants anything."""
+    """`3 GPUs are free now`, or `If you ask now: 1 GPU about 01:42, 4 about 03:10`. None where no server grants anything."""
     able = [report for report in reports if report.is_up and report.has_leases and report.same_as is None]
     able = [report for report in able if report.view.can_grant is not False and report.view.gpus]
     free = {report.endpoint: sum(gpu.state == "free" for gpu in report.view.gpus) for report in able}
     if total := sum(free.values()):
         where = ", ".join(f"{number} at {endpoint}" for endpoint, number in free.items() if number)
-        return f"A GPU now: {total} {'is' if total == 1 else 'are'} free" + (f" ({where})" if len(reports) > 1 else "")
+        return f"{count(total, 'GPU')} {'is' if total == 1 else 'are'} free now" + (
+            f" ({where})" if len(reports) > 1 else ""
+        )
     answers = await asyncio.gather(*(servers.ask(report.endpoint, "/forecast") for report in able))
     views = [read(ForecastView, answer.data, clean=plain) for answer in answers if answer.is_ok]
     return forecast_text([view for view in views if view is not None], now)

@@ -24,13 +24,13 @@ from gpu_worker_pool.client.inherited_lease import (
     InheritedLease,
     inherited_lease,
 )
-from gpu_worker_pool.client.local_client import find_local_servers
-from gpu_worker_pool.client.local_servers import (
+from gpu_worker_pool.client.local_client import (
     LocalServers,
     NoGpuHereError,
     NoServerAnswersError,
     NoServerHereError,
     environ_outside,
+    find_local_servers,
 )
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.core.model.request import Request, Wishes, matches_model

@@ -61,7 +61,7 @@ def exec(  # noqa: A001 - the command
     command: options.Command,
     grace: options.Grace = 10.0,
     endpoint: options.Endpoints = None,
-    signals: Annotated[bool, Option("--signals")] = False,
+    signals: Annotated[bool, Option("--signals", hidden=True)] = False,
 ) -> int:
     """Run a second command inside a running job or lease of yours: a debugger, or `nvidia-smi` of its GPU.
 

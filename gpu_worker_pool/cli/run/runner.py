@@ -15,8 +15,7 @@ from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.cli.tasks import cancel_and_wait
 from gpu_worker_pool.client.asking import take_inside
 from gpu_worker_pool.client.inherited_lease import LEASE_GPUS_VARIABLE, InheritedLease
-from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient
-from gpu_worker_pool.client.local_servers import environ_outside
+from gpu_worker_pool.client.local_client import UNLIMITED_S, LocalClient, environ_outside
 from gpu_worker_pool.client.options import RequestWishes
 from gpu_worker_pool.config import ClientConfig
 from gpu_worker_pool.errors import PoolError
@@ -101,7 +100,18 @@ class Runner:
             )
             try:
                 async with Guarded.start() as guarded:
-                    return await self._acquire_and_run(client, servers, guarded, signals, line)
+                    wishes: RequestWishes = {**wishes_of(spec), "pid": guarded.pid}
+                    try:
+                        with told_as_failures():
+                            assignment = await _unless_interrupted(acquire(client, wishes, spec.timeout_s), signals)
+                    finally:
+                        await line.close()
+                    if spec.runs_itself:
+                        return await self._run_on_boxes(client, servers, assignment, guarded, signals, line)
+                    self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
+                    outcome = await self._run_on(assignment, guarded, signals)
+                    await client.release(assignment, outcome.note)
+                    return outcome.code_of_run
             finally:
                 await client.stop()
 
@@ -126,22 +136,6 @@ class Runner:
                 return (await self._run_on(assignment, guarded, signals)).code_of_run
         finally:
             lease.release(assignment)
-
-    async def _acquire_and_run(
-        self, client: LocalClient, servers: Servers, guarded: Guarded, signals: Signals, line: WaitingLine
-    ) -> int:
-        wishes: RequestWishes = {**wishes_of(self.spec), "pid": guarded.pid}
-        try:
-            with told_as_failures():
-                assignment = await _unless_interrupted(acquire(client, wishes, self.spec.timeout_s), signals)
-        finally:
-            await line.close()
-        if self.spec.runs_itself:
-            return await self._run_on_boxes(client, servers, assignment, guarded, signals, line)
-        self.reporter.granted(assignment, line.waited_s, has_waited=line.has_waited)
-        outcome = await self._run_on(assignment, guarded, signals)
-        await client.release(assignment, outcome.note)
-        return outcome.code_of_run
 
     async def _run_on(self, assignment: Assignment, guarded: Guarded, signals: Signals) -> Outcome:
         outcome = await supervise(

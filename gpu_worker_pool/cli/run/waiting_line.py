@@ -178,11 +178,8 @@ class WaitingLine:
             answer = await self._servers.ask(event.endpoint, f"/leases/{event.lease_id}")
             lease = read(WaitingLeaseView, answer.data, clean=plain)
             if answer.is_ok and lease is not None and lease.state == "queued":
-                if free := await self._free_elsewhere(event.endpoint, lease):
-                    return _QueueLine(
-                        event.endpoint, f"{waiting_text(lease, time(), room - len(free) - 2)}. {free}", lease
-                    )
-                return _QueueLine(event.endpoint, waiting_text(lease, time(), room), lease)
+                free = f". {found}" if (found := await self._free_elsewhere(event.endpoint, lease)) else ""
+                return _QueueLine(event.endpoint, waiting_text(lease, time(), room - len(free)) + free, lease)
         return _QueueLine(event.endpoint, event.detail or "", None)
 
     async def _free_elsewhere(self, endpoint: str, lease: LeaseView) -> str:

@@ -69,8 +69,8 @@ def serve(
         _option(
             "--fleet",
             "URL",
-            "The same with a database, so that another box takes over: postgresql://host/name for a box that can lead, "
-            "http://gpu-01:8000,... (boxes of the fleet) for one that cannot. [GPU_POOL_FLEET]",
+            "A fleet with a database, where another box takes over: postgresql://host/name on a box that can lead, "
+            "http://gpu-01:8000,... (boxes of the fleet) on one that cannot. [GPU_POOL_FLEET]",
             without_password,
         ),
     ] = None,

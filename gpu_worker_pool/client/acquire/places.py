@@ -91,13 +91,8 @@ class Place:
         return (endpoint or self.endpoints[0]).id
 
     def gpus(self) -> SeenPool:
-        """Its GPUs with this client's own changes; of a fleet those of all boxes, once they have been shown."""
-        if self.fleet_id is not None and self.seen.seen_at > -inf:
-            return self._with_own(self.seen)
-        own = [self.gpus_of(endpoint) for endpoint in self.endpoints if endpoint.is_healthy or self.fleet_id is None]
-        queued = tuple(dict.fromkeys(id_ for seen in own for id_ in seen.queued))
-        longest = max((seen.queue_length for seen in own), default=0)
-        return SeenPool(tuple(gpu for seen in own for gpu in seen.gpus), queued, max(longest, len(queued)))
+        """Its GPUs with this client's own changes; of a fleet those of all boxes, as they were last shown."""
+        return self._with_own(self.seen) if self._home is None else self.gpus_of(self._home)
 
     def gpus_of(self, endpoint: Endpoint) -> SeenPool:
         """Those of one endpoint's own box."""
@@ -180,6 +175,8 @@ class Places:
         """Where a request can be made now, and by which endpoint; what to try first is at the front. A fleet is there once,
         by the entry point that the strategy puts first.
         """
+        if len(self.endpoints) == 1:
+            return self.all()
         views = []
         for endpoint in self.endpoints.values():
             gpus = self.gpus_of(endpoint)

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
 from math import inf
@@ -56,19 +57,6 @@ LEAST_PATIENCE_S: Final = 0.5
 AVOIDED_S: Final = 10.0
 # No GPU has such an index, MIG devices included.
 MAX_INDEX: Final = 1_000_000
-# What is sent of a request, by where it is.
-_WISHES: Final = (
-    "gpus",
-    "memory_mb",
-    "model",
-    "memory_threshold_percent",
-    "utilization_threshold_percent",
-    "min_memory_mb",
-    "among",
-    "exclude",
-)
-_HOLDER: Final = ("worker_id", "owner", "host", "pid", "pid_started", "boot_id", "pid_namespace")
-_TERMS: Final = ("priority", "ttl_s", "time_limit_s", "preemptible")
 
 
 class ServerLeases:
@@ -309,14 +297,13 @@ _own_name = lru_cache(maxsize=1)(user_name)
 
 def body_of(request: Request, *, is_local: bool) -> dict[str, Any]:
     """What is sent. What is not set is left out, so that the server's own default is used."""
-    parts = ((request.wishes, _WISHES), (request.holder, _HOLDER), (request, _TERMS))
-    values = {name: getattr(part, name) for part, names in parts for name in names}
-    values["labels"] = dict(request.labels)
+    asked = asdict(request)
+    values = {**asked.pop("wishes"), **asked.pop("holder"), **asked, "labels": dict(request.labels)}
     if is_local and sys.platform == "linux" and request.holder.owner == _own_name():
         # A server on this machine knows the user: in a container the same user may have another name.
         del values["owner"]
-    if request.wishes.nodes > 1:
-        values["nodes"] = request.wishes.nodes
+    if request.wishes.nodes == 1:
+        del values["nodes"]
     return {name: value for name, value in values.items() if value is not None and value is not False and value != {}}
 
 
@@ -329,9 +316,7 @@ def why_unusable(lease: GangLeaseView, data: Mapping[str, Any], request: Request
     if len(gpus) != wishes.total_gpus or len(nodes) != wishes.nodes:
         where = "" if wishes.nodes == 1 == len(nodes) else f" on {len(nodes)} nodes"
         return f"it grants {len(gpus)} GPUs{where}, and {wishes.total_gpus} were asked for"
-    if len({(ref.node, ref.uuid) for ref in gpus}) < len(gpus) or len({(ref.node, ref.gpu_id) for ref in gpus}) < len(
-        gpus
-    ):
+    if min(len({(ref.node, ref.uuid) for ref in gpus}), len({(ref.node, ref.gpu_id) for ref in gpus})) < len(gpus):
         return "it grants the same GPU twice"
     if wishes.nodes > 1 and nodes != {part.node for part in lease.nodes}:
         return "it does not say which GPUs are on which node"

@@ -12,8 +12,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Final, cast
 
-from gpu_worker_pool.host.connections import uid_of_server
-
 from .answers import AnswerReader, BadAnswer
 
 # How long the next address of a name waits for the one before it to be connected.
@@ -42,17 +40,9 @@ class ServerConnection(asyncio.Protocol):
         self.is_open = True
         # When its last answer had come.
         self.idle_since = 0.0
-        self._server_uid: tuple[int | None] | None = None
         self._transport: asyncio.Transport | None = None
         self._answer: AnswerReader | None = None
         self._answered: asyncio.Future[None] | None = None
-
-    def server_uid(self) -> int | None:
-        """See `uid_of_server`. The other end of a connection stays the same."""
-        end = None if self._transport is None else self._transport.get_extra_info("socket")
-        if self._server_uid is None and end is not None:
-            self._server_uid = (uid_of_server(end),)
-        return None if self._server_uid is None else self._server_uid[0]
 
     async def exchange(self, request: bytes, answer: AnswerReader) -> None:
         """Send a request and read its answer; BadAnswer or an OSError where there is none."""

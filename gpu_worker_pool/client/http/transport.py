@@ -1,9 +1,14 @@
-"""The one way to call a server: bounded in time and size, no redirects, JSON only."""
+"""The one way to call a server: bounded in time and size, no redirects, JSON only.
+
+A server on this machine is called by its Unix socket: any user can answer on a free port, and the socket is in a directory to
+which only the user of the server may write.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import ssl
@@ -15,15 +20,17 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from gpu_worker_pool.config import ClientConfig
+from gpu_worker_pool.host.addresses import is_this_machine
 from gpu_worker_pool.host.clock import boot_time
-from gpu_worker_pool.host.unix_socket import find_socket, is_configured, is_dead
+from gpu_worker_pool.host.unix_socket import VARIABLE, find_socket, is_configured
 from gpu_worker_pool.urls import DEFAULT_PORTS
 from gpu_worker_pool.wire.bounds import CLIENT_IDLE_S
 from gpu_worker_pool.wire.reader import plain
 
 from .answers import AnswerReader, BadAnswer, encode
 from .connections import ConnectFailed, ServerConnection, Where, connect
-from .local_sockets import is_local, is_same_server, judge_port, warn_of_other_server
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 1024 * 1024
 COMPARE_S = 5.0
@@ -58,18 +65,12 @@ class Reply:
     data: Any
     sent_at: float
     took_s: float
-    # See `uid_of_server`, for this connection.
-    server_uid: Callable[[], int | None] = lambda: None
 
     @property
     def detail(self) -> str:
         """What the server says about an error."""
         text = self.data.get("detail") if isinstance(self.data, dict) else None
         return plain(text) if isinstance(text, str) and text else f"it answered with status {self.status}"
-
-
-class _NotConnected(CallFailed):
-    """Nothing was sent."""
 
 
 class Transport:
@@ -144,15 +145,7 @@ class Transport:
         unix = self._settled[base] if base in self._settled else await self._choose_socket(base)
         target = path if _PLAIN.fullmatch(path) else quote(path, safe=_SAFE)
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            reply = await self._call(method, base, target, unix, content=content, token=token, timeout_s=timeout_s)
-        except _NotConnected:
-            if unix is None or base in self._settled:
-                raise
-            # The socket is that of a server that died, and nothing was sent. Any user may have the port now.
-            await self._check_port(base, unix)
-            unix = None
-            reply = await self._call(method, base, target, unix, content=content, token=token, timeout_s=timeout_s)
+        reply = await self._call(method, base, target, unix, content=content, token=token, timeout_s=timeout_s)
         self._settled.setdefault(base, unix)
         return reply
 
@@ -165,28 +158,24 @@ class Transport:
         parts = urlsplit(base)
         if not self._uses_sockets or parts.scheme != "http":
             return None
-        unix, is_loopback = find_socket(self._environ, port=parts.port or 80), is_local(base)
+        unix, is_loopback = find_socket(self._environ, port=parts.port or 80), is_this_machine(parts.hostname or "")
         is_unclear = not is_loopback or (self._is_named and is_configured(self._environ))
-        if unix is None or not is_unclear or is_dead(unix):
-            return unix if is_loopback else None  # for a socket that is dead, `call` decides about the port
+        if unix is None or not is_unclear:
+            return unix
         async with self._deciding:
             if base not in self._settled:
                 by_socket, by_port = await asyncio.gather(self._pool(base, unix), self._pool(base, None))
+                if by_socket is None and is_loopback:
+                    return unix  # that says so: its server may have died, and any user may have the port now
                 # Without an answer by the port it may be one server or two: to be seen when it answers.
-                if by_port is not None and is_same_server(by_socket, by_port):
+                if by_port is not None and (own := _server_key(by_socket)) is not None and own == _server_key(by_port):
                     self._settled[base] = unix
-                elif by_socket is not None and by_port is not None and is_loopback:
-                    warn_of_other_server(base, unix)
+                elif by_port is not None and is_loopback:
+                    _warn_once(
+                        f"{VARIABLE}={unix} is the socket of another server than that of {parts.netloc}, which was named "
+                        f"and is used; unset {VARIABLE}, or name the endpoint of its server"
+                    )
         return self._settled.get(base)
-
-    async def _check_port(self, base: str, unix: Path) -> None:
-        """Raise CallFailed unless the port's server is of the user whose socket does not answer."""
-        try:
-            reply = await self._call("GET", base, POOL_PATH, None, timeout_s=COMPARE_S, is_parsed=False)
-        except CallFailed as failed:
-            raise CallFailed(f"the socket {unix} does not answer, and by its port: {failed}") from None
-        if (refusal := judge_port(urlsplit(base).netloc, unix, reply.server_uid)) is not None:
-            raise CallFailed(refusal, is_temporary=False)
 
     async def _pool(self, base: str, unix: Path | None) -> Any:
         try:
@@ -204,7 +193,6 @@ class Transport:
         content: bytes | None = None,
         token: str | None = None,
         timeout_s: float,
-        is_parsed: bool = True,
     ) -> Reply:
         try:
             where, prefix, fields = _address_of(base, unix)
@@ -216,24 +204,25 @@ class Transport:
         sent_at = boot_time()
         try:
             async with asyncio.timeout(timeout_s):
-                answer, connection = await self._exchange(where, request, can_repeat=method in _REPEATABLE)
+                answer = await self._exchange(where, request, can_repeat=method in _REPEATABLE)
         except TimeoutError:
             # The timeout was long enough: the caller must not try again at once.
             raise CallFailed(f"no answer within {timeout_s:g} s", is_temporary=False) from None
         except ConnectFailed as error:
-            raise _NotConnected(f"cannot connect{'' if unix is None else f' to the socket {unix}'}: {error}") from None
+            if unix is None:
+                raise CallFailed(f"cannot connect: {error}") from None
+            # Any user may have the port now.
+            advice = f"restart its server, or set {VARIABLE}= (empty) to use the port all the same"
+            raise CallFailed(f"cannot connect to the socket {unix}: {error}; {advice}") from None
         except (BadAnswer, OSError) as error:
             raise CallFailed(str(error) or type(error).__name__) from None
         if 300 <= answer.status < 400:
             why = f"it redirects (status {answer.status}), which is not followed; give the address it leads to"
             raise CallFailed(why, is_temporary=False, status=answer.status)
         took_s = boot_time() - sent_at
-        data = _parse(answer.body, answer.status) if is_parsed else None
-        return Reply(answer.status, data, sent_at, took_s, connection.server_uid)
+        return Reply(answer.status, _parse(answer.body, answer.status), sent_at, took_s)
 
-    async def _exchange(
-        self, where: Where, request: bytes, *, can_repeat: bool
-    ) -> tuple[AnswerReader, ServerConnection]:
+    async def _exchange(self, where: Where, request: bytes, *, can_repeat: bool) -> AnswerReader:
         """Send a call and read its answer."""
         while self._is_open:
             reused = self._take_idle(where)
@@ -248,7 +237,7 @@ class Transport:
                     raise
             else:
                 self._put_back(connection, can_stay=answer.is_reusable)
-                return answer, connection
+                return answer
         raise BadAnswer("the client is stopped")
 
     async def _connect(self, where: Where) -> ServerConnection:
@@ -274,6 +263,18 @@ class Transport:
         self._idle.append(connection)
         if len(self._idle) > MOST_IDLE:
             self._idle.pop(0).close()
+
+
+@lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
+def _server_key(pool: Any) -> str | None:
+    """Which server shows this pool; the boxes of a fleet have one id."""
+    if not isinstance(pool, dict) or not isinstance(pool.get("server_id"), str):
+        return None
+    return f"{pool['server_id']} {pool.get('node')}"
 
 
 @lru_cache(maxsize=256)

@@ -17,8 +17,7 @@ from gpu_worker_pool.host.state_dir import create_private, reach, sync_folder
 from gpu_worker_pool.ledger.driver import restored
 from gpu_worker_pool.ledger.journal import History, JournalDamaged, JournalError
 
-from .faults import journal_errors
-from .file import SqliteFile, check_version, connect
+from .file import SqliteFile, check_version, connect, journal_errors
 from .journal import SCHEMA, SQL, begin, read_ended, read_events
 from .lock import read_mark
 

@@ -66,12 +66,13 @@ class LockFile(FileLock):
     SQLite takes a damaged part of its log for the end of the log, and silently forgets what came after. The mark tells. It is
     written after each commit and not synced: it survives the death of the process, which is when it is needed, and costs
     almost nothing. After a power cut it may be older than the database, which is harmless, or at "normal" durability newer,
-    which is not damage. So the mark of a database that is not durable counts on the boot it was written on, and on no other.
+    which is not damage. So the mark of a database that is not durable counts on the boot it was written on, and on no other:
+    that is its `boot`. Without one it is durable.
     """
 
-    def __init__(self, database: Path, *, is_durable: bool) -> None:
+    def __init__(self, database: Path, *, boot: str = "") -> None:
         super().__init__(Path(f"{database}.lock"), str(database), os.O_RDWR | os.O_CREAT)
-        self._boot = "" if is_durable else boot_id()
+        self._boot = boot
         os.pwrite(self._descriptor, f"{os.getpid():<{_SIGNATURE}}".encode(), 0)
 
     def mark(self, position: int) -> None:

@@ -17,7 +17,7 @@ from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
 from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.host.state_dir import check_files, create_private, sync_folder
 from gpu_worker_pool.ledger.sqlite.custody import CustodyFile, Rows
-from gpu_worker_pool.ledger.sqlite.faults import journal_errors
+from gpu_worker_pool.ledger.sqlite.file import journal_errors
 
 from .frames import decode_kept, encode_kept
 

@@ -19,8 +19,6 @@ from gpu_worker_pool.host.processes import Machine
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-# Processes without a lease that stay watched: most of them request again, and a descriptor costs time to get.
-MOST_IDLE = 64
 
 # A holder without a process of this machine gets a pid that no process can have.
 FIRST_SIMULATED_PID = 10_000_000
@@ -72,8 +70,6 @@ class DeathWatch:
         self._open_pidfd = open_pidfd
         self._by_lease: dict[str, _Watched] = {}
         self._by_process: dict[ProcessId, _Watched] = {}
-        # Processes that have no lease at present, longest without one first; all of them have a descriptor.
-        self._idle: dict[ProcessId, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -91,14 +87,10 @@ class DeathWatch:
         if self._is_closed or (earlier is not None and earlier.process == process):
             return
         self.forget(lease_id)
-        watched = self._by_process.get(process) or self._idle.pop(process, None)
-        is_new = watched is None
-        if watched is None:
-            watched = _Watched(process)
-        self._by_process[process] = watched
+        known = self._by_process.get(process)
+        watched = self._by_process[process] = self._by_lease[lease_id] = known or _Watched(process)
         watched.leases[lease_id] = None
-        self._by_lease[lease_id] = watched
-        if is_new:
+        if known is None:
             self._start(watched)
 
     def forget(self, lease_id: str) -> None:
@@ -107,19 +99,12 @@ class DeathWatch:
         if watched is None:
             return
         del watched.leases[lease_id]
-        if watched.leases or self._by_process.get(watched.process) is not watched:
-            return
-        if watched.descriptor is None:
+        if not watched.leases:
             self._remove(watched)
-            return
-        del self._by_process[watched.process]
-        self._idle[watched.process] = watched
-        if len(self._idle) > MOST_IDLE:
-            self._remove(next(iter(self._idle.values())))
 
     def is_alive(self, process: ProcessId) -> bool:
         """Whether the process runs at this moment; with a descriptor this is quick."""
-        watched = self._by_process.get(process) or self._idle.get(process)
+        watched = self._by_process.get(process)
         if watched is None or watched.descriptor is None:
             return self._machine.is_alive(process)
         poll = select.poll()
@@ -128,14 +113,14 @@ class DeathWatch:
 
     def is_watched(self, process: ProcessId) -> bool:
         """Whether the process has a descriptor, and its death was not reported yet."""
-        watched = self._by_process.get(process) or self._idle.get(process)
+        watched = self._by_process.get(process)
         return watched is not None and watched.descriptor is not None
 
     def close(self) -> None:
         """Close all descriptors and the timer; nothing is reported from now on."""
         self._is_closed = True
         self._by_lease.clear()
-        for watched in [*self._by_process.values(), *self._idle.values()]:
+        for watched in list(self._by_process.values()):
             self._remove(watched)
         if self._timer is not None:
             self._timer.cancel()
@@ -196,30 +181,25 @@ class DeathWatch:
 
     def _remove(self, watched: _Watched) -> None:
         # If it was removed before, another watch on the same process may exist by now, and must go on.
-        for known in (self._by_process, self._idle):
-            if known.get(watched.process) is watched:
-                del known[watched.process]
-                break
-        else:
+        if self._by_process.get(watched.process) is not watched:
             return
+        del self._by_process[watched.process]
         if watched.descriptor is not None:
             self._loop.remove_reader(watched.descriptor)
             os.close(watched.descriptor)
             watched.descriptor = None
 
 
-class Holders:
+class Holders(DeathWatch):
     """`on_death` is called with the id of a lease whose process has died. Made in the event loop."""
 
     def __init__(self, on_death: Callable[[str], None], simulated: SimulatedProbe | None) -> None:
-        self._on_death = on_death
+        def report(lease_id: str) -> None:
+            logger.info("the holder of lease %s is dead", lease_id)
+            on_death(lease_id)
+
+        super().__init__(report, asyncio.get_running_loop())
         self._simulated = simulated
-        deaths = DeathWatch(self._report, asyncio.get_running_loop())
-        self.watch = deaths.watch
-        self.forget = deaths.forget
-        self.is_alive = deaths.is_alive
-        self.is_watched = deaths.is_watched
-        self.close = deaths.close
 
     def use(self, users: Mapping[str, Iterable[User]]) -> None:
         """Set all that use these GPUs, by UUID. Real hardware shows by itself who does."""
@@ -231,7 +211,3 @@ class Holders:
                 self._simulated.occupy(uuid, [SimulatedHolder(*process, mb) for process, mb in processes])
             except ValueError:
                 logger.debug("there is no simulated GPU %s any more", uuid)
-
-    def _report(self, lease_id: str) -> None:
-        logger.info("the holder of lease %s is dead", lease_id)
-        self._on_death(lease_id)

@@ -21,6 +21,7 @@ from gpu_worker_pool.server.views.target import EVERYTHING
 from .access import (
     AccessRules,
     Caller,
+    Connection,
     Denied,
     Origin,
     caller_by_digest,
@@ -31,7 +32,6 @@ from .access import (
     proxy_header,
     refuse_other_sites,
 )
-from .connection import Connection
 from .forwarded import KEY as FORWARDED
 from .forwarded import Forwarded
 from .response import CLOSE, Refusal

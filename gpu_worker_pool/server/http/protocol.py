@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .connection import KEY, Connection
+from .access import CONNECTION, Connection
 from .front import size_of
 from .response import CLOSE, Refusal, problem_of
 
@@ -112,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[KEY] = self._connection  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self._connection  # type: ignore[literal-required]
         self._is_in_head, self._head_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -151,7 +151,7 @@ def test_explain_tells_a_waiter_who_holds_what_and_a_lease_how_it_stands(server:
     why = called("explain", waiter, server=server)
     assert why.code == 0
     head, start, reason, _, *rows = why.out.splitlines()
-    assert "start" in start
+    assert start.startswith("Start: ")
     assert reason.startswith("Why: ")
     assert head.startswith(f"carol ({waiter}) waits at 127.0.0.1 for 2 GPUs on one node: position 1 of 1")
     assert sorted(row.split("Tesla T4")[1].split()[0] for row in rows) == ["available", "leased"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from gpu_worker_pool.cli.units import parse_moment, show_moment
-from gpu_worker_pool.failure import Failure
 from gpu_worker_pool.host.users import user_name
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
@@ -299,31 +296,6 @@ def test_release_mine_asks_and_releases_all_of_the_caller_and_nothing_else(
     assert "you have nothing running or waiting" in called("release", "--mine", server=server, env=env).err
     assert called("release", "--mine", other, server=server).code == 2
     assert called("release", server=server).code == 2
-
-
-# --- times -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("2026-11-17 18:00", "18:00"),
-        ("18:00", "18:00"),
-        ("09:00", "Wed 09:00"),
-        ("2h", "14:00"),
-        ("1d12h", "Thu 00:00"),
-        ("2026-12-01", "2026-12-01 00:00"),
-    ],
-)
-def test_a_time_is_written_as_people_do(text: str, shown: str) -> None:
-    now = datetime(2026, 11, 17, 12).astimezone().timestamp()
-    assert show_moment(parse_moment(text, now, "--at"), now) == shown
-
-
-@pytest.mark.parametrize("text", ["", "noon", "2026", "99:00", "-2h", "2026-13-01", "7"])
-def test_what_is_no_time_is_told_so(text: str) -> None:
-    with pytest.raises(Failure, match="is not a time"):
-        parse_moment(text, time.time(), "--at")
 
 
 def test_a_server_that_says_why_it_books_nothing_has_booked_nothing(server: ServerProcess) -> None:

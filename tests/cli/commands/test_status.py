@@ -45,7 +45,7 @@ def test_every_gpu_its_holder_and_the_queue_are_shown_and_a_server_that_is_down_
     done = gpu_pool("status", "--endpoint", f"{server.url},http://127.0.0.1:{port}")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == f"A GPU now: 1 is free (1 at 127.0.0.1-{server.port})"
+    assert lines[0] == f"1 GPU is free now (1 at 127.0.0.1-{server.port})"
     assert lines[1].endswith(": 3 GPUs, 1 free, simulated")
     by_holder = {line.split("%")[2].split(",")[0].strip(): line for line in lines[3:6] if "ed " in line}
     # What looks like markup is a name like any other, and nothing of it is obeyed or swallowed.
@@ -185,21 +185,6 @@ def test_nothing_that_a_terminal_obeys_comes_through() -> None:
     assert "[bold]" in text
     assert all(sign.isprintable() or sign == "\n" for sign in text)
     assert json.dumps(report.answer.data).isprintable()
-
-
-@pytest.mark.parametrize(
-    "wrong", [None, True, -1, 1e400, 10**400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}, {"a": []}], ids=repr
-)
-def test_what_is_of_another_kind_is_unknown_and_never_a_crash(server: ServerProcess, wrong: Any) -> None:
-    whole = server.json("/pool")
-    broken = [{**whole, **dict.fromkeys(whole, wrong), "gpus": whole["gpus"]}, {"gpus": wrong}, wrong]
-    for part in ("gpus", "leases", "queue"):
-        first = whole[part][0]
-        broken += [{**whole, part: [wrong]}, {**whole, part: [dict.fromkeys(first, wrong)]}]
-        # By itself too: a fault may hide another one.
-        broken += [{**whole, part: [{**first, key: wrong}]} for key in first]
-    reports = [_read(pool) for pool in broken]
-    assert _shown(*reports[:9])
 
 
 def test_unknown_is_not_zero(server: ServerProcess) -> None:

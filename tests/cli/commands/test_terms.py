@@ -167,29 +167,21 @@ def test_status_tells_the_terms_the_starts_and_the_plans() -> None:
     ]
 
 
-def test_at_80_columns_each_term_stands_beside_its_holder() -> None:
-    lines = status(80)
-    assert all(len(line) <= 80 for line in lines)
-    at_ = lines[1].index("HELD BY")
-    waiting = next(number for number, line in enumerate(lines) if line.startswith("2 leases"))
-    told = " ".join(line[at_:].strip() for line in lines[2:waiting])
-    parts = ["carol", "train_the", "ends 14:30", "preemptible", "dave", "eval.py", "ends in 36s", "idle 45m"]
-    assert [told.index(part) for part in parts] == sorted(told.index(part) for part in parts)
-
-
-@pytest.mark.parametrize("wrong", [None, True, -1, 1e400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}], ids=repr)
-def test_a_plan_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None:
-    broken = []
-    for part in ("leases", "queue", "bookings"):
+@pytest.mark.parametrize(
+    "wrong", [None, True, -1, 1e400, 10**400, "9999-12-31T23:59:59-23:00", "\ud800", [], [5], {}, {"a": []}], ids=repr
+)
+def test_what_is_of_another_kind_is_unknown_and_never_a_crash(wrong: Any) -> None:
+    broken = [{**POOL, **dict.fromkeys(POOL, wrong), "gpus": POOL["gpus"]}, {"gpus": wrong}, wrong]
+    for part in ("gpus", "leases", "queue", "bookings"):
         first = {"time_limit_s": 1.0, "idle_s": 1.0, "warning": {"reason": "idle"}, **POOL[part][0]}
+        broken += [{**POOL, part: [wrong]}, {**POOL, part: [dict.fromkeys(first, wrong)]}]
+        # By itself too: a fault may hide another one.
         broken += [{**POOL, part: [{**first, key: wrong}]} for key in first]
     kept = POOL["reservation"]
     broken += [{**POOL, "reservation": {**kept, key: wrong}} for key in kept]
-    for pool in broken:
-        report = read(pool)
-        file = io.StringIO()
-        show(Console(file=file, width=200), PoolsSeen([report]), NOW)
-        assert "carol" in file.getvalue() or "dave" in file.getvalue() or "erin" in file.getvalue()
+    file = io.StringIO()
+    show(Console(file=file, width=200), PoolsSeen([read(pool) for pool in broken]), NOW)
+    assert file.getvalue().count("\n") > len(broken)
 
 
 def forecast(*starts: tuple[int, str | None, str | None]) -> ForecastView:

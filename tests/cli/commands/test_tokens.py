@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Iterator
@@ -110,13 +109,8 @@ def test_only_administrators_make_tokens(server: ServerProcess) -> None:
         done = called("token", *arguments, server=server, env=operator)
         assert done.code != 0
         assert "Only an administrator may do this" in done.err
-    assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == ["olga"]
-
-
-def test_bad_names_and_roles_are_refused(server: ServerProcess) -> None:
     assert "1 to 64 letters" in called("token", "add", "bob smith", server=server).err
-    assert "operator" in called("token", "add", "bob", "--role", "boss", server=server).err
-    assert server.json("/admin/tokens")["tokens"] == []
+    assert [token["name"] for token in server.json("/admin/tokens")["tokens"]] == ["olga"]
 
 
 def test_a_login_is_kept_for_the_command_and_the_client(
@@ -218,12 +212,3 @@ def test_logging_out_forgets_one_server_or_all(server: ServerProcess, home: dict
     assert called("logout", env=home).code == 0
 
     assert "[[server]]" not in config(home).read_text(encoding="utf-8")
-
-
-def test_a_file_that_others_can_read_is_not_used(server: ServerProcess, home: dict[str, str], tmp_path: Path) -> None:
-    log_in(server, add(server, "bob"), home, tmp_path)
-    os.chmod(config(home), 0o644)  # noqa: PTH101
-
-    done = gpu_pool("status", env={**home, "GPU_SERVICE_ENDPOINT": server.url})
-
-    assert f"chmod 600 {config(home)}" in done.err

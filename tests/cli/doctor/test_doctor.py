@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker_pool.cli.doctor.finding import Check, Finding
+from gpu_worker_pool.cli.doctor.command import Check, Finding
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.own_process import Done, gpu_pool
 from tests.gpus.fake_nvidia_smi import install

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker_pool.cli.doctor import client, machine, server
-from gpu_worker_pool.cli.doctor.finding import complaints, judge_settings
+from gpu_worker_pool.cli.doctor.command import complaints, judge_settings
 from gpu_worker_pool.cli.doctor.machine import Probed
 from gpu_worker_pool.cli.pools.servers import Servers
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading

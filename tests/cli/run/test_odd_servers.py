@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 
-from tests.cli.own_process import gpu_pool, start_gpu_pool
+from tests.cli.own_process import MOST_S, gpu_pool, start_gpu_pool
 from tests.client.foreign_servers import Behaviour, ForeignServer, ScriptedLeases, Seen, lease, not_found, saying
+from tests.server.leasing import eventually
 from tests.server.running import free_port
 
 
@@ -26,6 +28,13 @@ def test_the_timeout_bounds_the_answers_too() -> None:
         done = gpu_pool("run", "--timeout", "0.5s", "--", "echo", "ran", server=server.url)
     assert (done.code, done.out) == (124, "")  # and not 125, because no server answered within its own limit
     assert "--timeout" in done.err
+
+
+def test_a_signal_ends_the_wait_also_before_any_server_has_answered() -> None:
+    with ForeignServer(dripping) as server, start_gpu_pool("run", "--", "true", server=server.url) as waiting:
+        eventually(lambda: server.seen, "it asks")
+        waiting.terminate()
+        assert waiting.wait(timeout=MOST_S) == 128 + signal.SIGTERM
 
 
 def test_whatever_variables_a_server_sends_the_command_sees_the_gpus_of_the_grant_and_no_others() -> None:

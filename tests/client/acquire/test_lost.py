@@ -15,18 +15,10 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool import StaleAssignmentError
-from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL, TRY_AGAIN_S, Heartbeat
-from gpu_worker_pool.client.backends.lease_backend import granted
-from gpu_worker_pool.client.backends.server_leases import ServerLeases
-from gpu_worker_pool.client.endpoints.endpoint import Endpoint
-from gpu_worker_pool.client.http.transport import Transport
-from gpu_worker_pool.config import ClientConfig
-from gpu_worker_pool.core.model.gpu import Gpu, GpuKey
-from gpu_worker_pool.core.model.request import Holder, Request, Wishes
+from gpu_worker_pool.client.acquire.heartbeat import HOLDS_PER_TTL
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.fault_tools import as_at_first, client_of, lease_ids, nothing_left, running, soon
-from tests.client.foreign_servers import ForeignServer, Seen, answering
 from tests.client.wire import Wire
 from tests.preloaded import PreloadedPopen
 from tests.server.leasing import eventually, get
@@ -281,26 +273,3 @@ async def test_a_token_that_is_refused_is_said_at_once_and_with_the_loss(
         assert not lost_now(assignment)
         assert "the server refuses the token" in await assignment.lost
     assert caplog.text.count("cannot be renewed") == 1
-
-
-async def test_a_refused_heartbeat_is_not_repeated_at_once() -> None:
-    came_at: list[float] = []
-
-    async def refuse(_: Seen) -> tuple[int, Any]:
-        came_at.append(boot_time())
-        return 401, {"detail": "This token is not known."}
-
-    with ForeignServer(answering(refuse)) as foreign:
-        config = ClientConfig.build(service_endpoint=foreign.url)
-        async with Transport() as transport:
-            ((id_, url),) = config.endpoints.items()
-            backend = ServerLeases(Endpoint(id_, url, transport, config))
-            request = Request(Wishes(), Holder(worker_id="w"), ttl_s=2 * HOLDS_PER_TTL * TRY_AGAIN_S)
-            heartbeat = Heartbeat(backend)
-            heartbeat.add(
-                granted(backend, "lease-1", request, [("box", Gpu(GpuKey("box", "GPU-1"), 0, "A100"))], boot_time())
-            )
-            await soon(lambda: len(came_at) >= 2, "two heartbeats")
-            await heartbeat.close()
-
-    assert came_at[1] - came_at[0] > 1.5 * TRY_AGAIN_S

@@ -12,8 +12,6 @@ import pytest
 from gpu_worker_pool import (
     GPUWorkerPool,
     GPUWorkerPoolClient,
-    RequestRefusedError,
-    WorkerTimeoutError,
 )
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, Child, active, fill
@@ -32,29 +30,6 @@ def test_it_has_every_method_of_the_client() -> None:
         theirs = inspect.signature(twin).parameters
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in theirs.values())
         assert takes_all or list(theirs) == ours, name
-
-
-def test_errors_are_those_of_the_client(server: ServerProcess) -> None:
-    pool = GPUWorkerPool(server.url)
-    with pytest.raises(RuntimeError, match="not started"):
-        pool.request_gpu()
-    with pytest.raises(RuntimeError, match="not started"):
-        pool.get_pool_status()
-    assert pool.get_endpoints_info() is None
-    pool.stop()
-    with pool:
-        with pytest.raises(RuntimeError, match="already started"):
-            pool.start()
-        with pytest.raises(RuntimeError, match="single endpoint"):
-            pool.trigger_endpoint_recovery("server1")
-        with pytest.raises(RequestRefusedError):
-            pool.request_gpu(gpus=5)
-        fill(server)
-        with pytest.raises(WorkerTimeoutError):
-            pool.request_gpu(timeout=0.05)
-        assert queued(server) == []
-    with pytest.raises(ValueError, match="memory_threshold"):
-        GPUWorkerPool(server.url, memory_threshold=101)
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------

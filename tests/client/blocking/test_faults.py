@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,7 @@ from gpu_worker_pool import (
     StaleAssignmentError,
     WorkerTimeoutError,
 )
+from gpu_worker_pool.client.loop_thread import LoopThread
 from gpu_worker_pool.testing import ServerProcess
 from tests.client.blocking.programs import END_S, active
 from tests.server.leasing import eventually, queued
@@ -48,6 +50,22 @@ def test_a_stop_in_the_middle_of_requests_and_releases_of_other_threads(server: 
         eventually(lambda: not active(server) and not queued(server), "nothing is left")
 
 
+def test_a_call_that_the_end_of_the_loop_cuts_short_says_that_the_pool_was_stopped() -> None:
+    """However long a stop waits, a busy machine may take longer."""
+    thread, has_begun = LoopThread(), threading.Event()
+
+    async def never_ends() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as caller:
+        cut_short = caller.submit(thread.work, never_ends())
+        assert has_begun.wait(END_S)
+        thread.end()
+        with pytest.raises(RuntimeError, match="the pool was stopped meanwhile"):
+            cut_short.result(END_S)
+
+
 class Worker:
     """Requests and releases GPUs in a thread of its own until that fails."""
 
@@ -65,10 +83,3 @@ class Worker:
                 self.has_begun.set()
         except BaseException as error:  # noqa: BLE001 - whatever it is
             self.end = error
-
-
-def told(log: pytest.LogCaptureFixture, error: BaseException) -> list[str]:
-    """What a user is told, without what differs from one request to the next."""
-    texts = [f"{record.levelname} {record.getMessage()}" for record in log.records]
-    log.clear()
-    return [re.sub(r"[0-9a-f]{32}|worker-[-\w]+|[0-9.]+ s", "-", text) for text in [*texts, repr(error)]]

@@ -111,7 +111,7 @@ async def test_an_endpoint_that_was_named_wins_over_the_socket_of_another_server
     assert f"{path} is the socket of another server than that of localhost:{false.port}, which was named" in said
 
 
-async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
+async def test_the_port_is_not_used_instead_of_a_socket_whose_server_died(
     two: tuple[ServerProcess, ServerProcess, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, false, _ = two
@@ -121,8 +121,11 @@ async def test_a_stale_socket_is_passed_over_and_one_that_was_used_is_not(
     listener.bind(str(stale))
     listener.close()
     monkeypatch.setenv("GPU_POOL_SOCKET", str(stale))
-    assert await ask(false.url) == "false"
-    assert await ask(false.url, is_named=True) == "false"
+    for is_named in (False, True):
+        with pytest.raises(
+            CallFailed, match=f"to the socket {stale}: .*; restart its server, or set GPU_POOL_SOCKET= "
+        ):
+            await ask(false.url, is_named=is_named)
 
     with ServerProcess({"SIMULATED_GPUS": "1", "GPU_POOL_SOCKET": str(stale)}) as mortal:
         async with Transport() as transport:

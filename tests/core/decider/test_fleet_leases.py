@@ -10,7 +10,6 @@ import pytest
 
 from gpu_worker_pool.core.decider.condense import condense
 from gpu_worker_pool.core.decider.evolve import replay
-from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.written_leases import kept_by
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -66,15 +65,6 @@ def _is_of_grant(event: ev.Event) -> bool:
 # --- TTL -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_leader_ends_no_active_lease_by_its_ttl() -> None:
-    box = fleet()
-    box.ask("a", ttl_s=5)
-    box.pass_time(3600)
-
-    assert box.stage("a") == "active"
-    assert box.state.ttl_due.due_at("a") is None
-
-
 def test_a_waiter_of_a_fleet_still_needs_its_heartbeats() -> None:
     box = fleet()
     for number in range(4):
@@ -107,15 +97,6 @@ def test_the_leader_tells_how_long_a_lease_lasts_at_least() -> None:
     box.do(box.take_over())
     # Its heartbeats are not known; its TTL may have run out before its client was told of it.
     assert box.state.expires_at("remote") == -inf
-
-
-def test_one_box_without_a_fleet_counts_for_itself() -> None:
-    box = Box(reading(), awaits_reading_after_release=False)
-    box.ask("a", ttl_s=5)
-
-    assert of_kind(box.renew("a"), ev.LeasesRenewed)
-    box.run_to(box.now + 6)
-    assert box.stage("a") == "expired"
 
 
 def test_a_lease_ends_when_its_box_says_that_its_ttl_ran_out() -> None:
@@ -163,14 +144,6 @@ def test_nothing_is_granted_on_a_silent_node_and_its_leases_go_on() -> None:
 
     box.observe_now(reading(1, node="x"))
     assert box.stage("b") == "active"
-
-
-def test_a_reading_of_a_silent_node_does_not_count() -> None:
-    box = fleet()
-    box.do(cmd.SilenceNode("x"))
-
-    assert step(box.state, cmd.Observe((reading(0, node="x", at=box.now),)), box.now) == []
-    assert of_kind(box.do(cmd.AnnounceNode("x", "boot1")), ev.NodeAnnounced)
 
 
 # --- forgetting a node ---------------------------------------------------------------------------------------------
@@ -223,16 +196,6 @@ def test_the_machine_of_a_node_is_remembered() -> None:
 
     fresh = replay(PoolState(settings=box.settings), condense(box.state))
     assert fresh.nodes == box.state.nodes
-
-
-def test_fences_are_above_what_the_box_has_seen() -> None:
-    box = fleet()
-    box.do(cmd.SilenceNode("x"))
-    box.do(cmd.AnnounceNode("x", "boot1", fence_seen=41))
-    box.observe_now(reading(0, node="x"))
-    box.ask("a", among=("GPU-x-0",))
-
-    assert box.fence_of("a") == 42
 
 
 # --- what the database lost ----------------------------------------------------------------------------------------

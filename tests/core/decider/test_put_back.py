@@ -33,15 +33,6 @@ def test_the_leases_and_the_order_of_the_queue_are_those_of_the_copy() -> None:
     assert box.state.clock == START
 
 
-def test_no_gpu_is_granted_before_an_operator_has_put_it_into_service() -> None:
-    box = put_back_box(Box(reading(0), reading(1)), *READINGS)
-    box.ask("new")
-
-    assert (box.stage("new"), box.verdict(2).code) == ("queued", "excluded")
-    box.include(key(2))
-    assert box.stage("new") == "active"
-
-
 def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_read_are_in_service() -> None:
     box = put_back_box(Box())
     box.observe_now(reading(0), reading(1))
@@ -58,15 +49,6 @@ def test_gpus_are_out_of_service_when_they_are_first_seen_until_all_that_were_re
     assert not box.state.excluded
 
 
-def test_gpus_that_an_operator_puts_into_service_before_any_is_read_do_not_speak_for_those_not_seen_yet() -> None:
-    box = put_back_box(Box(reading(0)))
-    box.include(key(0))
-
-    box.observe_now(reading(0), reading(1))
-
-    assert set(box.state.excluded) == {key(1)}
-
-
 def test_a_gpu_that_was_out_of_service_before_does_not_keep_new_ones_out_for_ever() -> None:
     box = Box(reading(0), reading(1))
     box.exclude(key(0), "its fan is broken")
@@ -76,15 +58,6 @@ def test_a_gpu_that_was_out_of_service_before_does_not_keep_new_ones_out_for_eve
     box.observe_now(*READINGS)
 
     assert set(box.state.excluded) == {key(0)}
-
-
-def test_gpus_of_the_box_before_do_not_keep_new_ones_out_for_ever() -> None:
-    box = put_back_box(Box(reading(0), reading(1)), reading(2))
-    box.include(key(2))
-
-    box.observe_now(reading(2), reading(3))
-
-    assert set(box.state.excluded) == {key(0), key(1)}
 
 
 gpus = st.sets(st.integers(0, 4))

@@ -10,7 +10,7 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import AccessToken, Role
 from gpu_worker_pool.core.model.state import PoolState
-from tests.core.build import Box, configured, reading
+from tests.core.build import Box, reading
 
 
 def token(place: int = 1, name: str = "bob", role: Role = Role.USER, note: str = "") -> AccessToken:
@@ -23,36 +23,6 @@ def add(box: Box, added: AccessToken) -> list[ev.Event]:
 
 def revoke(box: Box, digest: str) -> list[ev.Event]:
     return box.do(cmd.Configure("tokens", (digest,)))
-
-
-def test_a_token_is_accepted_until_it_is_revoked() -> None:
-    box = Box(reading(0))
-
-    add(box, token(1))
-    add(box, token(2, "ada", Role.ADMINISTRATOR))
-    revoke(box, token(1).digest)
-
-    assert list(box.state.tokens.values()) == [token(2, "ada", Role.ADMINISTRATOR)]
-
-
-def test_what_is_repeated_changes_nothing() -> None:
-    box = Box(reading(0))
-    add(box, token())
-
-    again = add(box, token())
-    unknown = revoke(box, token(7).digest)
-
-    assert not configured(again, "tokens")
-    assert not configured(unknown, "tokens")
-
-
-def test_a_known_token_gets_another_role() -> None:
-    box = Box(reading(0))
-    add(box, token())
-
-    add(box, token(role=Role.OPERATOR))
-
-    assert [each.role for each in box.state.tokens.values()] == [Role.OPERATOR]
 
 
 def test_tokens_outlast_a_condensed_history() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.slot import MemoryUse, memory_use, used_percent
 from gpu_worker_pool.core.queue.verdicts import verdict
-from tests.core.build import Box, configured, key, process, reading
+from tests.core.build import Box, key, process, reading
 
 
 def use_of(box: Box) -> MemoryUse:
@@ -13,107 +18,86 @@ def use_of(box: Box) -> MemoryUse:
     return use
 
 
-def sharing(asked_mb: float = 10_000, *, pid: int | None = 7) -> Box:
-    """One A100 with one share on it."""
+ONE: list[dict[str, Any]] = [{"pid": 7}]
+REMOTE: list[dict[str, Any]] = [{"pid": None}]
+CASES: dict[str, tuple[list[dict[str, Any]], Reading, dict[str, float], float]] = {
+    # The sharers of 10,000 MB each, what is read, what each lease is put down, and what is outside.
+    "processes that account for more than is used make no room": (
+        ONE,
+        reading(used_mb=5_000, processes=(process(7, 6_000),)),
+        {"0": 10_000},
+        0,
+    ),
+    "two leases of one process are not counted twice": (
+        ONE * 2,
+        reading(used_mb=20_000, processes=(process(7, 20_000),)),
+        {"0": 10_000, "1": 10_000},
+        0,
+    ),
+    "a process belongs to its own lease before that of its parent": (
+        [{"pid": 7}, {"pid": 8}],
+        reading(used_mb=15_000, processes=(process(7, 5_000), process(8, 10_000, parents=(7,)))),
+        {"0": 10_000, "1": 10_000},
+        0,
+    ),
+    # Where it cannot be told whose it is
+    "without a process list memory is the lease's": (ONE, reading(used_mb=9_000, processes=None), {"0": 10_000}, 0),
+    "what is more than was asked for is outside": (ONE, reading(used_mb=15_000, processes=None), {"0": 10_000}, 5_000),
+    "several leases explain what all asked for": (
+        ONE * 2,
+        reading(used_mb=25_000, processes=None),
+        {"0": 10_000, "1": 10_000},
+        5_000,
+    ),
+    "a process of unknown memory explains what its lease asked for": (
+        ONE,
+        reading(used_mb=9_000, processes=(process(7, None),)),
+        {"0": 10_000},
+        0,
+    ),
+    "it explains only what the others do not hold already": (
+        ONE,
+        reading(used_mb=13_000, processes=(process(7, 8_000), process(8, None, parents=(7,)))),
+        {"0": 10_000},
+        3_000,
+    ),
+    "an outsider of unknown memory explains nothing of a lease": (
+        ONE,
+        reading(used_mb=9_000, processes=(process(66, None),)),
+        {"0": 10_000},
+        9_000,
+    ),
+    "a lease from another machine may own what nobody accounts for": (
+        REMOTE,
+        reading(used_mb=9_000, processes=(process(66, 9_000),)),
+        {"0": 10_000},
+        0,
+    ),
+    "an exclusive lease is put down what nobody else accounts for": (
+        [{"memory_mb": None}],
+        reading(used_mb=9_000, processes=None),
+        {"0": 9_000},
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_is_split_between_leases_and_others(case: str) -> None:
+    sharers, seen, by_lease, outside_mb = CASES[case]
     box = Box(reading())
-    box.ask("a", memory_mb=asked_mb, pid=pid)
-    box.pass_time(1.0)  # what is read from now on may be its own
-    return box
+    for number, wants in enumerate(sharers):
+        box.ask(str(number), **{"memory_mb": 10_000, **wants})
+    box.pass_time(1.0)  # what is read from now on may be their own
 
+    box.observe_now(seen)
 
-# --- each lease once -----------------------------------------------------------------------------------------------
-
-
-def test_processes_that_account_for_more_than_is_used_do_not_make_room() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=5_000, processes=(process(7, 6_000),)))
-
-    assert use_of(box).outside_mb == 0.0
-
-
-def test_two_leases_of_one_process_are_not_counted_twice() -> None:
-    box = sharing(10_000, pid=7)
-    box.ask("b", memory_mb=10_000, pid=7)
-    box.observe_now(reading(used_mb=20_000, processes=(process(7, 20_000),)))
-
-    assert use_of(box).committed_mb == 20_000
-
-
-def test_a_process_belongs_to_its_own_lease_before_that_of_its_parent() -> None:
-    box = sharing(10_000, pid=7)
-    box.ask("b", memory_mb=10_000, pid=8)
-    crowd = (process(7, 5_000), process(8, 10_000, parents=(7,)))
-    box.observe_now(reading(used_mb=15_000, processes=crowd))
-
-    assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=0.0)
-
-
-# --- where it cannot be told whose it is ---------------------------------------------------------------------------
-
-
-def test_without_a_process_list_memory_is_the_leases_up_to_what_they_asked_for() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=9_000, processes=None))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
-
-
-def test_without_a_process_list_what_is_more_than_was_asked_for_is_outside() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=15_000, processes=None))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=5_000)
-
-
-def test_without_a_process_list_several_leases_explain_what_all_asked_for() -> None:
-    box = sharing(10_000)
-    box.ask("b", memory_mb=10_000)
-    box.pass_time(1.0)
-    box.observe_now(reading(used_mb=25_000, processes=None))
-
-    assert use_of(box) == MemoryUse({"a": 10_000, "b": 10_000}, outside_mb=5_000)
-
-
-def test_a_process_of_unknown_memory_explains_what_its_lease_asked_for() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=9_000, processes=(process(7, None),)))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
-
-
-def test_a_process_of_unknown_memory_explains_only_what_its_others_do_not_hold_already() -> None:
-    box = sharing(10_000)
-    crowd = (process(7, 8_000), process(8, None, parents=(7,)))
-    box.observe_now(reading(used_mb=13_000, processes=crowd))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=3_000)
-
-
-def test_an_outsider_of_unknown_memory_explains_nothing_of_a_lease() -> None:
-    box = sharing(10_000)
-    box.observe_now(reading(used_mb=9_000, processes=(process(66, None),)))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=9_000)
-
-
-def test_a_lease_from_another_machine_may_own_what_nobody_accounts_for() -> None:
-    box = sharing(10_000, pid=None)
-    box.observe_now(reading(used_mb=9_000, processes=(process(66, 9_000),)))
-
-    assert use_of(box) == MemoryUse({"a": 10_000}, outside_mb=0.0)
-
-
-def test_an_undeclared_lease_is_put_down_what_nobody_else_accounts_for() -> None:
-    box = Box(reading())
-    box.ask("a")
-    box.pass_time(1.0)
-    box.observe_now(reading(used_mb=9_000, processes=None))
-
-    assert use_of(box) == MemoryUse({"a": 9_000}, outside_mb=0)
+    assert use_of(box) == MemoryUse(by_lease, outside_mb)
 
 
 def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:
-    box = sharing()
+    box = Box(reading())
+    box.ask("a", memory_mb=10_000, pid=7)
     box.restart()
 
     assert memory_use(box.state.slots[key()], frozenset()) is None
@@ -121,17 +105,6 @@ def test_the_memory_of_a_gpu_that_was_not_read_is_unknown() -> None:
 
 
 # --- processes that do not count -----------------------------------------------------------------------------------
-
-
-def test_ignoring_twice_is_one_event() -> None:
-    box = Box(reading())
-
-    assert configured(box.ignore("Xorg"), "ignored_processes") != []
-    assert box.ignore("Xorg") == []
-
-
-def test_counting_what_was_never_ignored_changes_nothing() -> None:
-    assert Box(reading()).count("Xorg") == []
 
 
 def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
@@ -147,26 +120,8 @@ def test_ignoring_a_process_changes_nothing_without_a_process_list() -> None:
 # --- statistics only -----------------------------------------------------------------------------------------------
 
 
-def test_a_reported_percentage_will_do_for_an_exclusive_lease() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
-
-    assert box.verdict() == verdict("eligible", score=12.5)
-
-
-def test_a_reported_percentage_over_the_threshold_keeps_leases_away() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=85.0))
-
-    assert box.verdict() == verdict("over_memory", memory_percent=85.0, threshold_percent=80.0)
-
-
 def test_measured_megabytes_are_believed_before_a_reported_percentage() -> None:
     assert reading(used_mb=8_000, percent=99.0).memory_percent == 10.0
-
-
-def test_a_percentage_is_not_enough_to_share_by() -> None:
-    box = Box(reading(total_mb=None, used_mb=None, processes=None, percent=12.5))
-
-    assert box.verdict(memory_mb=8_000) == verdict("reading_unknown", what="memory size")
 
 
 def test_ignoring_a_process_does_not_make_a_reported_percentage_unknown() -> None:

@@ -10,8 +10,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.gpu import Gpu, GpuKey, Reading
 from gpu_worker_pool.core.model.request import Wishes
 from gpu_worker_pool.core.queue.verdicts import verdict
-from tests.core.build import A100, START, T4, Box, key, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import A100, START, T4, Box, free_at_once, key, reading, refusals
 
 
 def four(**settings: float) -> Box:
@@ -104,15 +103,6 @@ def test_a_gpu_goes_by_its_index_its_uuid_and_how_no_other_begins(among: tuple[s
     assert {uuids.index(gpu.uuid) for lease_id in uuids for gpu in box.gpus_of(lease_id)} == fitting
 
 
-def test_every_node_has_names_of_its_own() -> None:
-    box = Box(*(reading(index, node=node) for node in ("a", "b") for index in (0, 1)))
-    for lease_id in "123":
-        box.ask(lease_id, among=("1",))
-
-    assert {*box.gpus_of("1"), *box.gpus_of("2")} == {key(1, "a"), key(1, "b")}
-    assert box.stage("3") == "queued"
-
-
 def test_the_verdict_names_the_gpus_asked_for() -> None:
     box = four()
     box.exclude(key(1), "new fan")
@@ -126,26 +116,6 @@ def test_the_verdict_names_the_gpus_asked_for() -> None:
 
 
 # --- who is given which --------------------------------------------------------------------------------------------
-
-
-def test_an_index_follows_the_gpu_that_has_it() -> None:
-    box = free_at_once(reading(0), reading(1))
-    box.ask("holder", among=("0",))
-    box.ask("waiter", among=("0",))
-
-    box.observe_now(named("GPU-box-0", 1), named("GPU-box-1", 0))
-
-    assert box.gpus_of("waiter") == (key(1),)
-
-
-def test_before_anybody_has_looked_it_waits_and_after_a_restart_it_is_as_before() -> None:
-    box = Box()
-    box.ask("a", among=("1",))
-    assert box.stage("a") == "queued"
-    box.restart()
-    box.observe_now(reading(0), reading(1))
-
-    assert box.gpus_of("a") == (key(1),)
 
 
 # --- wishes beside the names ---------------------------------------------------------------------------------------

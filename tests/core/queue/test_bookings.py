@@ -7,8 +7,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
-from tests.core.build import START, WALL_OFFSET_S, Box, configured, key, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, WALL_OFFSET_S, Box, configured, free_at_once, key, reading, refusals
 
 HOUR_S = 3600.0
 NOON = START + 4 * HOUR_S
@@ -86,18 +85,6 @@ def test_asking_twice_books_once_and_cancelling_frees() -> None:
     assert refusals(box.cancel_booking("course"), ev.RefusalCode.BOOKING)
 
 
-def test_planned_maintenance_takes_the_gpu_out_of_service_at_its_date() -> None:
-    box = box_of(2)
-    book(box, key(0), owner=None, hours=None)
-    box.ask("long", time_limit_s=8 * HOUR_S)
-    box.ask("short", time_limit_s=HOUR_S)
-    assert (box.gpus_of("long"), box.gpus_of("short")) == ((key(1),), (key(0),))
-
-    box.run_to(NOON)
-
-    assert (box.state.excluded, box.state.bookings) == ({key(0): "a course"}, {})
-
-
 def test_a_booking_in_the_past_is_refused() -> None:
     box = box_of(1)
     past = Booking("past", (), WALL_OFFSET_S, WALL_OFFSET_S + 1, "ada", "late")
@@ -129,21 +116,6 @@ def test_a_booking_that_must_be_free_is_refused_where_a_lease_may_last_for_longe
         (refused,) = refusals(late.do(cmd.BookGpus(course, Wishes(), must_be_free=True)), ev.RefusalCode.BOOKING)
         assert "bob may still hold" in str(refused)
         assert configured(late.do(cmd.BookGpus(course, Wishes())), "bookings"), "an administrator may"
-
-
-def test_a_planned_drain_that_began_while_the_server_was_away_ends_preemptible_leases() -> None:
-    box = box_of(1, preempt_grace_s=60.0)
-    box.ask("guest", preemptible=True)
-    book(box, key(0), owner=None, hours=None)
-    box.now = NOON + 10.0
-
-    box.restart()
-    box.pass_time(0.0)
-    box.observe_now(reading(0))
-
-    assert box.state.excluded == {key(0): "a course"}
-    box.run_to(NOON + 70.0)
-    assert box.stage("guest") == "preempted"
 
 
 def test_a_booking_can_be_widened_and_keeps_its_gpus_when_it_is_moved() -> None:

@@ -1,8 +1,9 @@
-"""What decisions cost, counted in calls and in lines of the core that are run, and not in time."""
+"""What decisions cost, however many waiters, GPUs and wishes there are: counted in calls and in lines of the core that are run, and not in time."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +15,104 @@ from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import facts
 from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
-from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue import eligibility, placement, serve
+from gpu_worker_pool.core.model.request import MAX_GPUS, Wishes
+from gpu_worker_pool.core.queue import eligibility, placement, planner, preemption, serve
 from gpu_worker_pool.core.queue.bookings import MOST_BOOKINGS
 from gpu_worker_pool.core.queue.explain import explain
-from tests.core.build import T4, WALL_OFFSET_S, Box, expected_starts, key, reading
-from tests.core.queue.test_many_waiters import calls
+from gpu_worker_pool.core.queue.planner import MOST_GPUS
+from tests.core.build import T4, WALL_OFFSET_S, Box, expected_starts, free_at_once, key, reading
+
+PASS = serve.serve_queue.__code__
+PLACE = placement.Placer.place.__code__
+CLAIM = preemption.find_claim.__code__
+PLAN = planner.Planner.plan.__code__
+WAITERS = 120
+
+
+def calls(run: Callable[[], Any]) -> Counter[object]:
+    """How often each function was called."""
+    found: Counter[object] = Counter()
+
+    def note(frame: Any, kind: str, _: object) -> None:
+        if kind == "call":
+            found[frame.f_code] += 1
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def wants(number: int) -> dict[str, Any]:
+    """Wishes that differ from those of each other number."""
+    return {
+        "gpus": 1 + number % 4,
+        "priority": number % 50,
+        "time_limit_s": 1000.0 + 7.3 * number,
+        "preemptible": bool(number % 2),
+        "memory_mb": 100.0 + number if number % 3 == 0 else None,
+    }
+
+
+def full_box(*, preemptible: int, **settings: float) -> Box:
+    """Eight leased GPUs, this many of them under preemptible leases; and many waiters with different wishes."""
+    box = free_at_once(*map(reading, range(8)), stale_after_s=1e9, **settings)
+    for number in range(8):
+        box.ask(f"holder{number}", preemptible=number < preemptible)
+    for number in range(WAITERS):
+        box.ask(f"waiter{number}", **wants(number))
+    assert len(box.state.queue) == WAITERS
+    return box
+
+
+@pytest.mark.parametrize("preemptible", [0, 1, 8])
+def test_a_pass_over_many_different_waiters_tries_few_wishes(preemptible: int) -> None:
+    box = full_box(preemptible=preemptible)
+
+    box.state.unsettle()
+    found = calls(lambda: box.pass_time(0.0))
+
+    assert found[PASS] == 1
+    # Exclusive or shared, and the number of GPUs, before and after each claim: it does not grow with the waiters.
+    assert found[PLACE] <= 20
+    assert found[CLAIM] <= 20
+
+
+def test_a_wish_that_is_kept_from_less_is_tried_though_another_failed() -> None:
+    box = free_at_once(reading(0), reading(1), stale_after_s=1e9, reserve_after_s=0.0)
+    box.ask("holder", time_limit_s=100.0)
+    box.ask("wide", gpus=2)
+    box.ask("long", time_limit_s=1000.0)
+    assert box.stage("long") == "queued"
+
+    box.ask("short", time_limit_s=50.0)
+
+    assert box.stage("short") == "active"
+
+
+def test_few_dates_are_looked_for_when_all_wait_for_holders_without_a_limit() -> None:
+    box = full_box(preemptible=0, reserve_after_s=10.0)
+    different = len({box.state.queued(lease_id).request.wishes for lease_id in box.state.queue})
+
+    found = calls(lambda: box.run_to(box.now + 10.0))
+
+    assert box.state.reservation is None
+    assert 0 < found[PLAN] <= different < WAITERS
+
+
+def test_a_pass_in_a_large_pool_looks_for_few_dates() -> None:
+    """Each takes a look at all GPUs, and no caller is answered meanwhile."""
+    box = free_at_once(*map(reading, range(MOST_GPUS // 2 + 1)), stale_after_s=1e9)
+    box.ask("for ever", gpus=MAX_GPUS)
+    box.ask("for ever too", gpus=MOST_GPUS // 2 + 1 - MAX_GPUS)
+    box.ask("one")
+    box.ask("two", gpus=2)
+    box.ask("share", memory_mb=1.0)
+
+    assert calls(lambda: box.pass_time(600.0))[PLAN] == 1
+
 
 COUNTED: dict[str, Any] = {
     "decided": decide.decide,

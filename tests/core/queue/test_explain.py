@@ -16,16 +16,6 @@ def test_a_waiter_is_told_position_reason_and_who_has_what_it_wants() -> None:
     assert str(box.explain("b")) == "Position 1 of 1, waiting for 1 GPU: 1 leased by ann"
 
 
-def test_the_position_is_the_place_in_the_line() -> None:
-    box = Box(reading())
-    for lease_id in ("a", "b", "c"):
-        box.ask(lease_id)
-    box.ask("urgent", priority=1)
-
-    assert [box.explain(lease_id).position for lease_id in ("urgent", "b", "c")] == [1, 2, 3]
-    assert box.explain("b").queue_length == 3
-
-
 def test_a_verdict_is_given_for_every_gpu_by_node_and_index() -> None:
     box = Box(reading(1), reading(0, utilization=95), reading(0, node="another", name=T4))
     box.ask("a", model="A100")
@@ -61,25 +51,6 @@ def test_a_long_list_of_names_is_cut() -> None:
     box.ask("b")
 
     assert str(box.explain("b")).endswith("5 leased by ann, ben, cy and 2 more")
-
-
-def test_all_who_share_a_gpu_are_named() -> None:
-    box = Box(reading())
-    box.ask("ann", memory_mb=8_000)
-    box.ask("ben", memory_mb=8_000)
-    box.ask("b")
-
-    assert box.explain("b").verdicts[0].verdict == verdict(
-        "leased", lease_ids=("ann", "ben"), holders=("ann", "ben"), since_at=START + WALL_OFFSET_S
-    )
-
-
-def test_a_share_that_finds_no_room_is_told_who_has_it() -> None:
-    box = Box(reading())
-    box.ask("ann", memory_mb=60_000)
-    box.ask("b", memory_mb=8_000)
-
-    assert "ann" in str(box.explain("b"))
 
 
 def test_a_free_gpu_kept_for_somebody_ahead_says_for_whom() -> None:
@@ -138,16 +109,6 @@ def test_what_is_reserved_for_a_waiter_behind_is_not_told_as_kept() -> None:
     assert verdicts[key(1)] == verdict("eligible", score=0.0)
 
 
-def test_a_draining_gpu_names_the_process_that_keeps_it() -> None:
-    box = Box(reading())
-    box.ask("a", pid=123)
-    box.observe_now(reading(used_mb=9_420.8, processes=(process(123, 9_420.8),)))
-    box.release("a")
-    box.ask("b")
-
-    assert str(box.explain("b")).endswith(": 1 draining: pid 123 still holds 9.2 GiB")
-
-
 def test_a_gpu_that_a_process_took_back_is_told_by_who_has_it_and_not_by_what_drained() -> None:
     box = Box(reading())
     box.ask("a", pid=123)
@@ -190,23 +151,6 @@ def test_a_gpu_that_was_not_looked_at_since_a_restart_has_a_verdict_and_its_name
     verdicts = box.explain("b").verdicts
 
     assert [(item.key, item.gpu and item.gpu.index) for item in verdicts] == [(key(0), 0), (key(1), 1)]
-
-
-def test_the_data_is_there_beside_the_words() -> None:
-    box = Box(reading(utilization=95))
-    box.ask("a")
-
-    assert box.explain("a").verdicts[0].verdict == verdict(
-        "over_utilization", utilization_percent=95, threshold_percent=90.0
-    )
-
-
-def test_a_lease_that_does_not_wait_has_nothing_to_explain() -> None:
-    box = Box(reading())
-    box.ask("a")
-
-    assert explain(box.state, "a", box.now) is None
-    assert explain(box.state, "never heard of", box.now) is None
 
 
 def test_an_explanation_does_not_follow_a_clock_that_goes_back() -> None:

@@ -11,8 +11,7 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking, Quota
 from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.request import Wishes
-from tests.core.build import START, WALL_OFFSET_S, Box, key, reading, refusals, request
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import START, WALL_OFFSET_S, Box, free_at_once, key, reading, refusals, request
 
 
 def fleet(**nodes: int) -> Box:
@@ -58,14 +57,6 @@ def test_what_a_gang_wants_can_be_said(wishes: Wishes, text: str) -> None:
 # Placement
 
 
-def test_a_gang_gets_its_gpus_on_different_nodes() -> None:
-    box = fleet(a=2, b=2, c=2)
-
-    box.ask("gang", gpus=2, nodes=2)
-
-    assert box.gpus_of("gang") == keys(a=(0, 1), b=(0, 1))
-
-
 @pytest.mark.parametrize(("drained", "nodes"), [("a", "bd"), ("b", "ad"), ("d", "ab")])
 def test_the_node_of_the_holder_is_one_of_a_gang_if_it_has_room(drained: str, nodes: str) -> None:
     box = fleet(a=2, b=2, c=2, d=2)
@@ -104,23 +95,6 @@ def test_a_gang_with_more_gpus_than_the_quota_is_refused() -> None:
 # Fences
 
 
-def test_the_fence_of_a_gang_is_above_that_of_each_of_its_nodes() -> None:
-    box = fleet(a=1, b=1, c=1)
-    for _ in range(3):
-        box.ask("first", among=("GPU-b-0",))
-        box.release("first")
-        box.state.ended.clear()
-
-    box.ask("gang", nodes=2, among=("GPU-a-0", "GPU-b-0"))
-
-    assert box.fence_of("gang") == 4
-    assert box.state.fences == {"a": 4, "b": 4}
-    box.release("gang")
-    box.ask("next", among=("GPU-a-0",))
-    box.ask("other", among=("GPU-c-0",))
-    assert (box.fence_of("next"), box.fence_of("other")) == (5, 1)
-
-
 # Reservations
 
 
@@ -140,10 +114,6 @@ def test_a_waiting_gang_is_told_how_many_nodes_it_lacks() -> None:
 
 
 # Preemption
-
-
-def warned(events: list[ev.Event]) -> list[str]:
-    return [event.lease_id for event in events if isinstance(event, ev.LeaseWarned)]
 
 
 # Bookings

@@ -37,34 +37,10 @@ def test_a_gpu_on_which_a_stranger_holds_much_memory_is_not_granted_and_names_th
     assert "in use outside the pool: train.py of bob (pid 4711), 58.0 GiB, 60 % busy" in str(box.explain("ada"))
 
 
-@pytest.mark.parametrize(
-    ("memory_mb", "utilization", "is_in_use"),
-    [(GIB, 4.9, False), (GIB + 1, 0, True), (300, 5, True), (0, 5, True), (None, 0, True)],
-)
-def test_in_use_is_more_than_a_gibibyte_or_five_percent_busy_or_unknown(
-    memory_mb: float | None, utilization: float, is_in_use: bool
-) -> None:
-    box = Box(used_by(process(7, memory_mb), utilization=utilization))
-
-    assert (box.verdict().code == "in_use_outside") == is_in_use
-
-
 def test_the_memory_of_all_strangers_counts_and_the_largest_is_named() -> None:
     box = Box(used_by(process(7, 600), process(8, 700, user="eve"), process(9, 100)))
 
     assert str(box.verdict()) == "in use outside the pool: python of eve (pid 8) and 2 more, 1.4 GiB"
-
-
-def test_without_a_process_list_the_thresholds_decide() -> None:
-    box = Box(reading(used_mb=20_000, utilization=50, processes=None))
-
-    assert box.verdict().is_eligible
-
-
-def test_load_without_a_process_is_left_to_the_thresholds() -> None:
-    box = Box(reading(used_mb=20_000, utilization=50, processes=()))
-
-    assert box.verdict().is_eligible
 
 
 @pytest.mark.parametrize(

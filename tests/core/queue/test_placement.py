@@ -2,59 +2,190 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker_pool.core.model.gpu import Reading
 from tests.core.build import A100, T4, Box, key, process, reading
 
-# --- one GPU -------------------------------------------------------------------------------------------------------
+Gpus = list[Reading]
 
 
-def test_one_gpu_is_the_one_with_the_least_memory_and_utilization_together() -> None:
-    box = Box(
-        reading(0, used_mb=0, utilization=50),
-        reading(1, used_mb=16_000, utilization=10),
-        reading(2, used_mb=40_000, utilization=0),
-    )
-
-    box.ask("a")
-
-    assert box.gpus_of("a") == (key(1),)
+def node(on: str, gpus: int, **facts: Any) -> Gpus:
+    return [reading(index, node=on, **facts) for index in range(gpus)]
 
 
-def test_of_equals_it_is_on_the_node_with_the_fewest_open() -> None:
-    box = Box(
-        *(reading(index, node="large") for index in range(3)),
-        *(reading(index, node="small") for index in range(2)),
-    )
-
-    box.ask("a")
-
-    assert box.gpus_of("a") == (key(0, "small"),)
+def islands(*positions: int | None, busy: tuple[int, ...] = ()) -> Gpus:
+    """GPUs with fast links: the position of each, by index."""
+    return [reading(i, position=each, utilization=95 if i in busy else 0) for i, each in enumerate(positions)]
 
 
-def test_of_equals_on_one_node_it_is_the_first_by_index() -> None:
-    box = Box(reading(10), reading(9), reading(2))
-
-    box.ask("a")
-
-    assert box.gpus_of("a") == (key(2),)
-
-
-def test_of_equals_on_nodes_alike_it_is_the_first_by_name() -> None:
-    box = Box(reading(node="y"), reading(node="x"))
-
-    box.ask("a")
-
-    assert box.gpus_of("a") == (key(0, "x"),)
+def granted(box: Box, lease_id: str) -> str:
+    """The GPUs of a lease, by index; behind the name of their node, where that is not the only one."""
+    gpus = box.gpus_of(lease_id)
+    nodes = sorted({gpu.node for gpu in gpus} - {"box"})
+    return "".join(nodes) + "".join(gpu.uuid.rpartition("-")[2] for gpu in gpus)
 
 
-def test_only_the_wished_for_model_is_taken() -> None:
-    box = Box(reading(0, name=A100), reading(1, name="NVIDIA A10", utilization=50))
+ONE: dict[str, Any] = {"gpus": 1}
+SHARE: dict[str, Any] = {"memory_mb": 4_000}
+SMALL_T4: dict[str, Any] = {"name": T4, "total_mb": 16_000}
+X_AND_Y = [*node("x", 4), *node("y", 4)]
+# The GPUs, the requests in the order in which they come, and what each is granted.
+CASES: dict[str, tuple[Gpus, list[dict[str, Any]], list[str]]] = {
+    # one GPU
+    "the one with the least memory and utilization together": (
+        [reading(0, utilization=50), reading(1, used_mb=16_000, utilization=10), reading(2, used_mb=40_000)],
+        [ONE],
+        ["1"],
+    ),
+    "of equals on the node with the fewest open": ([*node("large", 3), *node("small", 2)], [ONE], ["small0"]),
+    "of equals on one node the first by index": ([reading(9), reading(8), reading(2)], [ONE], ["2"]),
+    "of equals on nodes alike the first by name": ([*node("y", 1), *node("x", 1)], [ONE], ["x0"]),
+    "only the model that is asked for": (
+        [reading(0, name=A100), reading(1, name="NVIDIA A10", utilization=50)],
+        [{"model": "A10"}],
+        ["1"],
+    ),
+    "below the pool's thresholds before others that would do": (
+        [reading(0, utilization=95), reading(1, utilization=80)],
+        [{"utilization_threshold_percent": 99}],
+        ["1"],
+    ),
+    "as many different GPUs as there are": (node("box", 3), [ONE] * 5, ["0", "1", "2", "", ""]),
+    # one share
+    "a share goes where it fits tightest": (
+        [reading(0), reading(1), reading(2, total_mb=40_000)],
+        [{"memory_mb": 40_000}, {"memory_mb": 10_000}],  # the second leaves 14,000 beside the first, 22,000 on GPU 2
+        ["0", "0"],
+    ),
+    "a share that does not fit beside others takes a whole GPU": (
+        node("box", 2),
+        [{"memory_mb": 40_000}, {"memory_mb": 30_000}],
+        ["0", "1"],
+    ),
+    "a share breaks no whole GPU while it fits beside others, however loosely": (
+        [reading(0, **SMALL_T4), reading(1)],
+        [{"memory_mb": 20_000}, SHARE],  # the second leaves 40,000 beside the first, 8,800 on the T4
+        ["1", "1"],
+    ),
+    "a share breaks a whole GPU on the node with the fewest open": (
+        [*node("large", 3), *node("small", 2)],
+        [{"memory_mb": 40_000}],
+        ["small0"],
+    ),
+    "shares fill a node before they break into the next": (
+        X_AND_Y,
+        [{"memory_mb": 40_000}] * 5,
+        ["x0", "x1", "x2", "x3", "y0"],
+    ),
+    "a small share goes on a small GPU": ([reading(0), reading(1, **SMALL_T4)], [SHARE], ["1"]),
+    "a share of a model skips tighter fits of another": (
+        [reading(0), reading(1, **SMALL_T4)],
+        [{**SHARE, "model": "A100"}],
+        ["0"],
+    ),
+    # several GPUs
+    "several GPUs are all on one node": ([*node("x", 1), *node("y", 2)], [{"gpus": 2}], ["y01"]),
+    "several GPUs are granted all or none": (node("box", 2), [ONE, {"gpus": 2}], ["0", ""]),
+    "several GPUs are on the node with the fewest that has enough": (
+        [*node("large", 4), *node("middle", 2), *node("small", 1)],
+        [{"gpus": 2}],
+        ["middle01"],
+    ),
+    "several GPUs are of one model where possible": (
+        [reading(0, name=T4), reading(1, utilization=50), reading(2, utilization=50), reading(3, name="L4")],
+        [{"gpus": 2}],
+        ["12"],
+    ),
+    "several GPUs are of the model with the fewest": (
+        [reading(0), reading(1), reading(2), reading(3, name=T4), reading(4, name=T4)],
+        [{"gpus": 2}],
+        ["34"],
+    ),
+    "of two models with as many the less used is taken": (
+        [reading(0, utilization=20), reading(1), reading(2, name=T4, utilization=10), reading(3, name=T4)],
+        [{"gpus": 2}],
+        ["23"],
+    ),
+    "models are mixed where none has enough": (
+        [reading(0), reading(1, name=T4), reading(2, name="L4", utilization=50)],
+        [{"gpus": 2}],
+        ["01"],
+    ),
+    "the least used are taken, by index": (
+        [reading(0, utilization=5), reading(1, utilization=50), reading(2), reading(3, utilization=60)],
+        [{"gpus": 2}],
+        ["02"],
+    ),
+    "several shares go where the least room is left": (
+        node("box", 3),
+        [{"memory_mb": 8_000}, {"gpus": 2, "memory_mb": 8_000}],
+        ["0", "01"],
+    ),
+    "a node with enough open but too few of them usable is passed over": (
+        [reading(0, node="x"), reading(1, node="x", utilization=50), *node("y", 3)],
+        [{"gpus": 2, "utilization_threshold_percent": 40}],
+        ["y01"],
+    ),
+    "several busy GPUs will do for a request that says so": (
+        node("box", 2, utilization=95),
+        [{"gpus": 2, "utilization_threshold_percent": 99}],
+        ["01"],
+    ),
+    "a node whose open GPUs are of another model is passed over": (
+        [*node("x", 2, name=T4), *node("y", 3)],
+        [{"gpus": 2, "model": "A100"}],
+        ["y01"],
+    ),
+    # neighbours
+    "the longest row stays whole": (  # 5 to 7 are just enough; 0 to 3 stay together
+        node("box", 8),
+        [{"among": ("4",)}, {"gpus": 3}, {"gpus": 4}],
+        ["4", "567", "0123"],
+    ),
+    "a GPU in use is no better for being a neighbour": (
+        [reading(0), reading(1, used_mb=40_000, processes=None), reading(2), reading(3)],
+        [{"gpus": 2}],
+        ["23"],
+    ),
+    "several GPUs are on one island": (islands(0, 1, 0, 1, 0, 1, 0, 1), [{"gpus": 4}], ["0246"]),
+    "they are on the island with the fewest free GPUs that has enough": (
+        islands(0, 1, 0, 1, 0, 1, 0, 1, busy=(3,)),
+        [{"gpus": 3}, {"gpus": 4}],
+        ["157", "0246"],
+    ),
+    "a GPU in use between two of an island does not part them": (
+        islands(0, 0, 0, 1, 1, 1, busy=(1,)),
+        [{"gpus": 2}],
+        ["02"],
+    ),
+    # Pairs on a PCIe switch, two of them on a NUMA node; one GPU of each pair is in use, and a whole pair.
+    "islands of an island are closer than others": (
+        islands(0, 0, 1, 1, 3, 3, 4, 4, busy=(0, 2, 3)),
+        [{"gpus": 3}],
+        ["456"],
+    ),
+    "more than an island has come from the nearest ones": (
+        islands(0, 0, 1, 1, 3, 3, 4, 4),
+        [{"gpus": 4}, {"gpus": 3}],
+        ["0123", "456"],
+    ),
+}
 
-    box.ask("a", model="A10")
 
-    assert box.gpus_of("a") == (key(1),)
+@pytest.mark.parametrize("case", CASES)
+def test_the_best_gpus_are_taken(case: str) -> None:
+    gpus, requests, expected = CASES[case]
+    box = Box(*gpus)
+
+    for number, wishes in enumerate(requests):
+        box.ask(f"w{number}", **wishes)
+
+    assert [granted(box, f"w{number}") for number in range(len(requests))] == expected
 
 
 def test_ignored_memory_does_not_count_as_use_in_the_choice() -> None:
@@ -69,70 +200,27 @@ def test_ignored_memory_does_not_count_as_use_in_the_choice() -> None:
     assert box.gpus_of("a") == (key(1),)
 
 
-def test_a_gpu_below_the_pools_thresholds_is_preferred_by_who_would_take_others_too() -> None:
-    box = Box(reading(0, utilization=95), reading(1, utilization=80))
+def test_several_gpus_are_neighbours() -> None:
+    box = Box(*node("box", 8))
+    for name in "abcdefgh":
+        box.ask(name)
+    for name in "bcefgh":  # 1, 2, 4, 5, 6, 7 are free
+        box.release(name)
+    box.pass_time(0.1)
+    box.observe_now(*node("box", 8))
 
-    box.ask("a", utilization_threshold_percent=99)
+    box.ask("four", gpus=4)
 
-    assert box.gpus_of("a") == (key(1),)
-
-
-def test_thirty_two_workers_who_ask_at_once_get_as_many_different_gpus_as_there_are() -> None:
-    box = Box(*(reading(index) for index in range(8)))
-    for number in range(32):
-        box.ask(f"w{number}")
-
-    granted = [box.gpus_of(f"w{number}") for number in range(32)]
-
-    assert granted[:8] == [(key(index),) for index in range(8)]
-    assert granted[8:] == [()] * 24
+    assert granted(box, "four") == "4567"
 
 
-# --- one share -----------------------------------------------------------------------------------------------------
+def test_positions_that_are_told_later_change_the_choice() -> None:
+    box = Box(*islands(None, None, None, None))
+    box.observe_now(*islands(0, 1, 0, 1))
 
+    box.ask("two", gpus=2)
 
-def test_a_share_goes_where_it_fits_tightest() -> None:
-    box = Box(reading(0), reading(1), reading(2, total_mb=40_000))
-    box.ask("a", memory_mb=40_000)  # too large for GPU 2
-    box.ask("b", memory_mb=10_000)  # leaves 14,000 beside a, 22,000 on GPU 2
-
-    assert box.gpus_of("b") == box.gpus_of("a")
-
-
-def test_a_share_that_does_not_fit_beside_others_takes_a_whole_gpu() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("a", memory_mb=40_000)
-    box.ask("b", memory_mb=30_000)
-
-    assert (box.gpus_of("a"), box.gpus_of("b")) == ((key(0),), (key(1),))
-
-
-def test_a_share_breaks_no_whole_gpu_while_it_fits_beside_others_however_loosely() -> None:
-    box = Box(reading(0, name=T4, total_mb=16_000), reading(1, name=A100))
-    box.ask("a", memory_mb=20_000)  # too large for the T4
-    box.ask("b", memory_mb=4_000)  # leaves 40,000 beside a, 8,800 on the T4
-
-    assert box.gpus_of("b") == box.gpus_of("a") == (key(1),)
-
-
-def test_a_share_that_must_break_a_whole_gpu_takes_it_on_the_node_with_the_fewest_open() -> None:
-    box = Box(
-        *(reading(index, node="large") for index in range(3)),
-        *(reading(index, node="small") for index in range(2)),
-    )
-
-    box.ask("a", memory_mb=40_000)
-
-    assert box.gpus_of("a") == (key(0, "small"),)
-
-
-def test_shares_fill_a_node_before_they_break_into_the_next() -> None:
-    box = Box(*(reading(index, node=node) for node in ("x", "y") for index in range(4)))
-
-    for number in range(5):
-        box.ask(f"s{number}", memory_mb=40_000)
-
-    assert [box.gpus_of(f"s{number}")[0].node for number in range(5)] == ["x"] * 4 + ["y"]
+    assert granted(box, "two") == "02"
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,244 +242,3 @@ def test_shares_are_placed_as_best_fit_places_them(asked_gb: list[int], total_gb
         if fits:
             bins.remove(beside)
         bins.append(beside + gb)
-
-
-def test_a_small_gpu_is_preferred_for_a_small_share() -> None:
-    box = Box(reading(0, name=A100), reading(1, name=T4, total_mb=16_000))
-
-    box.ask("a", memory_mb=4_000)
-
-    assert box.gpus_of("a") == (key(1),)
-
-
-def test_a_share_of_a_model_skips_tighter_fits_of_another() -> None:
-    box = Box(reading(0, name=A100), reading(1, name=T4, total_mb=16_000))
-
-    box.ask("a", memory_mb=4_000, model="A100")
-
-    assert box.gpus_of("a") == (key(0),)
-
-
-# --- several GPUs --------------------------------------------------------------------------------------------------
-
-
-def test_several_gpus_are_all_on_one_node() -> None:
-    box = Box(reading(0, node="x"), reading(0, node="y"), reading(1, node="y"))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(0, "y"), key(1, "y"))
-
-
-def test_several_gpus_are_granted_all_or_none() -> None:
-    box = Box(reading(0), reading(1))
-    box.ask("a")
-
-    box.ask("b", gpus=2)
-
-    assert box.gpus_of("b") == ()
-
-
-def test_several_gpus_are_on_the_node_with_the_fewest_that_has_enough() -> None:
-    box = Box(
-        *(reading(index, node="large") for index in range(4)),
-        *(reading(index, node="middle") for index in range(2)),
-        *(reading(index, node="small") for index in range(1)),
-    )
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(0, "middle"), key(1, "middle"))
-
-
-def test_several_gpus_are_of_one_model_where_possible() -> None:
-    box = Box(reading(0, name=T4), reading(1, utilization=50), reading(2, utilization=50), reading(3, name="L4"))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(1), key(2))
-
-
-def test_several_gpus_are_of_the_model_with_the_fewest() -> None:
-    box = Box(reading(0), reading(1), reading(2), reading(3, name=T4), reading(4, name=T4))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(3), key(4))
-
-
-def test_of_two_models_with_as_many_the_less_used_is_taken() -> None:
-    box = Box(reading(0, utilization=20), reading(1), reading(2, name=T4, utilization=10), reading(3, name=T4))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(2), key(3))
-
-
-def test_models_are_mixed_where_none_has_enough() -> None:
-    box = Box(reading(0), reading(1, name=T4), reading(2, name="L4", utilization=50))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(0), key(1))
-
-
-def test_of_more_than_enough_of_a_model_the_least_used_are_taken_by_index() -> None:
-    box = Box(reading(0, utilization=5), reading(1, utilization=50), reading(2), reading(3, utilization=60))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(0), key(2))
-
-
-def test_several_shares_go_where_the_least_room_is_left() -> None:
-    box = Box(reading(0), reading(1), reading(2))
-    box.ask("a", memory_mb=8_000)
-    box.ask("b", gpus=2, memory_mb=8_000)
-
-    assert box.gpus_of("b") == (key(0), key(1))
-
-
-def test_several_shares_are_on_different_gpus() -> None:
-    box = Box(reading(0), reading(1))
-
-    box.ask("a", gpus=2, memory_mb=1_000)
-
-    assert box.gpus_of("a") == (key(0), key(1))
-
-
-def test_several_gpus_of_a_node_with_a_busy_one_leave_that_out() -> None:
-    box = Box(reading(0), reading(1, utilization=95), reading(2))
-
-    box.ask("a", gpus=2)
-
-    assert box.gpus_of("a") == (key(0), key(2))
-
-
-def test_a_node_with_enough_open_but_too_few_of_them_usable_is_passed_over() -> None:
-    box = Box(
-        reading(0, node="x"),
-        reading(1, node="x", utilization=50),
-        *(reading(index, node="y") for index in range(3)),
-    )
-
-    box.ask("a", gpus=2, utilization_threshold_percent=40)
-
-    assert box.gpus_of("a") == (key(0, "y"), key(1, "y"))
-
-
-def test_several_busy_gpus_will_do_for_who_says_so() -> None:
-    box = Box(reading(0, utilization=95), reading(1, utilization=95))
-
-    box.ask("a", gpus=2, utilization_threshold_percent=99)
-
-    assert box.gpus_of("a") == (key(0), key(1))
-
-
-def test_a_node_whose_open_gpus_are_of_another_model_is_passed_over() -> None:
-    box = Box(
-        *(reading(index, node="x", name=T4) for index in range(2)),
-        *(reading(index, node="y", name=A100) for index in range(3)),
-    )
-
-    box.ask("a", gpus=2, model="A100")
-
-    assert box.gpus_of("a") == (key(0, "y"), key(1, "y"))
-
-
-def indices(box: Box, lease_id: str) -> list[str]:
-    return [gpu.uuid[-1] for gpu in box.gpus_of(lease_id)]
-
-
-def test_several_gpus_are_neighbours() -> None:
-    box = Box(*(reading(index) for index in range(8)))
-    for name in "abcdefgh":
-        box.ask(name)
-    for name in "bcefgh":  # 1, 2, 4, 5, 6, 7 are free
-        box.release(name)
-    box.pass_time(0.1)
-    box.observe_now(*(reading(index) for index in range(8)))
-
-    box.ask("four", gpus=4)
-
-    assert indices(box, "four") == ["4", "5", "6", "7"]
-
-
-def test_of_equal_choices_the_one_is_taken_that_leaves_the_longest_run() -> None:
-    box = Box(*(reading(index) for index in range(8)))
-    box.ask("in the way", among=("4",))
-
-    box.ask("three", gpus=3)  # 5 to 7 are just enough; 0 to 3 stay together
-    box.ask("four", gpus=4)
-
-    assert indices(box, "three") == ["5", "6", "7"]
-    assert indices(box, "four") == ["0", "1", "2", "3"]
-
-
-def test_a_gpu_in_use_is_no_better_for_being_a_neighbour() -> None:
-    box = Box(reading(0), reading(1, used_mb=40_000, processes=None), reading(2), reading(3))
-
-    box.ask("two", gpus=2)
-
-    assert indices(box, "two") == ["2", "3"]
-
-
-# --- islands of GPUs with fast links: the position of each, by index ------------------------------------------------
-
-
-def islands(*positions: int | None, busy: tuple[int, ...] = ()) -> Box:
-    return Box(*(reading(i, position=each, utilization=95 if i in busy else 0) for i, each in enumerate(positions)))
-
-
-def test_several_gpus_are_on_one_island() -> None:
-    box = islands(0, 1, 0, 1, 0, 1, 0, 1)
-
-    box.ask("four", gpus=4)
-
-    assert indices(box, "four") == ["0", "2", "4", "6"]
-
-
-def test_they_are_on_the_island_with_the_fewest_free_gpus_that_has_enough() -> None:
-    box = islands(0, 1, 0, 1, 0, 1, 0, 1, busy=(3,))
-
-    box.ask("three", gpus=3)
-    box.ask("four", gpus=4)
-
-    assert indices(box, "three") == ["1", "5", "7"]
-    assert indices(box, "four") == ["0", "2", "4", "6"]
-
-
-def test_a_gpu_in_use_between_two_of_an_island_does_not_part_them() -> None:
-    box = islands(0, 0, 0, 1, 1, 1, busy=(1,))
-
-    box.ask("two", gpus=2)
-
-    assert indices(box, "two") == ["0", "2"]
-
-
-def test_islands_of_an_island_are_closer_than_others() -> None:
-    """Pairs on a PCIe switch, two of them on a NUMA node; one GPU of each pair is in use, and a whole pair."""
-    box = islands(0, 0, 1, 1, 3, 3, 4, 4, busy=(0, 2, 3))
-
-    box.ask("three", gpus=3)
-
-    assert indices(box, "three") == ["4", "5", "6"]
-
-
-def test_more_than_an_island_has_come_from_the_nearest_ones() -> None:
-    box = islands(0, 0, 1, 1, 3, 3, 4, 4)
-
-    box.ask("four", gpus=4)
-    box.ask("three", gpus=3)
-
-    assert indices(box, "four") == ["0", "1", "2", "3"]
-    assert indices(box, "three") == ["4", "5", "6"]
-
-
-def test_positions_that_are_told_later_change_the_choice() -> None:
-    box = islands(None, None, None, None)
-    box.observe_now(*(reading(index, position=index % 2) for index in range(4)))
-
-    box.ask("two", gpus=2)
-
-    assert indices(box, "two") == ["0", "2"]

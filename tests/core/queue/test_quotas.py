@@ -9,8 +9,7 @@ from gpu_worker_pool.core.model.configured import Quota
 from gpu_worker_pool.core.model.state import HALF_LIFE_S, OwnerUse
 from gpu_worker_pool.core.queue.owners import Order
 from gpu_worker_pool.server.routes.plans import share_factor
-from tests.core.build import Box, reading, refusals
-from tests.core.queue.boxes import free_at_once
+from tests.core.build import Box, free_at_once, reading, refusals
 
 HOUR_S = 3600.0
 
@@ -53,21 +52,6 @@ def test_what_could_never_be_had_is_refused_at_once() -> None:
         refusals(urgent, ev.RefusalCode.UNSERVABLE)[0]
     )
     assert refusals(box.ask("c", owner="ada"), ev.RefusalCode.OWNERS_QUEUE_FULL)
-
-
-def test_a_restart_leaves_quotas_and_use_as_they_were() -> None:
-    box = box_of(2, fair_share=True)
-    box.set_quota("ada", Quota(gpus=1, weight=2.0))
-    box.ask("a", owner="ada")
-    box.pass_time(HOUR_S)
-    box.ask("b", owner="bob")
-    box.pass_time(HOUR_S)
-    box.release("a")
-    before = box.state.quotas, box.state.usage, box.state.last_durations_s
-
-    box.restart()
-
-    assert (box.state.quotas, box.state.usage, box.state.last_durations_s) == before
 
 
 # --- fair share ----------------------------------------------------------------------------------------------------

@@ -8,32 +8,6 @@ from tests.core.build import Box, key, process, reading
 # What a process leaves behind
 
 
-def test_who_gives_a_gpu_back_and_lives_on_may_keep_a_context_there() -> None:
-    box = Box(reading())
-    box.ask("a", pid=1)
-    box.ask("b", pid=2)
-    box.observe_now(reading(used_mb=20_000, processes=(process(1, 20_000),)))
-    box.release("a")
-    box.pass_time(0.1)
-    box.observe_now(reading(used_mb=500, processes=(process(1, 500),)))
-    assert box.gpus_of("b") == (key(),)
-
-
-def test_of_two_leases_of_a_program_on_one_gpu_the_second_to_drain_is_still_its_own() -> None:
-    box = Box(reading())
-    for name in ("a", "b"):
-        box.ask(name, pid=1, memory_mb=8_000)
-    box.observe_now(reading(used_mb=16_000, processes=(process(1, 16_000),)))
-    box.release("a")
-    box.pass_time(1)
-    box.release("b")
-    box.pass_time(59.5)
-    assert (box.stage("a"), box.stage("b")) == ("released", "draining")
-    box.observe_now(reading(used_mb=16_000, processes=(process(1, 16_000),)))
-    box.ask("c", pid=1)
-    assert box.gpus_of("c") == (key(),)
-
-
 def test_a_program_that_asks_and_releases_again_and_again_leaves_no_pile_of_draining_leases() -> None:
     box = Box(reading())
     box.ask("0", pid=1)

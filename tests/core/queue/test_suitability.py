@@ -8,44 +8,9 @@ import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
-from gpu_worker_pool.core.queue.verdicts import verdict
 from tests.core.build import A100, START, T4, Box, key, reading, refusals
 
 # --- suitable ------------------------------------------------------------------------------------------------------
-
-
-def test_another_model_is_told_by_its_name() -> None:
-    assert Box(reading(name=T4)).verdict(model="A100") == verdict("wrong_model", name=T4, wanted="A100")
-
-
-def test_a_share_larger_than_that_finds_the_gpu_too_small() -> None:
-    assert Box(reading()).verdict(memory_mb=64_001) == verdict("too_small", limit_mb=64_000, asked_mb=64_001)
-
-
-def test_a_gpu_taken_out_of_service_is_excluded_with_the_operators_reason() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-
-    assert box.verdict() == verdict("excluded", reason="new fan")
-
-
-def test_taking_out_of_service_twice_for_the_same_reason_is_one_event() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-
-    assert box.exclude(key(), "new fan") == []
-
-
-def test_another_reason_replaces_the_first() -> None:
-    box = Box(reading())
-    box.exclude(key(), "new fan")
-    box.exclude(key(), "still no fan")
-
-    assert box.verdict() == verdict("excluded", reason="still no fan")
-
-
-def test_putting_back_what_is_in_service_changes_nothing() -> None:
-    assert Box(reading()).include(key()) == []
 
 
 @pytest.mark.parametrize(

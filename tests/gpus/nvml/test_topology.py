@@ -32,10 +32,6 @@ def two_islands(one: int, other: int) -> int:
     return NODE if one % 2 == other % 2 else SYSTEM
 
 
-def in_one_quad(one: int, other: int) -> bool:
-    return one // 4 == other // 4
-
-
 def positions_of(result: ProbeResult) -> list[int | None]:
     return [reading.gpu.position for reading in result.readings]
 

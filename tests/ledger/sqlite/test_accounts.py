@@ -17,8 +17,7 @@ from gpu_worker_pool.core.model.gpu import GpuKey
 from gpu_worker_pool.core.model.lease import EndedLease, EndReason
 from gpu_worker_pool.ledger.accounts import SqliteAccounts, UsageTotals
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalError
-from gpu_worker_pool.ledger.sqlite import journal as sqlite_journal
-from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
+from gpu_worker_pool.ledger.sqlite.journal import APPENDS_PER_STEP, PRUNED_AT_ONCE, SqliteJournal
 from tests.ledger import plain_usage
 from tests.ledger.examples import note
 from tests.ledger.plain_usage import NODE, NOW, Past, many, spans
@@ -70,14 +69,6 @@ def test_the_journal_adds_up_all_that_belongs_to_each_span(
     counted, moment = SqliteAccounts(shared_path).usage(spans, lambda: NOW, live, node)
     assert moment == (NOW, None)
     assert counted == [plain_usage.usage(found, span, node) for span in spans]
-
-
-def test_the_parts_of_a_span_add_up_to_the_whole(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.append((), [a_lease("a"), a_lease("b", ended_at=700.0)])
-    parts, _ = SqliteAccounts(path).usage([(0.0, 250.0), (250.0, 300.0), (300.0, None)], lambda: NOW)
-    assert [part["ada"].gpu_s for part in parts] == [100.0, 100.0, 400.0]
-    assert total(path).gpu_s == 600.0
 
 
 @pytest.mark.parametrize("query", ["usage", "read_held", "count_unknown_holds"])
@@ -149,20 +140,19 @@ def test_what_was_pruned_is_told_by_the_latest_of_it_though_the_clock_was_set_ba
     assert complete_since(path) == 301.0  # 250 and 260 are gone as well, and that is before
 
 
-def test_very_many_are_pruned_in_small_steps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_are_pruned_in_small_steps(path: Path) -> None:
     """No client waits for the deletion of all of them."""
-    monkeypatch.setattr(sqlite_journal, "PRUNED_AT_ONCE", 10)
     with closing(SqliteJournal(path, durability="normal", most_ended=5)) as journal:
-        journal.append((), [a_lease(str(number), ended_at=300.0 + number) for number in range(100)])
+        journal.append((), [a_lease(str(number), ended_at=300.0 + number) for number in range(2 * PRUNED_AT_ONCE + 7)])
         journal.compact(())
-        left = [len(journal.load(1000).ended)]
-        assert left == [90]
-        for number in range(200):
+        left = [len(journal.load(10_000).ended)]
+        assert left == [PRUNED_AT_ONCE + 7]
+        for number in range(2 * APPENDS_PER_STEP):
             journal.append([note(number)], ())
-            left.append(len(journal.load(1000).ended))
-    assert max(before - after for before, after in pairwise(left)) == 10
+            left.append(len(journal.load(10_000).ended))
+    assert max(before - after for before, after in pairwise(left)) == PRUNED_AT_ONCE
     assert left[-1] == 5
-    assert complete_since(path) == 394.0
+    assert complete_since(path) == 300.0 + 2 * PRUNED_AT_ONCE + 1
 
 
 def test_what_was_lost_with_a_damaged_file_is_told(path: Path) -> None:
@@ -195,14 +185,6 @@ def test_times_that_make_no_sense_are_counted_and_not_shown(
     assert held(path) == ([], 1)
     found, unknown, _ = SqliteAccounts(path).held(100.0, lambda: NOW, [lease.live("odd", None)], most=9)
     assert (found, unknown) == ([], 0)
-
-
-def test_of_too_many_the_latest_are_told(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.append((), [a_lease(str(number), ended_at=950.0 + number * 7 % 40) for number in range(40)])
-    ids, _ = held(path, most=3)
-    assert ids == ["17", "34", "11"]
-    assert held(path, span_s=11.5) == (["17"], 0)
 
 
 def test_a_damaged_lease_is_told(path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker_pool.host.clock import boot_id
 from gpu_worker_pool.ledger.journal import JournalDamaged, JournalInUse
-from gpu_worker_pool.ledger.sqlite import lock
 from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 from gpu_worker_pool.ledger.sqlite.lock import LockFile, read_mark
 from tests.ledger import children
@@ -50,12 +50,6 @@ def test_a_log_whose_end_is_missing_is_damage_and_not_a_short_history(path: Path
         SqliteJournal(path)
 
 
-def test_a_log_that_is_whole_is_no_damage(path: Path) -> None:
-    killed_with_a_log(path)
-    with closing(SqliteJournal(path)) as journal:
-        assert len(journal.load(0).events) >= 6
-
-
 @pytest.mark.parametrize("damage", ["it is cut", "it is empty", "it is gone"])
 def test_a_log_that_is_lost_while_in_use_is_noticed_before_anything_more_is_promised(path: Path, damage: str) -> None:
     with closing(SqliteJournal(path)) as journal:
@@ -83,34 +77,24 @@ def test_a_log_that_another_program_folded_into_the_file_is_no_damage(path: Path
     assert not list(path.parent.glob("*.damaged-*"))
 
 
+@pytest.mark.parametrize(("boot", "counts"), [("", 15), (boot_id(), 15), ("another boot", 0)])
 def test_a_mark_from_before_a_power_cut_counts_only_where_everything_was_synced(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, boot: str, counts: int
 ) -> None:
-    for is_durable, counts in ((True, 15), (False, 0)):
-        with monkeypatch.context() as before:
-            before.setattr(lock, "boot_id", lambda: "another boot")
-            with closing(LockFile(path, is_durable=is_durable)) as file:
-                file.mark(15)
-            assert read_mark(path) == 15
-        assert read_mark(path) == counts
+    with closing(LockFile(path, boot=boot)) as file:
+        file.mark(15)
+
+    assert read_mark(path) == counts
 
 
 def test_a_mark_that_cannot_be_read_tells_nothing(path: Path) -> None:
     assert read_mark(path) == 0
     Path(f"{path}.lock").write_bytes(b"nonsense" * 20)
     assert read_mark(path) == 0
-    with closing(LockFile(path, is_durable=True)) as file:
+    with closing(LockFile(path)) as file:
         assert read_mark(path) == 0
         file.mark(7)
         assert read_mark(path) == 7
-
-
-def test_compaction_moves_the_mark_on(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([note(number) for number in range(10)], ())
-        journal.compact([note(1)])
-    with closing(SqliteJournal(path)) as journal:
-        assert len(journal.load(0).events) == 1
 
 
 def test_a_journal_that_somebody_took_away_is_no_damage(path: Path) -> None:

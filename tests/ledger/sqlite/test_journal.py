@@ -84,13 +84,6 @@ def test_accounting_can_be_asked_in_sql(path: Path) -> None:
     assert "ended_lease_by_ended_at" in str(plan)
 
 
-def test_events_can_be_looked_at_in_sql(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        journal.append(EVENTS, ())
-    rows = query(path, "SELECT at, kind FROM event ORDER BY position")
-    assert rows == [(event.at, type(event).__name__) for event in EVENTS]
-
-
 def test_the_file_and_its_log_stop_growing_with_compaction(path: Path) -> None:
     sizes = []
     with closing(SqliteJournal(path, durability="normal")) as journal:
@@ -158,23 +151,6 @@ def test_a_second_process_is_told_who_has_it(path: Path) -> None:
         assert str(path) in str(caught.value)
         assert "GPU_POOL_STATE_DIR" not in str(caught.value), "two servers for the same GPUs are no way out"
     SqliteJournal(path).close()
-
-
-def test_one_process_cannot_open_it_twice(path: Path) -> None:
-    with closing(SqliteJournal(path)) as journal:
-        with pytest.raises(JournalInUse) as caught:
-            SqliteJournal(path)
-        assert caught.value.pid == os.getpid()
-        journal.append([note(1)], ())  # the first is none the worse for it
-        assert journal.load(0).events == (note(1),)
-
-
-def test_a_lock_whose_holder_did_not_sign_is_a_lock(path: Path) -> None:
-    with closing(SqliteJournal(path)):
-        Path(f"{path}.lock").write_text("")
-        with pytest.raises(JournalInUse, match="another process") as caught:
-            SqliteJournal(path)
-        assert caught.value.pid is None
 
 
 def test_sigkill_frees_the_lock(path: Path) -> None:
@@ -358,19 +334,3 @@ def test_a_folder_in_its_place_is_told_in_words(path: Path) -> None:
         SqliteJournal(path)
     assert not isinstance(caught.value, JournalDamaged)
     assert path.is_dir()
-
-
-def test_failing_to_open_leaves_it_unlocked(path: Path) -> None:
-    path.mkdir()
-    with pytest.raises(JournalError):
-        SqliteJournal(path)
-    path.rmdir()
-    SqliteJournal(path).close()
-
-
-def test_repr(path: Path) -> None:
-    journal = SqliteJournal(path)
-    journal.append([note(1)], ())
-    assert repr(journal) == f"<SqliteJournal {path}: full, 1 events since the last compaction>"
-    journal.close()
-    assert repr(journal) == f"<SqliteJournal {path}: full, closed>"

@@ -1,7 +1,7 @@
 """Records what a server answers, byte for byte, and compares it with what it answered before.
 
 Everything goes over plain sockets to a server in a process of its own. This module knows the server by its settings and
-its answers only, and imports nothing of it.
+its answers only.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple, Self
 
-from tests.preloaded import PreloadedPopen
+from gpu_worker_pool.testing import ServerProcess
 
-ROOT = Path(__file__).parents[3]
 RECORDINGS = Path(__file__).parent / "answers"
 IS_RECORDING = os.environ.get("RECORD") == "1"
 TIMEOUT_S = 30.0
@@ -30,57 +26,24 @@ TIMEOUT_S = 30.0
 SHORT = 200
 
 
-class Server:
-    """A server with simulated GPUs and a state of its own, ended by its pid. It says itself when it is ready.
-
-    It looks at the GPUs once, and then only at those that are given back: so nothing moves while it is asked.
-    """
+class Server(ServerProcess):
+    """It looks at the GPUs once, and then only at those that are given back: so nothing moves while it is asked."""
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="recorded-")
-        self.home = Path(self.folder.name)
-        self.state = self.home / "state"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
-        self.env = {
-            **{name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ},
-            "PATH": str(self.home),  # no nvidia-smi there, whatever this machine has
-            "PYTHONPATH": str(ROOT),
-            "HOST": "127.0.0.1",
-            "PORT": str(self.port),
+        plain = {
+            "PATH": "/nowhere",  # no nvidia-smi there, whatever this machine has
             "SIMULATED_GPUS": "2xA100-80GB,2xT4",
             "REFRESH_INTERVAL": "3600",
             "GPU_POOL_NODE": "box1",
-            "GPU_POOL_STATE_DIR": str(self.state),
-            "GPU_POOL_SOCKET": "",
-            "NOTIFY_SOCKET": str(self.home / "notify"),
-            **(settings or {}),
+            "GPU_POOL_LOCK_SCOPE": "",
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        # Of a fixed length: what is said of a file in it has a length, too.
+        self._own_folder = TemporaryDirectory(prefix="recorded-")
+        super().__init__({**plain, **(settings or {})}, folder=Path(self._own_folder.name))
 
-    def __enter__(self) -> Self:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, (self.home / "log").open("wb") as log:
-            ready.bind(self.env["NOTIFY_SOCKET"])
-            ready.settimeout(TIMEOUT_S)
-            command = [sys.executable, "-m", "gpu_worker_pool.gpu_server"]
-            self.process = PreloadedPopen(command, env=self.env, cwd=self.home, stdout=log, stderr=log)
-            try:
-                assert ready.recv(1024) == b"READY=1"
-            except TimeoutError:
-                self.end()
-                raise AssertionError((self.home / "log").read_text(encoding="utf-8")) from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-        self.folder.cleanup()
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+    def close(self) -> None:
+        super().close()
+        self._own_folder.cleanup()
 
 
 class Answer(NamedTuple):
@@ -229,7 +192,7 @@ class Scene:
 
     def __init__(self, server: Server, varying: Mapping[str, str] | None = None) -> None:
         self.server = server
-        self.varying = {str(server.state): "<state>", **(varying or {})}
+        self.varying = {str(server.folder / "state"): "<state>", **(varying or {})}
         self.text = ""
 
     def note(self, words: str) -> None:

@@ -327,10 +327,10 @@ def test_gpus_that_nobody_has_looked_at_yet(tmp_path: Path) -> None:
 def test_a_journal_in_trouble() -> None:
     calls = CALLS["in_trouble"]
     with Server() as server:
-        state = server.state
+        state = server.state_dir
         book = Book("unopened")
-        with Server({"GPU_POOL_STATE_DIR": str(server.home / "log" / "state")}) as troubled:
-            scene = book.scene("answers", troubled, {str(server.home): "<home>"})
+        with Server({"GPU_POOL_STATE_DIR": str(server.folder / "log" / "state")}) as troubled:
+            scene = book.scene("answers", troubled, {str(server.folder): "<home>"})
             for call, body in calls:
                 scene.ask(call, body)
         book.close()

@@ -19,7 +19,6 @@ from gpu_worker_pool.server.routes.page import TYPES, PageFiles
 from gpu_worker_pool.testing import Answer, ServerProcess
 from tests.server.leasing import OFTEN, assert_problem, eventually
 
-BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 PREFIX = "/gpu-pool"
 ANN, ADMIN = "the-own-token-of-ann", "the-admins-token"
 POLICY = (
@@ -72,30 +71,6 @@ def assert_is_the_pages(answer: Answer) -> None:
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_browser_is_sent_to_the_page_and_a_program_gets_the_json(server: ServerProcess, method: str) -> None:
-    browser, program = ask(server, "/", method, Accept=BROWSER), ask(server, "/", method, Accept="application/json")
-
-    assert (browser.status, browser.headers["location"]) == (307, "ui")
-    assert (program.status, program.headers["content-type"]) == (200, "application/json")
-    for answer in (browser, program):
-        assert "Accept" in re.split(", *", answer.headers["vary"])
-    if method == "GET":
-        assert program.json["endpoints"][f"{PREFIX}/ui"]
-
-
-def test_the_page_is_there_with_and_without_a_slash(server: ServerProcess) -> None:
-    page = ask(server, "/ui")
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert page.body.lower().startswith(b"<!doctype html>")
-    assert_is_the_pages(page)
-    slash = ask(server, "/ui/")
-    assert (slash.status, slash.headers["location"]) == (307, "../ui")
-    assert_is_the_pages(slash)
-    head = ask(server, "/ui", "HEAD")
-    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(page.body)))
 
 
 def test_every_file_is_served_as_what_it_is_and_not_sent_twice(server: ServerProcess) -> None:

@@ -94,27 +94,6 @@ async def test_a_task_that_is_cancelled_twice_leaves_the_queues_all_the_same(
         await soon(lambda: lease_ids(*servers) == set(others), "the queues are left", 15)
 
 
-async def test_a_task_that_is_cancelled_while_a_grant_is_made_sure_of_gives_it_back() -> None:
-    confirm = Gate()
-
-    async def queued(seen: Seen) -> tuple[int, Any]:
-        return 202, lease(seen.lease_id, "queued")
-
-    async def renew(seen: Seen) -> None:
-        await confirm.passed()
-
-    scripted = ScriptedLeases(put=queued, renew=renew)
-    with ForeignServer(scripted.behaviour()) as foreign:
-        before = Leftovers()
-        async with client_of(foreign, endpoint_timeout=3) as client:
-            task = asyncio.create_task(client.request_gpu(timeout=20))
-            await soon(lambda: foreign.asked("POST"), "the grant is being made sure of")
-            task.cancel()
-            await ended(task)
-            assert scripted.deleted == [foreign.asked("PUT")[0].lease_id]
-        assert not before.tasks_left()
-
-
 @pytest.mark.parametrize("end", ["cancelled", "timeout"])
 async def test_one_that_has_won_and_is_ended_while_it_leaves_the_others_gives_back_what_it_won(end: str) -> None:
     """Granted at two at the same moment; the second one takes its time to take its grant back."""
@@ -271,5 +250,5 @@ async def test_many_requests_leave_memory_and_counts_as_they_were(servers: list[
         assert started is not None
         assert not started
         assert not started._releases
-        assert not client._tally.waiting
+        assert not started.tally.waiting
     await nothing_left(first)

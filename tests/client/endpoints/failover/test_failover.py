@@ -173,7 +173,7 @@ async def test_a_server_that_is_bad_at_first_delays_no_start_and_is_used_when_it
 
 
 GPU = {"node": "n", "gpu_id": 0, "uuid": "GPU-x", "name": "x"}
-# One of each kind; tests/client/backends/test_grant_check.py has what is not believed of a grant.
+# One of each kind.
 NONSENSE_LEASES: dict[str, Any] = {
     "active_without_gpus": {"state": "active", "gpus": []},
     "gpus_are_texts": {"state": "active", "gpus": ["GPU-x"]},

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError, WorkerTimeoutError
+from gpu_worker_pool import GPUWorkerPoolClient, RequestRefusedError, ServiceUnavailableError
 from gpu_worker_pool.host.clock import boot_time
 from gpu_worker_pool.testing import ServerProcess
-from tests.client.endpoints.failover.elsewhere import QUICKLY_S, served_elsewhere
+from tests.client.endpoints.failover.elsewhere import QUICKLY_S
 from tests.client.fault_tools import breaker, client_of, healthy, id_of, lease_ids, nothing_left, occupy, soon
 from tests.client.foreign_servers import ForeignServer, Gate, ScriptedLeases, Seen, lease
-from tests.server.leasing import get, put, release
+from tests.server.leasing import get, release
 
 # --- waiting everywhere ----------------------------------------------------------------------------------------------
 
@@ -117,30 +115,6 @@ async def test_a_grant_that_was_waited_for_is_made_sure_of_unless_it_is_new(
             ran_s = 0.0 if is_made_sure else 600.0 - facts["expires_in_s"]
             # A third of the TTL before its end, reckoned from what had run of it.
             assert before + 400.0 - ran_s - 0.1 < assignment.lost.ends_at < boot_time() + 400.0 - ran_s
-
-
-async def test_a_grant_that_was_long_under_way_is_made_sure_of_whatever_it_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody knows when in the meantime it was answered: the client may have been stopped, and the lease have ended."""
-    monkeypatch.setenv("GPU_POOL_TTL", "1.2")
-
-    async def queued(seen: Seen) -> tuple[int, Any]:
-        return 202, lease(seen.lease_id, "queued")
-
-    async def granted_late(seen: Seen) -> tuple[int, Any]:
-        await asyncio.sleep(0.2)  # more than a twelfth of the TTL
-        return 200, lease(seen.lease_id, "active", ttl_s=1.2, expires_in_s=1.2)
-
-    async def over(seen: Seen) -> tuple[int, Any]:
-        return 200, {"renewed": [], "lost": [{"id": seen.json["ids"][0], "reason": "expired"}]}
-
-    scripted = ScriptedLeases(put=queued, get=granted_late, renew=over)
-    with ForeignServer(scripted.behaviour()) as foreign:
-        async with client_of(foreign, endpoint_timeout=5) as client:
-            with pytest.raises(WorkerTimeoutError):
-                await client.request_gpu(timeout=0.6)
-            assert foreign.asked("POST", "/leases/renew")
 
 
 async def test_a_grant_whose_box_does_not_answer_yet_is_asked_for_again_under_the_same_id() -> None:
@@ -300,45 +274,3 @@ async def test_a_queued_request_that_finds_no_server_is_made_again(servers: list
         await asyncio.to_thread(first.start)
         assert (await asyncio.wait_for(task, 20)).local_gpu_id in {0, 1}
         assert len(calls) >= 2
-
-
-# --- a server that cannot write, or is restarted ---------------------------------------------------------------------
-
-
-@contextmanager
-def full_disk(server: ServerProcess) -> Iterator[None]:
-    """No file of the server's grows any more, which is what it sees of a disk that is full."""
-    _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
-
-
-async def test_with_a_full_disk_requests_go_elsewhere_and_what_is_held_stays_held(
-    servers: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPU_POOL_TTL", "0.9")
-    first, second, _ = servers
-    async with client_of(first) as holder, client_of(first, second) as client:
-        held = await holder.request_gpu(timeout=30)
-        await healthy(client, first, second)
-        with full_disk(first):
-            assert put(first, "probe").status == 503
-            await served_elsewhere(client, first, 2)
-            assert not await _is_lost_within(held, 1.5)
-            assert id_of(first) in client.get_error_recovery_status()["healthy_endpoints"]
-        await soon(lambda: put(first, "probe").status in {200, 201}, "it can be written again")
-        release(first, "probe")
-        assert not held.is_lost
-        await holder.release_gpu(held)
-    await nothing_left(*servers)
-
-
-async def _is_lost_within(assignment: Any, seconds: float) -> bool:
-    lost = asyncio.ensure_future(assignment.lost.wait())
-    await asyncio.wait([lost], timeout=seconds)
-    is_lost: bool = lost.done()
-    lost.cancel()
-    return is_lost

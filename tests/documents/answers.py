@@ -1,4 +1,4 @@
-"""Runs the commands whose output a json block shows, in this process: starting one for each would take most of the time."""
+"""Hold what a server answers and what a command prints against the example that a document shows of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.in_process import called
 from tests.documents.blocks import Block, all_blocks
-from tests.documents.schemas import unlike
 from tests.server.leasing import put
+from tests.server.shapes import misfits
 
 # What there is to see, as the document tells it.
 LEASES: dict[str, dict[str, Any]] = {
@@ -38,3 +38,32 @@ def make_leases(server: ServerProcess) -> None:
     # Where one of them is not as it is told, there is nothing to compare with, and all would seem to be well.
     made = [put(server, lease_id, **wishes).status for lease_id, wishes in LEASES.items()]
     assert made == [201, 202], made
+
+
+def assert_fits(example: Block, answer: Any) -> None:
+    """The answer has all that the example shows, and of the same kinds; nothing else, where it shows the whole."""
+    compare = unlike if "whole" in example.marks else misfits
+    found = compare(json.loads(example.text), answer)
+    assert not found, f"{example}: {'; '.join(found)}"
+
+
+def unlike(example: Any, answer: Any, place: str = "$") -> list[str]:
+    """What differs: a key that only one of them has, or a value of another kind. Null is of any kind: what is not known
+    here may be known elsewhere.
+    """
+    if example is None or answer is None:
+        return []
+    if isinstance(example, dict) and isinstance(answer, dict):
+        found = [f"{place}.{key} is missing" for key in example if key not in answer]
+        found += [f"{place}.{key} is not documented" for key in answer if key not in example]
+        return found + [
+            text for key in example if key in answer for text in unlike(example[key], answer[key], f"{place}.{key}")
+        ]
+    if isinstance(example, list) and isinstance(answer, list):
+        # The first of a list stands for all of them.
+        return [
+            text
+            for index, item in enumerate(answer if example else [])
+            for text in unlike(example[0], item, f"{place}[{index}]")
+        ]
+    return misfits(example, answer, place)
