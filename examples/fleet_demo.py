@@ -197,7 +197,7 @@ def run(kind: type[FleetDemo], workers: int, seconds: float) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-pool-fleet-demo-", ignore_cleanup_errors=True) as folder:
         demo = kind(Path(folder), 2 * BOXES, say)
         try:
-            course = demo.run(workers, seconds, seed=1)
+            course = demo.run(workers, seconds)
         except (PostgresDidNotStartError, subprocess.SubprocessError) as error:
             print(f"the demo of a fleet with a database needs a PostgreSQL: {error}", file=sys.stderr)
             return 1

@@ -36,12 +36,6 @@ def test_every_worker_has_a_gpu_of_its_own(server: ServerProcess, n_jobs: int) -
     assert active(server) == set()
 
 
-def test_an_exception_passes_and_all_leases_are_released(server: ServerProcess) -> None:
-    with joblib.parallel_config("gpu", n_jobs=2, memory="8GB"), pytest.raises(LookupError, match="number"):
-        joblib.Parallel()(joblib.delayed(fail)(number) for number in range(8))
-    assert active(server) == set()
-
-
 def test_an_exception_ends_the_calls_that_run(server: ServerProcess, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     with joblib.parallel_config("gpu", n_jobs=2), pytest.raises(LookupError, match="the other one runs"):

@@ -154,16 +154,6 @@ def test_a_gpu_that_does_not_tell_its_uuid_any_more_is_known_by_its_index(smi: F
     assert "no longer shows this GPU, and says: 1, [GPU is lost]" in str(result.readings[1].fault)
 
 
-def test_a_row_without_uuid_is_not_taken_for_a_gpu_that_is_elsewhere_now(smi: FakeNvidiaSmi) -> None:
-    probe = NvidiaSmiProbe("box", PATIENCE_S)
-    smi.say(ROW_A + ROW_B)
-    probe.read(1.0)
-    smi.say(row(*["[N/A]"] * 6, uuid="[N/A]") + row(*GOOD, index="1", uuid=A))
-    result = probe.read(2.0)
-    assert [(reading.gpu.index, reading.gpu.key.uuid) for reading in result.readings] == [(1, A)]
-    assert "belongs to no GPU: 0, [N/A]" in (result.error or "")
-
-
 def test_a_gpu_that_vanishes_with_an_error_is_faulty_and_not_taken_out(smi: FakeNvidiaSmi) -> None:
     probe = NvidiaSmiProbe("box", PATIENCE_S)
     smi.say(ROW_A + ROW_B)

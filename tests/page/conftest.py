@@ -7,19 +7,101 @@ the browser, no test can be `async`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Playwright,
+    Request,
+    WebError,
+    expect,
+    sync_playwright,
+)
 from pytest_playwright.pytest_playwright import CreateContextCallback
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.chromium import NONE_FOUND, find_chromium, launch_options
-from tests.page.watch import Watch
 
 # How long something may take to be seen: on a busy machine the browser and the server wait for the processor.
 expect.set_options(timeout=20_000)
+
+
+# The browser is one that is installed on this machine. None is ever downloaded.
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# The same engine without what a window needs: it takes half the processor time.
+HEADLESS_NAMES = ("chromium-headless-shell", *NAMES)
+NONE_FOUND = "no Chromium: apt-get install chromium-headless-shell, or name one with CHROMIUM=/path/to/it"
+
+ARGUMENTS = [
+    "--disable-gpu",
+    # Wherever a page or the browser itself wants to go, there is nothing but this machine.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+def find_chromium(environ: Mapping[str, str] = os.environ, names: Sequence[str] = HEADLESS_NAMES) -> str | None:
+    """The path of the one that CHROMIUM names, else of the first on the PATH; None where there is none."""
+    named, path = environ.get("CHROMIUM"), environ.get("PATH", "")
+    if named:
+        found = shutil.which(named, path=path)
+        if found is None:
+            raise FileNotFoundError(f"CHROMIUM={named} is not a program; name one that is, or unset it")
+        return found
+    return next(filter(None, (shutil.which(name, path=path) for name in names)), None)
+
+
+def launch_options(*, headless: bool = True) -> dict[str, Any]:
+    """For Playwright's launch()."""
+    found = find_chromium(names=HEADLESS_NAMES if headless else NAMES)
+    # Chromium does not start as root with its sandbox.
+    return {"executable_path": found, "args": ARGUMENTS, "chromium_sandbox": os.geteuid() != 0}
+
+
+class Watch:
+    """Puts down what a page must never do: print an error, raise one, break its policy, ask another host.
+
+    What the browser blocks because of the Content-Security-Policy it prints as an error.
+    """
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._seen: list[str] = []
+        self._allowed: list[str] = []
+
+    def over(self, context: BrowserContext) -> None:
+        """Watch all pages of this context."""
+        context.on("console", self._on_console)
+        context.on("weberror", self._on_error)
+        context.on("request", self._on_request)
+
+    def allow(self, pattern: str) -> None:
+        """This test does something of which the browser itself prints an error, like a refused connection."""
+        self._allowed.append(pattern)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What was seen and is not allowed."""
+        return [text for text in self._seen if not any(re.search(pattern, text) for pattern in self._allowed)]
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self._seen.append(f"console: {message.text} ({message.location['url']})")
+
+    def _on_error(self, raised: WebError) -> None:
+        self._seen.append(f"raised: {raised.error.message} {raised.error.stack or ''}")
+
+    def _on_request(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in {"data", "blob"} and f"{parts.scheme}://{parts.netloc}" != self._origin:
+            self._seen.append(f"asked elsewhere: {request.method} {request.url}")
 
 
 class OpenPage(Protocol):

@@ -1,4 +1,4 @@
-// The pure parts of the page, without a browser: `node --test`. tests/page/test_pure_parts.py runs it where Node is there.
+// The pure parts of the page, without a browser: `node --test`. tests/page/test_frame_of_page.py runs it where Node is there.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

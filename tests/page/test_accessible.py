@@ -12,9 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import VISITOR, connection, controls, findings, in_full, queue_of, row, timeline, too_wide
-from tests.page.watch import Watch
 from tests.server.leasing import queue, take
 
 PHONE: ViewportSize = {"width": 360, "height": 640}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from tests.page.conftest import Watch
 from tests.page.parts import findings
-from tests.page.watch import Watch
 from tests.server.told_server import Told, ToldServer, told_server
 
+PURE = Path(__file__).with_name("pure.test.mjs")
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src *; require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -78,3 +82,11 @@ def test_axe_finds_what_keeps_somebody_out_and_nothing_else(page: Page) -> None:
     page.evaluate("() => document.querySelector('main').append(document.createElement('input'))")
     (finding,) = findings(page)
     assert finding.startswith("label (critical): <input>")
+
+
+def test_the_pure_parts_of_the_page() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node: apt-get install nodejs")
+    ran = subprocess.run([node, "--test", str(PURE)], capture_output=True, text=True, check=False, timeout=100)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -10,9 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import VISITOR, connection, happened, in_full, queue_of, row, timeline, waiters
-from tests.page.watch import Watch
 from tests.server.leasing import a_process, queue, release, release_all, take
 
 

@@ -11,9 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import connection, in_full, row, timeline, use_token
-from tests.page.watch import Watch
 from tests.server.leasing import release_all, take
 
 ADMIN = "a-secret-of-admin"

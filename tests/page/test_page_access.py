@@ -12,9 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import VISITOR, confirm, controls, in_full, queue_of, row, use_token, waiters
-from tests.page.watch import Watch
 from tests.server.leasing import held, new_id, put, release_all
 
 ADMIN, ADA = "the-token-of-admin", "the-token-of-ada"

@@ -8,9 +8,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from gpu_worker_pool.testing import ServerProcess
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import controls, in_full, row, use_token
-from tests.page.watch import Watch
 
 ADMIN = "the-token-of-admin"
 PREFIX = "/gpu/pool"

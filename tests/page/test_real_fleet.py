@@ -10,9 +10,8 @@ from playwright.sync_api import Browser, expect
 
 from tests.e2e.fleet.fleet import Candidate, Fleet, fleet_of
 from tests.ledger.postgres.server import PostgresServer, programs
-from tests.page.conftest import OpenPage
+from tests.page.conftest import OpenPage, Watch
 from tests.page.parts import connection, happened
-from tests.page.watch import Watch
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,9 @@ def drain(
     """
     now, action = time.time(), "undrain" if undo else "drain"
     if bool(gpus) == every:
-        raise Failure(f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all, and not both", USAGE)
+        both = "GPUs are named beside --all; leave one out"
+        none = f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all"
+        raise Failure(both if every else none, USAGE)
     if at and wait:
         raise Failure("--wait is for a drain that begins now; leave it or --at out", USAGE)
     if undo and (at or wait or reason):

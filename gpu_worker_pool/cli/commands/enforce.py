@@ -39,7 +39,7 @@ def enforce(
     stops: Annotated[
         bool, Option("--stop", help="End the one that runs, and let all users open the GPUs as before.")
     ] = False,
-    root: Annotated[Path, Option("--root", metavar="DIR", help="Another root of /dev, /proc and /sys.")] = Path("/"),
+    root: Annotated[Path, Option("--root", hidden=True)] = Path("/"),
 ) -> None:
     """Let only the holders of a GPU open its device. Run it as root on each GPU box, beside the server.
 

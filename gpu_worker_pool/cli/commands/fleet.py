@@ -79,7 +79,7 @@ def forget_node(
     out().print(f"{node} is forgotten; if it comes back, it joins the fleet as a new box")
 
 
-def show_key(journal: JournalFile = None, endpoint: Endpoints = None, *, json: Json = False) -> None:
+def show_key(journal: JournalFile = None, endpoint: Endpoints = None) -> None:
     """Print the line that starts a server on another box as a box of this fleet. Run it on the box that leads.
 
     A machine that has the key can be a box of the fleet: paste it, do not mail it.
@@ -103,11 +103,7 @@ def show_key(journal: JournalFile = None, endpoint: Endpoints = None, *, json: J
         raise Failure(f"this box keeps no key of a fleet in {path}; `gpu-pool serve --lead` makes one", REFUSED)
     answer = one_server(endpoint).run(lambda servers: servers.ask(servers.ids[0], "/health"))
     known = answer.data.get("fleet") or {} if isinstance(answer.data, dict) else {}
-    address = known.get("leader_url") or own_address(settings, settings.port)
-    if json:
-        print_body({"key_file": str(path), "address": address})
-    else:
-        out().print(join_line(key, address))
+    out().print(join_line(key, known.get("leader_url") or own_address(settings, settings.port)))
 
 
 def move_fleet(
@@ -115,8 +111,6 @@ def move_fleet(
         str, Option("--to", metavar="URL", help="The database: postgresql://host/name.", parser=without_password)
     ],
     journal: JournalFile = None,
-    *,
-    json: Json = False,
 ) -> None:
     """Move the fleet that this box leads to PostgreSQL, so that another box can take over. Run it while the server is stopped.
 
@@ -135,12 +129,7 @@ def move_fleet(
         raise Failure(f"the server runs; stop it first: holders keep their leases meanwhile ({error})") from None
     except (JournalError, FleetUnusable) as error:
         raise Failure(str(error)) from None
-    if json:
-        print_body(
-            {"database": moved.database, "leases": moved.leases, "waiting": moved.waiting, "kept": str(moved.kept)}
-        )
-        return
-    leases = f"{moved.leases} {'lease' if moved.leases == 1 else 'leases'}, {moved.waiting} waiting"
+    leases = f"{count(moved.leases, 'lease')}, {moved.waiting} waiting"
     out().print(f"{leases} and the accounting are in {moved.database}. The old journal is kept as {moved.kept}.")
     out().print(f"Start this server with: gpu-pool serve --fleet {moved.database}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def demo(
         if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, for example
             signal.signal(number, stop)
     with tempfile.TemporaryDirectory(prefix="gpu-pool-demo-", ignore_cleanup_errors=True) as folder:
-        course = Demo(Path(folder), _GPUS, say).run(_WORKERS, seconds, secrets.randbelow(1_000_000))
+        course = Demo(Path(folder), _GPUS, say).run(_WORKERS, seconds)
     return show_results(course, say)
 
 
@@ -68,19 +67,12 @@ class Demo:
         self.course = Course()
         self._changed = threading.Condition()
 
-    def run(self, workers: int, seconds: float, seed: int) -> Course:
+    def run(self, workers: int, seconds: float) -> Course:
         """Run the demo; Failure if it cannot run."""
         names = [f"w{number:02}" for number in range(1, workers + 1)]
         try:
             with self.servers() as endpoints:
-                settings = {
-                    "names": names,
-                    "endpoints": endpoints,
-                    "folder": str(self.folder),
-                    "seed": seed,
-                    "parent": os.getpid(),
-                }
-                with self._workers(settings) as process:
+                with self._workers(names, endpoints) as process:
                     ends_at = boot_time() + seconds
                     time.sleep(_WORKER_DIES * seconds)
                     self._kill_worker(ends_at)
@@ -128,8 +120,9 @@ class Demo:
         self.course.outages.append(outage)
 
     @contextmanager
-    def _workers(self, settings: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    def _workers(self, names: list[str], endpoints: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         """The workers, ready to ask. They end with this process, however it ends."""
+        settings = [names, os.getpid(), endpoints, str(self.folder)]
         command = [sys.executable, "-m", "gpu_worker_pool.cli.demo.worker", json.dumps(settings)]
         env, log_file = inherited_environment(os.environ), self.folder / "workers.log"
         with log_file.open("wb") as log:
@@ -138,10 +131,10 @@ class Demo:
             process = subprocess.Popen(command, env=env, cwd=self.folder, process_group=0, **streams)  # noqa: S603
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         try:
-            if not self.until(lambda: len(self.course.pids) == len(settings["names"]), _STARTING_S):
+            if not self.until(lambda: len(self.course.pids) == len(names), _STARTING_S):
                 why = _last_line(log_file.read_text(encoding="utf-8", errors="replace"))
                 raise Failure(f"the workers of the demo did not start: {why}", 1)
-            self.say(f"{len(settings['names'])} workers ask for GPUs")
+            self.say(f"{len(names)} workers ask for GPUs")
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The workers of the demo, each in a process of its own: ask for a GPU, hold it for a moment, release it, and again.
 
-    python -m gpu_worker_pool.cli.demo.worker '{"names": ["w01", "w02"], ...}'
+    python -m gpu_worker_pool.cli.demo.worker '[["w01", "w02"], PARENT, ["http://localhost:8000"], FOLDER]'
 
 loads the client once and forks a process for each worker. The workers ask until standard input ends, and are killed with
 the process that forked them. Each line on standard output is what one worker saw. While a worker holds a GPU it also
@@ -35,9 +35,9 @@ LONGEST_REASON: Final = 1000  # so that a line fits into one write
 
 
 class DemoWorker:
-    def __init__(self, name: str, endpoints: list[str], folder: str, seed: int) -> None:
+    def __init__(self, name: str, endpoints: list[str], folder: str) -> None:
         self._name, self._endpoints, self._folder = name, endpoints, Path(folder)
-        self._random = random.Random(f"{seed}/{name}")  # noqa: S311 - no secret
+        self._random = random.Random()  # noqa: S311 - no secret
         self._turn = 0
 
     def work(self) -> None:
@@ -85,17 +85,17 @@ class DemoWorker:
         os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def main(*, names: list[str], parent: int, **settings: Any) -> None:
+def main(names: list[str], parent: int, endpoints: list[str], folder: str) -> None:
     die_with(parent)
     parent = os.getpid()
     for name in names:
         if os.fork() == 0:
             die_with(parent)
-            DemoWorker(name, **settings).work()
+            DemoWorker(name, endpoints, folder).work()
             return
     for _ in names:
         os.wait()
 
 
 if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+    main(*json.loads(sys.argv[1]))

@@ -102,7 +102,8 @@ async def _release(backend: LeaseBackend, lease_id: str, under_way: asyncio.Task
             under_way.cancel()
         if not under_way.cancelled():
             under_way.exception()  # its outcome no longer matters
-    reason, endpoint_id = "the client was stopped", backend.endpoint_id
+    reason: str | None = "the client was stopped"
+    endpoint_id = backend.endpoint_id
     try:
         for attempt in itertools.count():
             try:
@@ -111,21 +112,16 @@ async def _release(backend: LeaseBackend, lease_id: str, under_way: asyncio.Task
                 reason, endpoint_id = error.reason, error.endpoint_id
                 # Without an answer the lease may be there still, and would stay as long as this process.
                 if error.status is not None and error.status < 500:
-                    break
+                    return
             else:
+                reason = None
                 return
             await asyncio.sleep(RETRY.delay_s(min(attempt, 10), JITTER.random()))
-    except asyncio.CancelledError:
-        _warn_of_lease(lease_id, endpoint_id, reason)
-        raise
-    _warn_of_lease(lease_id, endpoint_id, reason)
-
-
-def _warn_of_lease(lease_id: str, endpoint_id: str, reason: str) -> None:
-    """Tell the user of a lease that may still be there."""
-    logger.warning(
-        "lease %s could not be released: %s; it ends with its TTL or its process, or when its server is back",
-        lease_id,
-        reason,
-        extra={"lease_id": lease_id, "endpoint": endpoint_id},
-    )
+    finally:
+        if reason is not None:
+            logger.warning(
+                "lease %s could not be released: %s; it ends with its TTL or its process, or when its server is back",
+                lease_id,
+                reason,
+                extra={"lease_id": lease_id, "endpoint": endpoint_id},
+            )

@@ -18,11 +18,9 @@ from gpu_worker_pool.wire.service import FleetView
 from .connect import Connector
 from .handshake import FleetKey
 from .leader_search import LOOK_S, LeaderSearch
-from .link import BoxLink, LinkLost
+from .link import NO_LEADER, BoxLink, LinkLost
 
 logger = logging.getLogger(__name__)
-
-NO_LEADER = "no leader at the moment; waiting"
 
 
 class LeaderKnowledge(Protocol):

@@ -21,6 +21,7 @@ from .handshake import ForgedFrame, Seal
 ROOM_BYTES = 256 * 1024
 # The other end has this long to take what was sent before the link is closed.
 CLOSE_S = 1.0
+NO_LEADER = "no leader at the moment; waiting"
 
 Headers = Iterable[tuple[str, str]]
 

@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 from gpu_worker_pool.core.model.request import Holder
 from gpu_worker_pool.host.processes import ForeignProcess, NoSuchProcess
 from gpu_worker_pool.server.agent.frames import Begun
-from gpu_worker_pool.server.agent.joining import NO_LEADER
-from gpu_worker_pool.server.agent.link import LinkAnswer, LinkLost
+from gpu_worker_pool.server.agent.link import NO_LEADER, LinkAnswer, LinkLost
 from gpu_worker_pool.server.authority.pool import Pool
 from gpu_worker_pool.server.authority.presence import ClientGone
 from gpu_worker_pool.server.forms import Name, Number, Whole

@@ -1,4 +1,4 @@
-"""May this GPU be granted to this request? Yes, or exactly why not."""
+"""May this GPU be granted to this request? Yes, or exactly why not: its readings, its model and size, and processes outside the pool."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gpu_worker_pool.core.model import commands as cmd
+from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.bounds import Thresholds
 from gpu_worker_pool.core.model.gpu import GpuProcess, Reading
 from gpu_worker_pool.core.queue.verdicts import Verdict, verdict
-from tests.core.build import START, T4, WALL_OFFSET_S, Box, key, process, reading
+from tests.core.build import A100, START, T4, WALL_OFFSET_S, Box, key, process, reading, refusals
 
 UNKNOWN_MEMORY = verdict("reading_unknown", what="memory")
 
@@ -223,3 +224,162 @@ def test_a_gpu_of_a_box_that_is_not_heard_of_says_so() -> None:
     box.do(cmd.TakeOver(1, "boot"))
 
     assert str(box.verdict(node="gpu-07")) == "its box, gpu-07, is not heard of, so its state is unknown"
+
+
+# --- suitable ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [cmd.Configure("excluded", tuple(key(7)), "x"), cmd.Configure("excluded", tuple(key(7)))]
+)
+def test_a_gpu_that_was_never_seen_is_unknown_to_the_operators_commands(command: cmd.Command) -> None:
+    why = "no GPU GPU-box-7 is known on node box"
+    assert Box(reading()).do(command) == [ev.Refused(START, ev.RefusalCode.UNKNOWN_GPU, "GPU-box-7", why)]
+
+
+def test_a_gpu_out_of_service_is_still_known_right_after_a_restart() -> None:
+    box = Box(reading())
+    box.exclude(key(), "new fan")
+    box.restart()
+
+    assert refusals(box.exclude(key(), "still no fan"), ev.RefusalCode.UNKNOWN_GPU) == []
+
+
+# --- never ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"gpus": 3}, "3 GPUs on one node were asked for; this box has 2 GPUs"),
+        ({"model": "H100"}, f"1 GPU of model H100 was asked for; this box has 1 {A100}, 1 {T4}"),
+        ({"gpus": 2, "model": "T4"}, "2 GPUs on one node of model T4 were asked for; this box has 1 such GPU"),
+        ({"among": (7,)}, "1 GPU among 7 was asked for; this box has the GPUs 0, 1"),
+        (
+            {"memory_mb": 12 * 1024.0**2},
+            (
+                "1 GPU with 12288 GB was asked for; the largest GPU here has 78.1 GB, of which 62.5 GB can be granted "
+                "(memory threshold 80 %)"
+            ),
+        ),
+        (
+            {"memory_mb": 20_480, "model": "T4"},
+            (
+                "1 GPU with 20 GB of model T4 was asked for; the largest such GPU here has 15.6 GB, of which 12.5 GB can "
+                "be granted (memory threshold 80 %)"
+            ),
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_wished_for_and_what_there_is(wishes: dict[str, Any], words: str) -> None:
+    box = Box(reading(0), reading(1, name=T4, total_mb=16_000))
+
+    (event,) = box.ask("a", **wishes)
+
+    assert isinstance(event, ev.Refused)
+    assert event.why == words
+
+
+def test_a_pool_of_several_nodes_says_what_its_best_node_has() -> None:
+    box = Box(reading(0), reading(1), reading(0, node="other"))
+
+    (event,) = box.ask("a", gpus=3)
+
+    assert isinstance(event, ev.Refused)
+    assert event.why == "3 GPUs on one node were asked for; no node has more than 2 GPUs"
+
+
+def test_a_pool_seen_to_have_no_gpu_refuses_everybody() -> None:
+    box = Box()
+    box.do(cmd.AnnounceNode("box", "boot1", ()))
+
+    (event,) = box.ask("a")
+
+    assert isinstance(event, ev.Refused)
+    assert event.why == "this pool has no GPU"
+
+
+def test_before_the_first_look_nobody_is_refused() -> None:
+    box = Box()
+
+    box.ask("a", gpus=1000)
+
+    assert box.stage("a") == "queued"
+
+
+def test_a_gpu_of_unknown_size_might_serve_any_share() -> None:
+    box = Box(reading(total_mb=None, used_mb=None, percent=5))
+
+    box.ask("a", memory_mb=1e6)
+
+    assert box.stage("a") == "queued"
+
+
+GIB = 1024.0
+BOB = process(4711, 58 * GIB, name="train.py", user="bob")
+
+
+def used_by(*processes: Any, utilization: float = 0, index: int = 0) -> Any:
+    used_mb = sum(found.memory_mb or 0 for found in processes)
+    return reading(index, used_mb=used_mb, utilization=utilization, processes=processes)
+
+
+def test_a_gpu_on_which_a_stranger_holds_much_memory_is_not_granted_and_names_the_stranger() -> None:
+    box = Box(used_by(BOB, utilization=60))
+
+    box.ask("ada")
+
+    assert box.stage("ada") == "queued"
+    assert box.verdict() == verdict(
+        "in_use_outside",
+        pid=4711,
+        user="bob",
+        program="train.py",
+        memory_mb=58 * GIB,
+        utilization_percent=60.0,
+        others=0,
+    )
+    assert "in use outside the pool: train.py of bob (pid 4711), 58.0 GiB, 60 % busy" in str(box.explain("ada"))
+
+
+def test_the_memory_of_all_strangers_counts_and_the_largest_is_named() -> None:
+    box = Box(used_by(process(7, 600), process(8, 700, user="eve"), process(9, 100)))
+
+    assert str(box.verdict()) == "in use outside the pool: python of eve (pid 8) and 2 more, 1.4 GiB"
+
+
+@pytest.mark.parametrize(
+    ("outsiders", "asked", "is_granted"),
+    [
+        ("avoid", {"memory_threshold_percent": 95.0}, False),
+        ("thresholds", {}, True),
+        ("by_request", {}, False),
+    ],
+)
+def test_the_operator_may_force_either_rule(outsiders: str, asked: dict[str, float], is_granted: bool) -> None:
+    box = Box(used_by(BOB, utilization=60), outsiders=outsiders)
+
+    box.ask("ada", **asked)
+
+    assert (box.stage("ada") == "active") == is_granted
+
+
+def test_a_process_is_a_stranger_to_others_even_if_their_users_are_the_same() -> None:
+    box = Box(used_by(process(20, 9 * GIB, user="ada"), process(21, 9 * GIB, user="ada")))
+
+    box.ask("own", pid=20, owner="ada")
+
+    assert box.stage("own") == "queued"
+
+
+def test_a_gpu_of_another_server_is_never_granted_and_what_only_it_could_serve_is_refused() -> None:
+    theirs = "held by the server of bob (pid 7)"
+    box = Box(reading(0, other_server=theirs), reading(1))
+
+    assert box.verdict(0, memory_threshold_percent=100.0) == verdict("other_server", server=theirs)
+    box.ask("one")
+    assert box.gpus_of("one") == (key(1),)
+    for wishes in ({"gpus": 2}, {"among": ("0",)}):
+        (refused,) = box.ask("two", **wishes)
+        assert isinstance(refused, ev.Refused)
+        assert theirs in refused.why

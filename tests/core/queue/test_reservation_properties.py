@@ -12,8 +12,6 @@ from gpu_worker_pool.core.model import events as ev
 from gpu_worker_pool.core.model.configured import Booking
 from gpu_worker_pool.core.model.gpu import Reading
 from gpu_worker_pool.core.model.request import Wishes
-from gpu_worker_pool.core.queue.owners import Order
-from gpu_worker_pool.core.queue.placement import Placer
 from tests.core.build import START, WALL_OFFSET_S, Box, key, reading
 
 HOUR_S = 3600.0
@@ -170,20 +168,6 @@ def test_the_head_of_the_line_starts_no_later_than_it_was_first_told(
             # It starts later by what its GPUs drain.
             assert event.at <= told.get(event.lease_id, event.at) + terms.lag_s
     assert not len(play.box.state.queue)
-
-
-@settings(max_examples=60, deadline=None)
-@given(jobs(0, 0, 1), st.sampled_from([(3,), (3, 3)]))
-def test_a_reservation_makes_no_earlier_waiter_wait(load: list[Job], nodes: tuple[int, ...]) -> None:
-    play = Play(box_of(*nodes, reserve_after_s=0.0), *nodes)
-    for number, job in enumerate(load):
-        play.come(f"job{number}", job)
-        state = play.box.state
-        if state.reservation is not None:
-            line = Order(state, play.box.now).lease_ids()
-            for lease_id in line[: line.index(state.reservation.lease_id)]:
-                assert Placer(state, play.box.now).place(state.queued(lease_id).request.wishes) is None
-        play.run_to(play.box.now + job.gap_s)
 
 
 @settings(max_examples=25, deadline=None)

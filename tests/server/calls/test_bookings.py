@@ -11,7 +11,7 @@ import pytest
 from gpu_worker_pool.host.clock import iso_time
 from gpu_worker_pool.testing import ServerProcess
 from tests.server.calls.test_lease_access import ADMIN, ALICE, BOB, TOKENS, bearer
-from tests.server.leasing import OFTEN, assert_problem, gpu_states, queue, release_all, take
+from tests.server.leasing import OFTEN, assert_problem, gpu_states, queue, release_all, take, wait_until_free
 
 HOUR_S = 3600.0
 AS_ADMIN = bearer(ADMIN)
@@ -132,9 +132,11 @@ def test_a_caller_books_for_itself_within_its_quota(server: ServerProcess) -> No
 
 
 def test_a_planned_drain_is_shown_and_undrain_cancels_it(server: ServerProcess) -> None:
+    server.ask(f"/leases/{take(server)['id']}", "DELETE", AS_ADMIN)
+    wait_until_free(server)
     planned = server.ask("/admin/gpus/2/drain", "POST", AS_ADMIN, {"at": at(0.5), "reason": "new fans"})
 
-    # Leases were short here, so one without a limit will have ended.
+    # The last lease was short, so one without a limit will have ended.
     assert (planned.status, planned.json["is_out_of_service"], planned.json["state"]) == (200, False, "free")
     (booking,) = bookings(server)
     assert (booking["owner"], booking["ends_at"], booking["reason"]) == (None, None, "new fans")
