@@ -169,8 +169,13 @@ def test_while_the_leader_is_replaced_each_box_renews_its_own_leases(boxes: Boxe
     leader = boxes.fleet.leader()
     leader.kill()
     alive = {lease_id: box for lease_id, box in held.items() if box is not leader}
-    assert all(renewed(box, lease_id) for lease_id, box in alive.items())
-    boxes.fleet.leader(boxes.fleet.others(leader))
+    others = boxes.fleet.others(leader)
+
+    def led() -> bool:
+        assert all(renewed(box, lease_id) for lease_id, box in alive.items())
+        return any(box.leads for box in others)
+
+    until(led, "another one leads")
     leader.start()
     assert all(renewed(box, lease_id) for lease_id, box in held.items())
     assert are_kept(boxes, held)
