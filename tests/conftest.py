@@ -72,7 +72,6 @@ LONGEST = (
     "tests/gpus/test_nvidia_smi.py",
     "tests/page/test_page_access.py",
     "tests/client/acquire/test_endings.py",
-    "tests/core/decider/test_condense.py",
     "tests/client/endpoints/failover/test_waiting.py",
     "tests/cli/run/test_run.py",
     "tests/page/test_hardware.py",

@@ -32,7 +32,6 @@ from gpu_worker_pool.ledger.sqlite.journal import SqliteJournal
 
 from .agent.custody_store import LEASE, seen_of
 from .agent.handshake import LEAST_CHARACTERS, FleetKey
-from .http.access import is_loopback
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -168,9 +167,7 @@ def highest_fence(path: Path) -> int:
 
 
 def fleet_key(settings: ServerSettings) -> FleetKey:
-    """The key of the fleet: the one that is set, else the one that this box keeps. FleetUnusable if it cannot be used, or if
-    there is none and other machines could be boxes.
-    """
+    """The key of the fleet: the one that is set, else the one that this box keeps. FleetUnusable if it cannot be used."""
     given = settings.gpu_pool_fleet_key.get_secret_value().strip() if settings.gpu_pool_fleet_key else ""
     name = "GPU_POOL_FLEET_KEY"
     if settings.gpu_pool_fleet_key_file:
@@ -193,22 +190,10 @@ def fleet_key(settings: ServerSettings) -> FleetKey:
             raise FleetUnusable(f"the fleet's key in the state directory cannot be read: {why}") from None
     if given and len(given) < LEAST_CHARACTERS:
         raise FleetUnusable(f"{name} has {len(given)} characters; a key needs at least {LEAST_CHARACTERS}: {MAKE_ONE}")
-    if given:
-        return FleetKey(given)
-    # The boxes of one user on one machine need none: the kernel says whose they are.
-    addresses = (own_address(settings, settings.port), *listed_boxes(settings))
-    if far := [address for address in addresses if not _is_on_this_machine(address)]:
-        how = (
-            f"`gpu-pool fleet key` on the box that leads shows the line to paste here; without --lead, {MAKE_ONE}"
-            if listed_boxes(settings)
-            else "`gpu-pool serve --lead` makes one"
-            if leads_alone(settings)
-            else MAKE_ONE
-        )
-        raise FleetUnusable(
-            f"a fleet over several machines needs a key, and {far[0]} is not an address of this machine alone; {how}"
-        )
-    return FleetKey(None)
+    if not given:
+        how = f"`gpu-pool fleet key` on the box that leads shows the line to paste here; without --lead, {MAKE_ONE}"
+        raise FleetUnusable(f"a fleet needs a key; {how if listed_boxes(settings) else MAKE_ONE}")
+    return FleetKey(given)
 
 
 def key_path(settings: ServerSettings) -> Path:
@@ -251,11 +236,6 @@ def keep_key(settings: ServerSettings) -> None:
 def join_line(key: str, address: str) -> str:
     """What to paste on the other boxes. The key is not an option: every user of a machine can read command lines."""
     return f"GPU_POOL_FLEET_KEY={key} gpu-pool serve --join {address}"
-
-
-def _is_on_this_machine(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host == "localhost" or is_loopback(host)
 
 
 def own_address(settings: ServerSettings, port: int) -> str:

@@ -23,7 +23,6 @@ from .authority.pool import Pool
 from .authority.sole_leader import SoleLeader
 from .box.sampler import Sampler
 from .fleet import FleetUnusable, address_for_itself, fleet_key, leads_alone, listed_boxes, own_address, spread_s
-from .http.access import Connection
 from .http.forwarded import PassedOnCalls
 from .http.tokens import Tokens
 from .leader.endpoint import AgentEndpoint
@@ -114,7 +113,6 @@ async def join_fleet(
         key,
         leader,
         partial(_known_leader, pool),
-        lambda scope: Connection.of_scope(scope).is_own,
         serve=renewals.answer_box,
         pass_on=PassedOnCalls(app, settings.api_prefix, partial(keeper_of, pool)).answer,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_worker_pool.core.fleet.box_actions import BoxAction, Do
 from gpu_worker_pool.core.fleet.boxes import Boxes
 from gpu_worker_pool.core.fleet.custody import Custody
-from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, NoteOver
+from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep
 from gpu_worker_pool.core.fleet.messages import AgentMessage, Announce, LeaseOver, Report
 from gpu_worker_pool.core.model import commands as cmd
 from gpu_worker_pool.core.model import events as ev
@@ -131,7 +131,7 @@ class TakesAll(Boxes):
 class TellsEndsFirst(Custody):
     def _ended(self, over: LeaseOver, gpus: tuple[str, ...]) -> list[CustodyAction]:
         actions = super()._ended(over, gpus)
-        return sorted(actions, key=lambda action: isinstance(action, NoteOver))
+        return sorted(actions, key=lambda action: isinstance(action, Keep))
 
 
 class KeepsLast(Custody):

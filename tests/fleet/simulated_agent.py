@@ -11,10 +11,8 @@ from gpu_worker_pool.core.fleet.custody import Custody
 from gpu_worker_pool.core.fleet.custody_actions import (
     CloseLink,
     CustodyAction,
-    Drop,
     Keep,
     LookNow,
-    NoteOver,
     NoteSeen,
     RenewalState,
     Send,
@@ -144,7 +142,7 @@ class SimulatedAgent(SimulatedProcess):
 
     def act(self, action: CustodyAction) -> None:
         match action:
-            case Keep() | Drop() | NoteOver() | NoteSeen():
+            case Keep() | NoteSeen():
                 self.write(action)
             case Send(message=message):
                 self.send(message)
@@ -171,19 +169,19 @@ class SimulatedAgent(SimulatedProcess):
                 self.world.disturb(f"the agent of {self.name} is killed after it told an end")
                 self.kill()
 
-    def write(self, action: Keep | Drop | NoteOver | NoteSeen) -> None:
+    def write(self, action: Keep | NoteSeen) -> None:
         disk, box = self.disk, self.box
         match action:
-            case Keep(lease=lease):
+            case Keep(what=KeptLease() as lease):
                 box.note_kept(lease)
                 disk.over.pop(lease.id, None)
                 disk.leases[lease.id] = lease
-            case Drop(lease_id=lease_id):
+            case Keep(lease_id=lease_id, what=None):
                 disk.leases.pop(lease_id, None)
                 disk.over.pop(lease_id, None)
                 box.told_over.pop(lease_id, None)
                 box.dropped.add(lease_id)
-            case NoteOver(over=over):
+            case Keep(what=LeaseOver() as over):
                 box.check_over(over, disk.leases.get(over.lease_id))
                 disk.leases.pop(over.lease_id, None)
                 disk.over[over.lease_id] = over

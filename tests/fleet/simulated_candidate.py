@@ -24,7 +24,7 @@ from gpu_worker_pool.core.fleet.election import (
     ReadLeader,
     RenewLeadership,
 )
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot, ReadEvents
+from gpu_worker_pool.core.fleet.following import MOST_AT_ONCE, Following
 from gpu_worker_pool.core.fleet.leadership import (
     Append,
     Deposed,
@@ -184,7 +184,6 @@ class SimulatedCandidate(SimulatedProcess):
     def catch_up(self, end: JournalEnd) -> None:
         if self.is_reading or self.is_closing:
             return
-        question = self.following.question(end)
         generation = self.generation
         database = self.world.database
 
@@ -207,12 +206,12 @@ class SimulatedCandidate(SimulatedProcess):
                 self.take(stored)
                 self.catch_up(end)
 
-        if isinstance(question, LoadSnapshot):
+        if self.following.reload_because is not None:
             self.is_reading = True
             self.ask(database.load_snapshot, (), loaded, failed)
-        elif isinstance(question, ReadEvents):
+        elif self.following.is_behind(end):
             self.is_reading = True
-            self.ask(database.read_events, (question.after, question.most), read, failed)
+            self.ask(database.read_events, (self.following.end, MOST_AT_ONCE), read, failed)
         elif self.won is not None:
             self.open_pool()
         else:

@@ -152,21 +152,6 @@ def test_what_a_client_was_told_of_stays_while_its_boxes_are_away() -> None:
     assert all(isinstance(leader.state.leases[lease_id], ActiveLease) for lease_id in ("kept", "back"))
 
 
-def test_a_grant_whose_order_was_lost_is_in_the_next_welcome() -> None:
-    leader = fleet()
-    grant = grant_of(leader.ask("a"))
-    assert leader.carry_out(leader.boxes.closed(1, leader.now)) == []
-    assert "x" not in leader.state.announced
-    assert not leader.boxes.boxes["x"].is_up
-
-    (told,) = leader.hear(2, announce())
-    assert isinstance(told, Tell)
-    assert isinstance(told.message, Welcome)
-    assert told.message.leases == (grant,)
-    leader.carry_out(leader.boxes.closed(2, leader.now))
-    assert Confirmed("a") in leader.hear(3, announce(leases=(grant,), fence_seen=grant.fence))
-
-
 def test_a_grant_that_its_box_has_never_kept_is_noticed() -> None:
     leader = fleet("x", "y")
     first, second = grant_of(leader.ask("a"), 1), grant_of(leader.ask("b"), 2)
@@ -183,18 +168,6 @@ def test_a_grant_that_its_box_has_never_kept_is_noticed() -> None:
     assert never_kept(announce(epoch_seen=3, leases=(first,)), late) == [], "this leader knows that the box had it"
     # A box that lost its file, or the last of it with its power, may have had it.
     assert never_kept(announce(), announce("y", epoch_seen=3, boot_id="later")) == []
-
-
-def test_an_end_of_the_box_ends_the_lease_and_is_told_back() -> None:
-    leader = fleet()
-    grant = grant_of(leader.ask("a"))
-
-    (told,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
-    assert told == Tell(1, Orders(3, leader.now, ended=("a",)))
-    lease = leader.state.find("a")
-    assert lease is not None
-    (again,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
-    assert again == Tell(1, Orders(3, leader.now, ended=("a",)))
 
 
 def test_a_box_looks_at_once_if_a_request_waits_and_soon_otherwise() -> None:
@@ -216,32 +189,6 @@ def test_a_box_looks_at_once_if_a_request_waits_and_soon_otherwise() -> None:
     leader.ask("b")
     (ended,) = leader.hear(1, LeaseOver("a", grant.fence, EndReason.HOLDER_DIED))
     assert ended == Tell(1, Orders(3, leader.now, ended=("a",), look=True))
-
-
-def test_an_end_of_an_earlier_grant_does_not_end_a_later_one() -> None:
-    leader = fleet()
-    grant = grant_of(leader.ask("a"))
-
-    assert leader.hear(1, LeaseOver("a", grant.fence - 1, EndReason.EXPIRED)) == []
-    assert "a" in leader.state.leases
-
-
-def test_a_lost_grant_comes_back_and_what_the_box_has_no_more_ends() -> None:
-    before = fleet()
-    grant = grant_of(before.ask("a"))
-    leader = Leader()
-
-    (confirmed, told) = leader.hear(1, announce(leases=(grant,), fence_seen=grant.fence))
-    assert confirmed == Confirmed("a")
-    assert isinstance(told, Tell)
-    assert isinstance(told.message, Welcome)
-    assert told.message.leases == (grant,)
-
-    leader.carry_out(leader.boxes.closed(1, leader.now))
-    (told,) = leader.hear(2, announce(fence_seen=grant.fence))
-    assert isinstance(told, Tell)
-    assert isinstance(told.message, Welcome)
-    assert told.message.leases == ()
 
 
 def test_a_box_that_was_renamed_is_rejected_while_it_has_leases() -> None:

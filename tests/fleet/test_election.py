@@ -44,16 +44,6 @@ def leader(*, won_at: float = 100.0) -> Election:
     return election
 
 
-def test_a_follower_claims_at_the_told_expiry_and_its_own_spread() -> None:
-    election = candidate(spread_s=0.1)
-    (read,) = election.wake(100.0)
-    assert isinstance(read, ReadLeader)
-    election.answered(read, row(0.2), 100.0)
-
-    assert election.wake_at == pytest.approx(100.3)
-    assert election.wake(election.wake_at) == [ClaimLeadership(2, "t1", seen_epoch=3)]
-
-
 def test_a_candidate_that_hears_nothing_claims_nothing() -> None:
     """Its claims might be carried out and keep the others from leading."""
     election = candidate()
@@ -72,38 +62,6 @@ def test_a_failed_renewal_is_tried_again_soon() -> None:
     assert election.wake(101.35) == [RenewLeadership(4, 4, "t1")]
 
 
-def test_a_claim_whose_answer_was_lost_is_found_in_the_row_and_renewed() -> None:
-    election = candidate(spread_s=0.0)
-    (read,) = election.wake(100.0)
-    assert isinstance(read, ReadLeader)
-    election.answered(read, row(-1.0), 100.0)
-    (claim,) = election.wake(100.0)
-    assert isinstance(claim, ClaimLeadership)
-    election.failed(claim, 101.0)
-    (again,) = election.wake(101.5)
-    assert isinstance(again, ReadLeader)
-    election.answered(again, row(1.5, epoch=4, term="t1"), 101.5)
-
-    (renew,) = election.wake(101.5)
-    assert renew == RenewLeadership(4, 4, "t1")
-    assert isinstance(renew, RenewLeadership)
-    told = row(3.0, epoch=4, term="t1")
-    assert election.answered(renew, told, 101.6) == [LeadershipWon(4, "t1", told, 101.6)]
-    assert election.is_trusted(103.9)
-    assert not election.is_trusted(104.0)
-
-
-def test_a_notice_of_a_change_makes_a_follower_ask_at_once() -> None:
-    election = candidate()
-    (read,) = election.wake(100.0)
-    assert isinstance(read, ReadLeader)
-    election.answered(read, row(2.9), 100.0)
-
-    election.nudge(100.1)
-
-    assert election.wake(100.1) == [ReadLeader(2)]
-
-
 def test_a_candidate_that_cannot_read_the_journal_lets_the_others_go_first() -> None:
     election = leader(won_at=100.0)
 
@@ -116,22 +74,6 @@ def test_a_candidate_that_cannot_read_the_journal_lets_the_others_go_first() -> 
     election.answered(read, row(-1.0, epoch=4, term="t1"), 101.0)
 
     assert election._free_at(row(-1.0)) == 107.0
-
-
-def test_a_leader_of_an_epoch_that_boxes_do_not_obey_claims_a_later_one() -> None:
-    """The database was put back, and boxes have seen later epochs than it knows."""
-    election = leader(won_at=100.0)
-
-    lost, handed_over = election.lead_later_epoch(9, "a box has seen epoch 9", 100.5)
-
-    assert isinstance(lost, LeadershipLost)
-    assert handed_over == HandOverLeadership(4, "t1")
-    (read,) = election.wake(100.5)
-    assert isinstance(read, ReadLeader)
-    election.answered(read, row(-1.0, epoch=4, term="t1"), 100.51)
-    (claim,) = election.wake(100.51)
-    assert isinstance(claim, ClaimLeadership)
-    assert claim.seen_epoch == 9
 
 
 def test_a_candidate_with_another_key_than_the_leader_stands_back() -> None:

@@ -154,7 +154,8 @@ def check_fleet(settings: ServerSettings) -> Iterator[Finding]:
     """The URL's mistakes, the key, and the address at which the other boxes reach this one."""
     try:
         fleet_database(settings)
-        key, address = fleet_key(settings), own_address(settings, settings.port)
+        fleet_key(settings)
+        address = own_address(settings, settings.port)
         with suppress(JournalError, StateDirError, OSError):  # the server says what is wrong with it
             if not leads_alone(settings):
                 check_copy_of_own_journal(journal_path(settings), settings.pool_settings())
@@ -165,9 +166,8 @@ def check_fleet(settings: ServerSettings) -> Iterator[Finding]:
             yield Finding("fleet-settings", "problem", str(error), "`gpu-pool serve` does not start with it")
         return
     role = "an agent" if listed_boxes(settings) else "its leader" if leads_alone(settings) else "a candidate"
-    with_key = "with a key" if key.is_set else "without a key, as all its boxes are on this machine"
-    yield Finding("fleet-settings", "ok", f"this box is {role}, {with_key}; the others reach it at {address}")
-    if key.is_set and is_this_machine(urlsplit(address).hostname or ""):
+    yield Finding("fleet-settings", "ok", f"this box is {role}, with a key; the others reach it at {address}")
+    if is_this_machine(urlsplit(address).hostname or ""):
         text = f"the others are told to reach this box at {address}, which on each machine means itself"
         how = "set HOST to an address that they can reach, or GPU_POOL_FLEET_ADDRESS, as http://gpu-01:8000"
         yield Finding("fleet-settings", "warning", text, how)

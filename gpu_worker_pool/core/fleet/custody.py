@@ -17,13 +17,11 @@ from gpu_worker_pool.core.model.state import Deadlines
 from .custody_actions import (
     CloseLink,
     CustodyAction,
-    Drop,
     Keep,
     KeepTokens,
     KeptRenewal,
     LeaseWarning,
     LookNow,
-    NoteOver,
     NoteSeen,
     RenewalState,
     Send,
@@ -214,7 +212,7 @@ class Custody:
         self._over.pop(lease.id, None)
         self._left.pop(lease.id, None)
         self._leases[lease.id] = lease
-        actions: list[CustodyAction] = [] if known == lease else [Keep(lease)]
+        actions: list[CustodyAction] = [] if known == lease else [Keep(lease.id, lease)]
         is_new = known is None or known.fence != lease.fence
         if is_new or (known is not None and known.is_custodian != lease.is_custodian):
             self._restart_deadline(lease, self._now)
@@ -228,14 +226,14 @@ class Custody:
         """The leader says that a lease has ended."""
         is_kept = self._forget(lease_id)
         if is_kept:
-            return [Drop(lease_id), StopWatching(lease_id), TellHolder(lease_id)]
-        return [Drop(lease_id)] if self._over.pop(lease_id, None) is not None else []
+            return [Keep(lease_id, None), StopWatching(lease_id), TellHolder(lease_id)]
+        return [Keep(lease_id, None)] if self._over.pop(lease_id, None) is not None else []
 
     def _ended(self, over: LeaseOver, gpus: tuple[str, ...]) -> list[CustodyAction]:
         """This box ends a lease. Nobody is told before it is on the disk: a restart would bring the lease back."""
         is_kept = self._forget(over.lease_id)
         self._over[over.lease_id], self._left[over.lease_id] = over, gpus
-        actions: list[CustodyAction] = [NoteOver(over)]
+        actions: list[CustodyAction] = [Keep(over.lease_id, over)]
         if is_kept:
             actions.append(StopWatching(over.lease_id))
         if self._link is not None:

@@ -14,23 +14,10 @@ from .messages import AgentMessage, LeaseOver
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write the lease to the disk, in place of what is there for its id."""
-
-    lease: KeptLease
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Remove from the disk what is there for this id: a lease, or an end."""
+    """Have this on the disk for the id, in place of what is there: a lease, its end, or nothing."""
 
     lease_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoteOver:
-    """Write the end to the disk, in place of the lease."""
-
-    over: LeaseOver
+    what: KeptLease | LeaseOver | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +72,7 @@ class CloseLink:
     why: str
 
 
-CustodyAction = (
-    Keep
-    | Drop
-    | NoteOver
-    | NoteSeen
-    | KeepTokens
-    | Send
-    | WatchProcess
-    | StopWatching
-    | LookNow
-    | TellHolder
-    | CloseLink
-)
+CustodyAction = Keep | NoteSeen | KeepTokens | Send | WatchProcess | StopWatching | LookNow | TellHolder | CloseLink
 
 
 class RenewalState(StrEnum):

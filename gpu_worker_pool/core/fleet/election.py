@@ -236,11 +236,6 @@ class Election:
         mine, self.leadership = self.leadership, None
         return [] if mine is None else [HandOverLeadership(mine.epoch, mine.term)]
 
-    def nudge(self, now: float) -> None:
-        """Ask at once: the database says that the leader has changed."""
-        if self.leadership is None and self._asked is None:
-            self._ask_at = now
-
     def see_epoch(self, epoch: int) -> None:
         self.seen_epoch = max(self.seen_epoch, epoch)
 

@@ -17,19 +17,6 @@ MOST_AT_ONCE = 1_000
 SNAPSHOT_EVERY = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
-    """Begin again with an empty pool, the newest snapshot, and what the journal has after it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEvents:
-    after: JournalEnd
-    most: int
-
-
 @dataclass(slots=True)
 class Following:
     """Where a candidate is in the journal. Its pool is what the events up to `end` add up to."""
@@ -45,11 +32,9 @@ class Following:
         """Note that the pool in memory is not the journal's."""
         self.reload_because = reason
 
-    def question(self, end: JournalEnd) -> LoadSnapshot | ReadEvents | None:
-        """What to ask next to be at this end, or beyond it; None if there is nothing to ask."""
-        if self.reload_because is not None:
-            return LoadSnapshot(self.reload_because)
-        return ReadEvents(self.end, MOST_AT_ONCE) if self.end.position < end.position else None
+    def is_behind(self, end: JournalEnd) -> bool:
+        """Whether there is something to read to be at this end, or beyond it."""
+        return self.reload_because is not None or self.end.position < end.position
 
     def misses(self, end: JournalEnd) -> bool:
         """Whether a journal that ends here lacks events that this candidate knows."""

@@ -67,7 +67,6 @@ class PostgresDatabase:
         self._timeout_s = command_timeout_s
         self._most_ended = most_ended
         self._sql = load_queries(__package__)
-        self._news = asyncio.Event()
         self._commands = DatabaseConnection(self._url, self._prepare_commands)
         self._reads = DatabaseConnection(self._url)
         self.pool = ""
@@ -96,15 +95,6 @@ class PostgresDatabase:
     def accounts(self) -> Accounts:
         """The accounting of this pool, for a thread."""
         return PostgresAccounts(self._url, self.pool)
-
-    async def wait_for_news(self, timeout_s: float) -> None:
-        """Wait until a leader has come or gone, or until the timeout. News may be lost, so ask after either."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            pass
-        self._news.clear()
 
     # The leadership
 
@@ -282,7 +272,6 @@ class PostgresDatabase:
         if self._reads.server_began != self._commands.server_began:
             self._reads.leave()  # the database failed over: the old server may be silent
         await raw.execute(self._sql["be_durable"])
-        await raw.add_listener("gpu_pool", lambda *heard: self._news.set() if heard[-1] == self.pool else None)
 
     def _damaged(self, what: str) -> JournalDamaged:
         return JournalDamaged(

@@ -77,12 +77,6 @@ async def read_version(raw: RawConnection, url: DatabaseUrl) -> int:
     """The version of the tables, 0 if there are none; a JournalError if another version of this program made them."""
     sql = load_queries(__package__)
     tables = {str(row[0]) for row in await raw.fetch(sql["read_tables"])}
-    if "schema_version" in tables:
-        raise JournalError(
-            f"the pool in the database {url} was made by an unreleased version of this program, and this one cannot read it. It "
-            "is left as it is: let its leases end under that version, then use another database, or rename its schema (ALTER "
-            "SCHEMA gpu_pool RENAME TO gpu_pool_old)"
-        )
     if "format" not in tables:
         return 0
     version = int(await raw.fetchval(sql["read_version"]) or 0)

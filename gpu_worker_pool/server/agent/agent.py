@@ -16,11 +16,9 @@ from gpu_worker_pool.core.decider.step import step
 from gpu_worker_pool.core.fleet.custody_actions import (
     CloseLink,
     CustodyAction,
-    Drop,
     Keep,
     KeepTokens,
     LookNow,
-    NoteOver,
     Send,
     StopWatching,
     TellHolder,
@@ -258,7 +256,7 @@ class Agent(Joining):
                 return
 
     def _carry_out(self, part: Sequence[tuple[CustodyAction, BoxLink | None]]) -> None:
-        if any(isinstance(action, Keep | Drop | NoteOver) for action, _ in part):
+        if any(isinstance(action, Keep) for action, _ in part):
             self._use_gpus()
         dead: set[str] = set()
         for action, link in part:

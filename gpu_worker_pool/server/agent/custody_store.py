@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from gpu_worker_pool.core.fleet.custody import Custody
-from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Drop, Keep, KeepTokens, NoteOver, NoteSeen
+from gpu_worker_pool.core.fleet.custody_actions import CustodyAction, Keep, KeepTokens, NoteSeen
 from gpu_worker_pool.core.fleet.messages import KeptLease, LeaseOver
 from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.host.state_dir import check_files, create_private, sync_folder
@@ -78,12 +78,9 @@ class CustodyStore:
             changes[POOL] = pool_id
         for action in actions:
             match action:
-                case Keep(lease=lease):
-                    changes[LEASE, lease.id], changes[OVER, lease.id] = encode_kept(lease), None
-                case NoteOver(over=over):
-                    changes[LEASE, over.lease_id], changes[OVER, over.lease_id] = None, encode_kept(over)
-                case Drop(lease_id=lease_id):
-                    changes[LEASE, lease_id] = changes[OVER, lease_id] = None
+                case Keep(lease_id=lease_id, what=what):
+                    changes[LEASE, lease_id] = encode_kept(what) if isinstance(what, KeptLease) else None
+                    changes[OVER, lease_id] = encode_kept(what) if isinstance(what, LeaseOver) else None
                 case KeepTokens(tokens=tokens):
                     changes |= {key: None for key in (*self._file.rows, *changes) if key[0] == TOKEN}
                     changes |= {(TOKEN, token.digest): encode_kept(token) for token in tokens}

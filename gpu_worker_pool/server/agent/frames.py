@@ -13,7 +13,7 @@ from gpu_worker_pool.core.fleet.messages import AgentMessage, KeptLease, LeaderM
 from gpu_worker_pool.core.model.configured import AccessToken
 from gpu_worker_pool.ledger.codec import as_object, encode, parse_object, reader, shortened
 
-from .handshake import Challenge, Hello, Proof
+from .handshake import Hello, Proof
 
 PATH = "/fleet/agent"
 # A frame before the key is proven, and after it: what a box has to say at once is a thousand leases.
@@ -22,14 +22,9 @@ MOST_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class WhoLeads:
-    """A question to any box of the fleet."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leads:
-    """The box at this URL leads, as far as the one that says so knows; None if it knows nobody. It answers WhoLeads, and an
-    announcement to a box that does not lead.
+    """The answer of a box that does not lead to an announcement: the box at this URL does, as far as it knows; None if it knows
+    nobody.
     """
 
     url: str | None = None
@@ -74,11 +69,10 @@ class GivenUp:
     id: int
 
 
-HandshakeFrame = Hello | Challenge | Proof
-QuestionFrame = WhoLeads | Leads
+HandshakeFrame = Hello | Proof
 CallFrame = Ask | Begun | BodyPart | GivenUp
-_GROUPS: tuple[Any, ...] = (AgentMessage, LeaderMessage, HandshakeFrame, QuestionFrame, CallFrame)
-_KINDS: dict[str, type] = {kind.__name__: kind for group in _GROUPS for kind in get_args(group)}
+_GROUPS: tuple[Any, ...] = (AgentMessage, LeaderMessage, HandshakeFrame, Leads, CallFrame)
+_KINDS: dict[str, type] = {kind.__name__: kind for group in _GROUPS for kind in get_args(group) or (group,)}
 _KeptT = TypeVar("_KeptT")
 
 

@@ -30,20 +30,7 @@ Role = Literal["agent", "leader"]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From the agent: it is this node."""
-
-    node: str
-    nonce: str
-    version: str
-
-    def __post_init__(self) -> None:
-        _check_node(self.node)
-        _check_hex(self.nonce)
-
-
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """From the leader, whose node this is."""
+    """From the agent, and then from the leader: it is this node."""
 
     node: str
     nonce: str
@@ -107,26 +94,25 @@ class Seal:
 
 
 class FleetKey:
-    """The key of a fleet; None if its boxes have none, which is only for boxes of one user on one machine."""
+    """The key of a fleet."""
 
-    def __init__(self, secret: str | None) -> None:
-        self._secret = (secret or "").encode()
-        self.is_set = secret is not None
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
 
     def __repr__(self) -> str:
-        return f"<FleetKey {'set' if self.is_set else 'not set'}>"
+        return "<FleetKey>"
 
-    def prove(self, role: Role, hello: Hello, challenge: Challenge) -> Proof:
+    def prove(self, role: Role, hello: Hello, challenge: Hello) -> Proof:
         return Proof(self._derive(role, hello, challenge).hex())
 
-    def is_proven(self, proof: Proof, role: Role, hello: Hello, challenge: Challenge) -> bool:
+    def is_proven(self, proof: Proof, role: Role, hello: Hello, challenge: Hello) -> bool:
         return hmac.compare_digest(proof.proof, self.prove(role, hello, challenge).proof)
 
-    def seal(self, role: Role, hello: Hello, challenge: Challenge) -> Seal:
+    def seal(self, role: Role, hello: Hello, challenge: Hello) -> Seal:
         """The seal of this end of a link, once both ends have proven the key."""
         return Seal(self._derive("link", hello, challenge), role)
 
-    def _derive(self, purpose: str, hello: Hello, challenge: Challenge) -> bytes:
+    def _derive(self, purpose: str, hello: Hello, challenge: Hello) -> bytes:
         said = ["gpu-worker-pool fleet", purpose, hello.node, hello.nonce, challenge.node, challenge.nonce]
         return hmac.digest(self._secret, json.dumps(said).encode(), "sha256")
 

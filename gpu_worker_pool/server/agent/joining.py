@@ -17,7 +17,7 @@ from gpu_worker_pool.wire.service import FleetView
 
 from .connect import Connector
 from .handshake import FleetKey
-from .leader_search import LOOK_S, AskBoxes, JoinLeader, LeaderSearch, PauseUntil
+from .leader_search import LOOK_S, LeaderSearch
 from .link import NO_LEADER, BoxLink, LinkLost
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,9 @@ class Joining(ABC):
         if self.is_leader:
             return self._url
         # Connected to itself, it led and is not sure that it still does: to pass a call on to itself would only cost more.
-        is_other = self._welcome is not None and self._leader_url != self._url
-        return self._leader_url if is_other else None
+        if self._welcome is None or self._link is None or self._link.node == self.node:
+            return None
+        return self._boxes.get(self._link.node, self._leader_url)
 
     @property
     def leader(self) -> BoxLink | None:
@@ -162,7 +163,7 @@ class Joining(ABC):
             id=self.pool_id,
             role="agent",
             epoch=welcome.epoch if welcome is not None else None,
-            leader=next((node for node, box in self._boxes.items() if box == url), None),
+            leader=self._link.node if url is not None and self._link is not None else None,
             leader_url=url,
             lag_s=None,
             trouble=self.trouble,
@@ -173,22 +174,17 @@ class Joining(ABC):
     async def _stay_joined(self) -> None:
         while True:
             step = self._search.next_step(boot_time(), self._leader_by_database())
-            match step:
-                case PauseUntil(at=at):
-                    self._say_trouble()
-                    pause_s = max(at - boot_time(), 0.0)
-                    await asyncio.sleep(pause_s if self._leadership is None else min(pause_s, LOOK_S))
-                case AskBoxes(urls=urls):
-                    await self._connector.ask_who_leads(urls, self._search)
-                case JoinLeader(url=url):
-                    try:
-                        await self._join_unless_replaced(url)
-                    except LinkLost as lost:
-                        self._search.parted(url, str(lost), boot_time(), is_silent=lost.is_silent)
-                        if lost.has_other_key and self._leadership is not None:
-                            self._leadership.stand_back()
-                        if lost.leader is not None:
-                            self._search.told(url, lost.leader, boot_time())
+            if isinstance(step, float):
+                self._say_trouble()
+                pause_s = max(step - boot_time(), 0.0)
+                await asyncio.sleep(pause_s if self._leadership is None else min(pause_s, LOOK_S))
+                continue
+            try:
+                await self._join_unless_replaced(step)
+            except LinkLost as lost:
+                self._search.parted(step, str(lost), boot_time(), leader=lost.leader, is_silent=lost.is_silent)
+                if lost.has_other_key and self._leadership is not None:
+                    self._leadership.stand_back()
 
     def _leader_by_database(self) -> str | None:
         return None if self._leadership is None else self._leadership.leader_url()

@@ -126,9 +126,10 @@ Serve = Callable[[Ask, bytes, LinkReply], Coroutine[Any, Any, None]]
 
 
 class BoxLink:
-    """`send` never waits: what is not taken in time ends the link."""
+    """`node` is the other end, as it has proven. `send` never waits: what is not taken in time ends the link."""
 
-    def __init__(self, socket: Socket, seal: Seal) -> None:
+    def __init__(self, socket: Socket, seal: Seal, node: str) -> None:
+        self.node = node
         self._socket = socket
         self._seal = seal
         self._waiting: deque[bytes] = deque()

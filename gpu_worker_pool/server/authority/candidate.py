@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 # The last batch of a leader that stops has this long to be written.
 FINISH_S = 2.0
 OPEN_AGAIN_S = 1.0
-NEWS_S = 3600.0
 # How long a server that starts waits until it is known who leads.
 FIRST_S = 5.0
 
@@ -85,7 +84,6 @@ class Candidate(LeadingSource):
     async def start(self) -> None:
         """Begin, and wait for a while until it is known who leads."""
         self._pool.follow(self._note)
-        self._begin(self._listen())
         self._keep_running()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_settled.wait(), FIRST_S)
@@ -164,13 +162,6 @@ class Candidate(LeadingSource):
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(self.election.wake_at - self._clock(), 0.0)):
                     await self._wake.wait()
-
-    async def _listen(self) -> None:
-        """Ask at once when a leader has come or gone."""
-        while True:
-            await self._database.wait_for_news(NEWS_S)
-            self.election.nudge(self._clock())
-            self._wake.set()
 
     async def _open_database(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_worker_pool.core.decider.condense import condense
-from gpu_worker_pool.core.fleet.following import Following, LoadSnapshot
+from gpu_worker_pool.core.fleet.following import MOST_AT_ONCE, Following
 from gpu_worker_pool.core.fleet.leadership import LeaderRow, why_lost
 from gpu_worker_pool.core.model.events import Event
 from gpu_worker_pool.core.model.settings import PoolSettings
@@ -50,13 +50,13 @@ class JournalFollower:
                 lost = why_lost(row.end, following.end)
                 logger.error("%s", lost)
                 following.reload(lost)
-        while (question := following.question(row.end)) is not None:
-            if isinstance(question, LoadSnapshot):
-                logger.info("reading the journal from its last snapshot: %s", question.reason)
+        while following.is_behind(row.end):
+            if following.reload_because is not None:
+                logger.info("reading the journal from its last snapshot: %s", following.reload_because)
                 await self._load_snapshot()
             else:
                 try:
-                    stored = await self._database.read_events(question.after, question.most)
+                    stored = await self._database.read_events(following.end, MOST_AT_ONCE)
                 except HistoryChanged as error:
                     following.reload(str(error))
                     continue

@@ -128,10 +128,13 @@ class LedElsewhere(JournalSource):
 
     def __init__(self, pool: Pool, view_fleet: Callable[[], FleetView]) -> None:
         self._pool = pool
-        self.view = view_fleet  # type: ignore[method-assign]
+        self._view_fleet = view_fleet
 
     async def start(self) -> None:
         self._pool.say_trouble("this box cannot lead its fleet")
 
     async def stop(self) -> None:
         """Nothing runs."""
+
+    def view(self) -> FleetView:
+        return self._view_fleet()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -345,14 +344,6 @@ class Connection:
         if self._peer is None or self._own is None:
             raise UserNotKnown("the addresses of this connection are not known")
         return uid_of_tcp_peer(self._peer, self._own, self._connected)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether a process of this server's own user, or of root, on this machine is at the other end."""
-        try:
-            return is_loopback(self.host) and self.uid in {None, 0, os.geteuid()}
-        except UserNotKnown:
-            return False
 
 
 def _address(found: Any) -> Address | None:

@@ -20,11 +20,10 @@ from gpu_worker_pool.server.agent.frames import (
     MOST_BYTES_OF_STRANGER,
     Ask,
     Leads,
-    WhoLeads,
     decode_message,
     encode_message,
 )
-from gpu_worker_pool.server.agent.handshake import VERSION, Challenge, FleetKey, Hello, Proof, new_nonce, other_key
+from gpu_worker_pool.server.agent.handshake import VERSION, FleetKey, Hello, Proof, new_nonce, other_key
 from gpu_worker_pool.server.agent.link import CLOSE_S, BoxLink, LinkLost, LinkReply, Serve
 
 from .fleet_leader import FleetLeader
@@ -75,9 +74,8 @@ class _StrangerRefused(Exception):  # noqa: N818 - a state of affairs, not a mis
 
 
 class AgentEndpoint:
-    """`leader_url` says who leads, as far as this server knows, and `is_own` whether a connection is from a process of this
-    server's own user on this machine. `serve` answers what another box asks of this box, and `pass_on` the calls of callers
-    that an agent passes on to its leader.
+    """`leader_url` says who leads, as far as this server knows. `serve` answers what another box asks of this box, and `pass_on`
+    the calls of callers that an agent passes on to its leader.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class AgentEndpoint:
         key: FleetKey,
         leader: FleetLeader,
         leader_url: Callable[[], str | None],
-        is_own: Callable[[Scope], bool],
         *,
         serve: Serve,
         pass_on: PassedOn,
@@ -95,7 +92,6 @@ class AgentEndpoint:
         self._key = key
         self._leader = leader
         self._leader_url = leader_url
-        self._is_own = is_own
         self._serve_box = serve
         self._pass_on = pass_on
         self._strangers = 0
@@ -113,7 +109,7 @@ class AgentEndpoint:
         self._strangers += 1
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                hello, challenge = await self._shake_hands(scope, socket)
+                hello, challenge = await self._shake_hands(socket)
         except _StrangerRefused as refused:
             self._say(refused.logged)
             await socket.refuse(str(refused))
@@ -126,21 +122,16 @@ class AgentEndpoint:
         finally:
             self._strangers -= 1
         scope.get(TRUST, lambda: None)()
-        link = BoxLink(socket, self._key.seal("leader", hello, challenge))
+        link = BoxLink(socket, self._key.seal("leader", hello, challenge), hello.node)
         try:
             await self._serve(link, hello.node)
         except LinkLost as lost:
             logger.info("the link of %s has ended: %s", hello.node, lost)
             await socket.close(str(lost))
 
-    async def _shake_hands(self, scope: Scope, socket: _ServerSocket) -> tuple[Hello, Challenge]:
-        if not self._key.is_set and not self._is_own(scope):
-            raise _StrangerRefused(
-                "this fleet has no key, so it takes only boxes of the same user on its own machine; set GPU_POOL_FLEET_KEY "
-                "to the same secret on all boxes"
-            )
+    async def _shake_hands(self, socket: _ServerSocket) -> tuple[Hello, Hello]:
         hello: Hello = await socket.expect(Hello)
-        challenge = Challenge(self._node, new_nonce(), VERSION)
+        challenge = Hello(self._node, new_nonce(), VERSION)
         await socket.send(encode_message(challenge).encode())
         proof: Proof = await socket.expect(Proof)
         if not self._key.is_proven(proof, "agent", hello, challenge):
@@ -165,9 +156,9 @@ class AgentEndpoint:
         number: int | None = None
         unannounced = asyncio.get_running_loop().call_later(UNANNOUNCED_S, link.close, "it has announced nothing")
 
-        def take(message: AgentMessage | WhoLeads) -> None:
+        def take(message: AgentMessage) -> None:
             nonlocal number
-            if isinstance(message, WhoLeads) or (number is None and not self._leader.is_leading):
+            if number is None and not self._leader.is_leading:
                 link.send(Leads(self._leader_url()))
                 return
             if isinstance(message, Announce) and message.node != node:
@@ -186,7 +177,7 @@ class AgentEndpoint:
                 await self._pass_on(node, ask, body, reply)
 
         try:
-            await link.run(AgentMessage | WhoLeads, take, serve)
+            await link.run(AgentMessage, take, serve)
         finally:
             unannounced.cancel()
             if number is not None:

@@ -24,6 +24,7 @@ from .silent_proxy import SilentProxy
 GPUS = 2
 # Only so that a test ends at all where something is broken.
 LIMIT_S = 60.0
+KEY = "a-key-that-is-long-enough"
 # Longer than a take-over: a holder renews at a third, and gives up at two thirds.
 TTL_S = 30.0
 
@@ -37,6 +38,8 @@ class Box(ServerProcess):
                 "SIMULATED_GPUS": str(GPUS),
                 "GPU_POOL_NODE": folder.name,
                 "GPU_POOL_FLEET": fleet,
+                # One that leads alone makes its own.
+                **({} if fleet in {"", "lead"} else {"GPU_POOL_FLEET_KEY": KEY}),
                 "REFRESH_INTERVAL": "0.5",
                 "ACCESS_LOG": "false",
                 **settings,

@@ -27,11 +27,10 @@ from tests.ledger.postgres.server import PostgresServer
 from tests.preloaded import NO_CERTIFICATES, PreloadedPopen
 
 from .client_worker import ClientOrders
-from .fleet import LIMIT_S, Box, until
+from .fleet import KEY, LIMIT_S, Box, until
 from .journal_check import FleetHistory, JournalRow, outstanding
 from .silent_proxy import SilentProxy
 
-KEY = "a-key-that-is-long-enough"
 JOINED = re.compile(r"has taken this box \(epoch (\d+)\)")
 # What a leader tells a second box of one name.
 REFUSED = "another machine has the node name"
@@ -192,7 +191,7 @@ class Scene:
         """Another machine that has the same node name."""
         folder = self.folder / f"twin{len(self.twins)}"
         listed = ",".join(each.address for each in self.boxes if each.is_candidate)
-        twin = Box(listed, folder, GPU_POOL_FLEET_KEY=KEY, GPU_POOL_NODE=box.node)
+        twin = Box(listed, folder, GPU_POOL_NODE=box.node)
         twin.launch()
         self.twins.append(twin)
         return twin

@@ -16,14 +16,13 @@ from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import GPUS, Box, Fleet, fleet_of, until
 
-KEY = "a-key-that-is-long-enough"
 NODES = ("candidate0", "candidate1")
 
 
 @pytest.fixture(scope="module")
 def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     postgres.create_database("callers")
-    with fleet_of(postgres, "callers", tmp_path_factory.mktemp("fleet"), 2, GPU_POOL_FLEET_KEY=KEY) as found:
+    with fleet_of(postgres, "callers", tmp_path_factory.mktemp("fleet"), 2) as found:
         until(lambda: len(free(found.candidates[0])) == 2 * GPUS, "all boxes are up")
         yield found
 

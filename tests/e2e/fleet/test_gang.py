@@ -32,8 +32,7 @@ NODES = ("candidate0", "candidate1")
 def fleet(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three boxes; commands run at the second one, and the third one is drained."""
     postgres.create_database("gang")
-    key = "a-key-that-is-long-enough"
-    with fleet_of(postgres, "gang", tmp_path_factory.mktemp("fleet"), 3, GPU_POOL_FLEET_KEY=key) as found:
+    with fleet_of(postgres, "gang", tmp_path_factory.mktemp("fleet"), 3) as found:
         until(lambda: free_gpus(found) == 3 * GPUS, "all boxes are up")
         drained = called("drain", "candidate2", env={"GPU_SERVICE_ENDPOINT": found.candidates[0].url})
         assert drained.code == 0, drained

@@ -14,7 +14,7 @@ from tests.ledger.postgres.server import PostgresServer
 
 from .fleet import GPUS, Box, Candidate, fleet_of, until
 from .next_version import VERSION, make_next_version
-from .test_agents import KEY, Boxes, are_up, renewed
+from .test_agents import Boxes, are_up, renewed
 from .test_doctor import findings
 
 WAITING = ("first", "second", "third")
@@ -71,9 +71,9 @@ class Upgrade:
 @pytest.fixture
 def upgrade(postgres: PostgresServer, tmp_path: Path) -> Iterator[Upgrade]:
     postgres.create_database("upgrade")
-    with fleet_of(postgres, "upgrade", tmp_path, size=2, GPU_POOL_FLEET_KEY=KEY) as fleet:
+    with fleet_of(postgres, "upgrade", tmp_path, size=2) as fleet:
         listed = ",".join(candidate.url for candidate in fleet.candidates)
-        with Box(listed, tmp_path / "agent", GPU_POOL_FLEET_KEY=KEY) as agent:
+        with Box(listed, tmp_path / "agent") as agent:
             boxes = Boxes(fleet, agent)
             until(lambda: are_up(boxes), "all boxes are up")
             yield Upgrade(boxes, make_next_version(tmp_path / "next"), tmp_path)

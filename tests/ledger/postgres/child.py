@@ -1,4 +1,4 @@
-"""A candidate in a process of its own, to be stopped or killed: `python -m tests.ledger.postgres.child ROLE URL POOL`.
+"""A candidate in a process of its own, to be killed: `python -m tests.ledger.postgres.child URL POOL`.
 
 It says one line of JSON for each thing it has done.
 """
@@ -19,17 +19,6 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)  # noqa: T201
 
 
-async def append(database: ByPosition) -> None:
-    """Leads, and appends twice; before the second time it waits for a line of standard input."""
-    row = await database.claim("child", "child", "http://child", 0)
-    assert row is not None
-    head = await database.write(row.epoch, "child", row.end.position, "b1", [note(1)], ())
-    assert head is not None
-    say(head=head)
-    await asyncio.to_thread(sys.stdin.readline)
-    say(second=await database.write(row.epoch, "child", head, "b2", [note(2)], [ended("a")]))
-
-
 async def write(database: ByPosition) -> None:
     """Batch after batch, with a snapshot after the second and the fourth."""
     row = await database.claim("child", "child", "http://child", 0)
@@ -47,10 +36,10 @@ async def write(database: ByPosition) -> None:
             say(snapshot=head)
 
 
-async def main(role: str, url: str, pool: str) -> None:
+async def main(url: str, pool: str) -> None:
     database = ByPosition(url, pool, command_timeout_s=60.0)
     await database.open()
-    await {"append": append, "write": write}[role](database)
+    await write(database)
     await database.close()
 
 

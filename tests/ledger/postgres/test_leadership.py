@@ -68,14 +68,6 @@ async def test_handing_over_lets_another_candidate_claim_at_once(database: ByPos
     assert (await lead(other, "t2")).epoch == 2
 
 
-async def test_candidates_hear_of_claims_and_hand_overs(database: ByPosition, other: ByPosition) -> None:
-    for change in (lambda: lead(database), lambda: database.hand_over(1, "t1")):
-        heard = asyncio.ensure_future(other.wait_for_news(60.0))
-        await change()
-        await heard
-    assert (await other.read_leader()).epoch == 1
-
-
 async def test_an_end_that_no_leader_can_have_set_does_not_block_a_claim(
     database: ByPosition, other: ByPosition, admin: RawConnection, pool: str
 ) -> None:
@@ -148,17 +140,6 @@ async def test_a_deposed_leader_writes_nothing(
     assert await written(other) == [1, 3]
     assert [stored.epoch for stored in await other.read(0, 10)] == [1, 2]
     assert await other.load_ended(10) == ()
-
-
-async def test_of_two_appends_to_one_head_one_is_written(database: ByPosition, other: ByPosition) -> None:
-    await lead(database)
-    for head in range(10):
-        heads = await asyncio.gather(
-            database.write(1, "t1", head, f"a{head}", [note(head)], ()),
-            other.write(1, "t1", head, f"b{head}", [note(100 + head)], ()),
-        )
-        assert sorted(heads, key=str) == [head + 1, None]
-    assert [number % 100 for number in await written(database)] == list(range(10))
 
 
 async def test_an_append_and_a_claim_that_meet_are_one_after_the_other(

@@ -20,7 +20,7 @@ from tests.ledger.examples import ended, note
 from tests.ledger.postgres.by_position import ByPosition
 from tests.ledger.postgres.child import BATCH
 from tests.ledger.postgres.proxy import LossyProxy, lossy
-from tests.ledger.postgres.test_leadership import expire, lead, written
+from tests.ledger.postgres.test_leadership import lead, written
 
 
 @pytest.fixture
@@ -131,12 +131,10 @@ async def test_connections_that_the_server_ended_are_opened_again(behind: ByPosi
 
 
 @asynccontextmanager
-async def running(role: str, url: str, pool: str, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if failpoint:
-        environ["GPU_POOL_FAILPOINT"] = failpoint
+async def running(url: str, pool: str, failpoint: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "GPU_POOL_FAILPOINT": failpoint}
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.ledger.postgres.child", role, url, pool),
+        *(sys.executable, "-m", "tests.ledger.postgres.child", url, pool),
         cwd=ROOT,
         env=environ,
         stdin=subprocess.PIPE,
@@ -148,34 +146,6 @@ async def running(role: str, url: str, pool: str, failpoint: str = "") -> AsyncI
         if child.returncode is None:
             child.kill()
         await child.wait()
-
-
-async def heard(child: asyncio.subprocess.Process) -> dict[str, object]:
-    assert child.stdout is not None
-    said: dict[str, object] = json.loads(await child.stdout.readline())
-    return said
-
-
-async def test_a_leader_that_is_stopped_inside_an_append_writes_nothing_once_another_leads(
-    proxy: LossyProxy, database: ByPosition, admin: RawConnection, pool: str
-) -> None:
-    async with running("append", proxy.url, pool) as child:
-        assert await heard(child) == {"head": 1}
-        proxy.requests.clear()
-        assert child.stdin is not None
-        child.stdin.write(b"\n")
-        await proxy.has_request.wait()
-        child.send_signal(signal.SIGSTOP)
-        await expire(admin, pool)
-        row = await lead(database, "t2")
-        assert (row.epoch, row.end.position) == (2, 1)
-        assert await database.write(2, "t2", 1, "b1", [note(10)], ()) == 2
-        proxy.requests.set()
-        child.send_signal(signal.SIGCONT)
-        assert await heard(child) == {"second": None}
-        await child.wait()
-    assert await written(database) == [1, 10]
-    assert await database.load_ended(10) == ()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +166,7 @@ async def test_a_leader_that_is_killed_leaves_whole_batches(
     batches: int,
     snapshot: int,
 ) -> None:
-    async with running("write", shared_url, pool, failpoint) as child:
+    async with running(shared_url, pool, failpoint) as child:
         output, _ = await child.communicate()
         said = [json.loads(line) for line in output.splitlines()]
     assert child.returncode == -signal.SIGKILL

@@ -68,21 +68,12 @@ async def test_a_newer_version_is_refused_and_left_alone(empty_url: str) -> None
     assert await contents(empty_url) == before
 
 
-async def test_an_unreleased_version_is_refused_with_what_to_do_and_left_alone(empty_url: str) -> None:
-    await execute(empty_url, "CREATE SCHEMA gpu_pool", "CREATE TABLE gpu_pool.schema_version (version integer)")
-    before = await contents(empty_url)
-    with pytest.raises(JournalError, match=r"unreleased version.*left as it is: .*use another database"):
-        async with opened(empty_url):
-            pass
-    assert await contents(empty_url) == before
-
-
 async def test_a_candidate_that_is_killed_while_it_creates_the_tables_leaves_none(empty_url: str) -> None:
-    async with running("write", empty_url, "pool", "in_creation:1") as child:
+    async with running(empty_url, "pool", "in_creation:1") as child:
         await child.wait()
     assert child.returncode == -signal.SIGKILL
     assert await contents(empty_url) == []
-    async with running("write", empty_url, "pool", "after_creation:1") as child:
+    async with running(empty_url, "pool", "after_creation:1") as child:
         await child.wait()
     async with opened(empty_url) as database:
         assert (await database.read_leader()).end.position == 0

@@ -31,7 +31,7 @@ async def test_it_knows_the_fleet_that_it_belonged_to_and_who_it_is(tmp_path: Pa
 
 async def test_what_the_next_version_kept_is_kept(tmp_path: Path) -> None:
     store = await CustodyStore.open(tmp_path / "custody")
-    await store.write([Keep(KEPT), NoteSeen(2, KEPT.fence)])
+    await store.write([Keep(KEPT.id, KEPT), NoteSeen(2, KEPT.fence)])
     await store.close()
     _alter(tmp_path / "custody", "{", '{"colour":"red",')
 
@@ -44,7 +44,7 @@ async def test_what_the_next_version_kept_is_kept(tmp_path: Path) -> None:
 async def test_leases_that_cannot_be_read_are_left_to_the_leader(tmp_path: Path) -> None:
     """It takes no lease for ended: the fence was not seen."""
     store = await CustodyStore.open(tmp_path / "custody")
-    await store.write([Keep(KEPT), Keep(replace(KEPT, id="b", fence=9)), NoteSeen(2, 9)])
+    await store.write([Keep(KEPT.id, KEPT), Keep("b", replace(KEPT, id="b", fence=9)), NoteSeen(2, 9)])
     await store.close()
     _alter(tmp_path / "custody", '"fence":', '"barrier":')
 

@@ -22,7 +22,7 @@ async def run(link: BoxLink) -> None:
 
 
 async def test_a_box_that_does_not_take_what_it_is_told_is_cut_off() -> None:
-    link = BoxLink(FullSocket(), Seal(b"key", "leader"))
+    link = BoxLink(FullSocket(), Seal(b"key", "leader"), "box")
     running = asyncio.ensure_future(run(link))
     piece = "x" * (MOST_BYTES // 2)
     link.tell(piece)
@@ -44,7 +44,7 @@ async def test_a_box_that_does_not_take_what_it_is_told_is_cut_off() -> None:
 
 async def test_what_was_told_before_a_close_is_sent_first() -> None:
     sent = MemorySocket()
-    link = BoxLink(socket := MemorySocket(), Seal(b"key", "leader"))
+    link = BoxLink(socket := MemorySocket(), Seal(b"key", "leader"), "box")
     socket.other = sent
     link.tell("first")
     link.close("the leader stops")

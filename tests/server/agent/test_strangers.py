@@ -88,14 +88,14 @@ def test_strangers_leave_nothing_of_their_own_in_the_log(box: ServerProcess) -> 
     for proof in ("\ud800", "short", 7, ONE):
         with knock(box) as link:
             (challenge,) = told(link, **hello)
-            assert challenge["kind"] == "Challenge"
+            assert challenge["kind"] == "Hello"
             (refused,) = told(link, kind="Proof", proof=proof)
             assert refused["kind"] == "Rejected", proof
     for number in range(50):
         for node in (f"gpu\nERROR forged {number}", f"\x1b[2Jgpu-{number}", f"gpu-{number}"):
             with knock(box) as link:
                 answers = told(link, **{**hello, "node": node})
-                if answers[0]["kind"] == "Challenge":
+                if answers[0]["kind"] == "Hello":
                     told(link, kind="Proof", proof=ONE)
     lines = box.log().splitlines()
     assert not [line for line in lines if line.startswith("ERROR forged") or "\x1b" in line]

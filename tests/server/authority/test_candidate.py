@@ -31,9 +31,6 @@ class FaultyDatabase:
             self.was_opened_again.set()
         raise ZeroDivisionError(SECRET)
 
-    async def wait_for_news(self, timeout_s: float) -> None:
-        await asyncio.sleep(timeout_s)
-
     async def close(self) -> None:
         pass
 

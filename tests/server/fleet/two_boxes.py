@@ -24,7 +24,7 @@ from gpu_worker_pool.core.model.settings import PoolSettings
 from gpu_worker_pool.core.model.state import PoolState
 from gpu_worker_pool.server.agent.agent import Agent
 from gpu_worker_pool.server.agent.frames import Ask
-from gpu_worker_pool.server.agent.handshake import Challenge, FleetKey, Hello, new_nonce
+from gpu_worker_pool.server.agent.handshake import FleetKey, Hello, new_nonce
 from gpu_worker_pool.server.agent.link import BoxLink, LinkLost, LinkReply, Serve
 from gpu_worker_pool.server.app import PoolApp, create_app
 from gpu_worker_pool.server.fleet_part import keeper_of
@@ -77,9 +77,9 @@ async def linked(at_leader: Serve, at_box: Serve = never) -> AsyncIterator[tuple
     """The end of the box and that of the leader, and the connection of the box."""
     own, other = MemorySocket(), MemorySocket()
     own.other, other.other = other, own
-    hello, challenge = Hello(OTHER, new_nonce(), "1"), Challenge(LEADER, new_nonce(), "1")
-    box = BoxLink(own, FLEET_KEY.seal("agent", hello, challenge))
-    leader = BoxLink(other, FLEET_KEY.seal("leader", hello, challenge))
+    hello, challenge = Hello(OTHER, new_nonce(), "1"), Hello(LEADER, new_nonce(), "1")
+    box = BoxLink(own, FLEET_KEY.seal("agent", hello, challenge), LEADER)
+    leader = BoxLink(other, FLEET_KEY.seal("leader", hello, challenge), OTHER)
     running = [
         asyncio.ensure_future(box.run(Hello, lambda _: None, at_box)),
         asyncio.ensure_future(leader.run(Hello, lambda _: None, at_leader)),

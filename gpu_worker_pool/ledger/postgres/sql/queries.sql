@@ -42,21 +42,16 @@ FROM gpu_pool.leader WHERE pool = $1;
 -- name: claim
 -- Further arguments: for how long, term, holder, url, the highest epoch seen. An end that is further away than any leader
 -- can have set it comes from a clock that was set back or from another machine's clock: it does not count.
-WITH claimed AS (
-    UPDATE gpu_pool.leader
-    SET epoch = greatest(epoch, $6) + 1, term = $3, holder = $4, url = $5,
-        expires_at = clock_timestamp() + $2::double precision * interval '1 second'
-    WHERE pool = $1 AND (
-        expires_at <= clock_timestamp()
-        OR expires_at > clock_timestamp() + 2 * $2::double precision * interval '1 second'
-    )
-    RETURNING *
+UPDATE gpu_pool.leader
+SET epoch = greatest(epoch, $6) + 1, term = $3, holder = $4, url = $5,
+    expires_at = clock_timestamp() + $2::double precision * interval '1 second'
+WHERE pool = $1 AND (
+    expires_at <= clock_timestamp()
+    OR expires_at > clock_timestamp() + 2 * $2::double precision * interval '1 second'
 )
-SELECT epoch, term, holder, url, head, batch, crc,
+RETURNING epoch, term, holder, url, head, batch, crc,
     $2::double precision AS expires_in_s,
-    extract(epoch FROM clock_timestamp())::double precision AS wall_now,
-    pg_notify('gpu_pool', pool)
-FROM claimed;
+    extract(epoch FROM clock_timestamp())::double precision AS wall_now;
 
 -- name: renew
 -- Further arguments: for how long, epoch, term.
@@ -69,12 +64,7 @@ RETURNING epoch, term, holder, url, head, batch, crc,
 
 -- name: hand_over
 -- Further arguments: epoch, term. Without a term, an append that is still on its way changes nothing.
-WITH left_by AS (
-    UPDATE gpu_pool.leader SET term = NULL, expires_at = 'epoch'
-    WHERE pool = $1 AND epoch = $2 AND term = $3
-    RETURNING pool
-)
-SELECT pg_notify('gpu_pool', pool) FROM left_by;
+UPDATE gpu_pool.leader SET term = NULL, expires_at = 'epoch' WHERE pool = $1 AND epoch = $2 AND term = $3;
 
 -- name: append
 -- Further arguments: for how long, epoch, term; the journal's end, position and crc, before and after; the batch; the events,

@@ -1,6 +1,6 @@
 CREATE SCHEMA IF NOT EXISTS gpu_pool;
 
--- One row: the version of these tables. Unreleased versions of this program had a table `schema_version`.
+-- One row: the version of these tables.
 CREATE TABLE gpu_pool.format (
     version integer NOT NULL
 );
