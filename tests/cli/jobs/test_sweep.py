@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -15,7 +14,7 @@ import pytest
 from gpu_worker_pool.jobs.submission import JobState, Run
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs.user_jobs import UserJobs, twice
-from tests.server.leasing import OFTEN, eventually, get, queue, queued, release, take
+from tests.server.leasing import OFTEN, eventually, get, queue, queued, release
 
 # Says which it is, and goes on until it is told to end.
 HELD = "echo {index} >> ran; while [ ! -e go-{index} ]; do sleep 0.02; done"
@@ -203,17 +202,3 @@ def test_a_job_that_cannot_be_written_stops_no_other(user: UserJobs) -> None:
     assert user.until(third).task.state is JobState.ENDED
     assert user.lines("ran") == ["0", "third"]
     assert "cannot be read" in user.call("jobs", second).out
-
-
-def test_a_task_that_runs_is_not_shown_to_wait_with_the_others(tmp_path: Path) -> None:
-    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server, UserJobs(tmp_path, server) as user:
-        others = take(server, owner="ada", time_limit_s=3600)
-        id_ = sweep(user, HELD, "0-1")
-        states = [JobState.RUNNING, JobState.WAITING]
-        eventually(lambda: [user.state(f"{id_}_{index}") for index in (0, 1)] == states, "one runs, the other waits")
-        running, waiting = json.loads(user.call("jobs", "--json", id_).out)["jobs"]
-        assert (running["position"], running["expected_start_at"]) == (None, None)
-        assert waiting["position"] == 1
-        release(server, others["id"])
-        let_go(user, 0, 1)
-        assert over(user, id_) == [JobState.ENDED] * 2
