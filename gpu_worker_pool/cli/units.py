@@ -37,9 +37,9 @@ def parse_moment(text: str, now: float, option: str, *, is_past: bool = False) -
             "7d, 12h, 2026-11-01 or '2026-11-01 12:00'" if is_past else "'2026-12-01 09:00', 09:00, or 2h from now"
         )
         raise Failure(f"{option}: {text!r} is not a time; write {example}", USAGE)
-    if at > now + _MOST_AHEAD_S:
+    if at > now + _MOST_AHEAD_S and not is_past:
         raise Failure(f"{option}: {text!r} is too far ahead; it must be within a hundred years", USAGE)
-    return max(at, 0.0)
+    return min(max(at, 0.0), now + _MOST_AHEAD_S)
 
 
 def _moment(words: str, now: float, step: int) -> float | None:
