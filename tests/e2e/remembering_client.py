@@ -32,17 +32,21 @@ class Client:
         """The answer, noted as acknowledged."""
         self.pending = (method, lease)
         path = f"{self.prefix}/leases/{lease}" + (f"?wait_s={wait_s}" if method == "GET" else "")
-        try:
-            status, answer = call(self.port, method, path, self._form() if method == "PUT" else None, TIMEOUT_S)
-        except NoAnswer as error:
-            self.died_in.append(method)
-            raise Died from error
+        status, answer = self._ask(method, path, self._form() if method == "PUT" else None)
         assert status in {200, 201, 202}, answer
         self.pending = None
         if answer["state"] == "active":
             self.fences.setdefault(lease, answer["fence"])
         self.acknowledged[lease] = answer
         return answer
+
+    def _ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """The server may be killed in any call: what it finds on a GPU is written, too."""
+        try:
+            return call(self.port, method, path, body, TIMEOUT_S)
+        except NoAnswer as error:
+            self.died_in.append(method)
+            raise Died from error
 
     def _form(self) -> dict[str, object]:
         return {"ttl_s": 60.0} if self.among is None else {"ttl_s": 60.0, "among": self.among}
@@ -102,12 +106,12 @@ class Client:
             pass  # one that was given back before the server died still drains
 
     def look(self, lease: str) -> dict[str, Any] | None:
-        status, answer = call(self.port, "GET", f"{self.prefix}/leases/{lease}", None, TIMEOUT_S)
+        status, answer = self._ask("GET", f"{self.prefix}/leases/{lease}")
         assert status in {200, 404}
         return answer if status == 200 else None
 
     def leases(self) -> list[dict[str, Any]]:
-        status, answer = call(self.port, "GET", f"{self.prefix}/leases", None, TIMEOUT_S)
+        status, answer = self._ask("GET", f"{self.prefix}/leases")
         assert status == 200
         leases: list[dict[str, Any]] = answer["leases"]
         return leases
