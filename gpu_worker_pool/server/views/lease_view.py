@@ -146,7 +146,7 @@ def set_aside_view(state: PoolState, lease: ActiveLease, now: float) -> wire.Lea
         wire.WaitingLeaseView,
         lease,
         "queued",
-        reason=f"GPUs are set aside for it; ask again within {within_s:.1f} s to collect them",
+        reason=f"GPUs are set aside for it; ask again within {within_s:.1f} s to take them up",
         position=0,
         expires_in_s=within_s,
         **_expected(state, None),

@@ -35,7 +35,7 @@ def test_a_stopped_waiter_keeps_its_place_and_no_gpu(server: ServerProcess, tmp_
     assert queued(server) == [place[0], place[2]], "it has kept its place"
 
     os.kill(stopped.pid, signal.SIGCONT)
-    eventually(lambda: "did not collect" not in reason(server, place[0]), "it has called again")
+    eventually(lambda: "did not take up" not in reason(server, place[0]), "it has called again")
     for name in ("second", "stopped", "third"):
         eventually(lambda name=name: log(tmp_path)[-1] == f"{name} began", f"{name} is served")  # type: ignore[misc]
         (tmp_path / f"end-{name}").touch()
