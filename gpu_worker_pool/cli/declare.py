@@ -96,8 +96,8 @@ class Parameter:
             number = float("nan")
         if not (-1e300 if low is None else low) <= number <= (1e300 if high is None else high):
             kind = "a whole number" if self.item is int else "a number"
-            span = f" from {low:g} to {high:g}" if low is not None and high is not None else ""
-            span = span or ("" if low is None else f" of at least {low:g}")
+            span = f" from {low} to {high}" if low is not None and high is not None else ""
+            span = span or ("" if low is None else f" of at least {low}")
             raise ValueError(f"{text!r} is not {kind}{span}")
         return int(number) if self.item is int else number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from math import inf
 from typing import Final
 
 from gpu_worker_pool.amounts import parse_memory_mb as parse_memory_mb  # noqa: PLC0414 - for all commands
@@ -11,8 +12,7 @@ from gpu_worker_pool.amounts import parse_span
 from gpu_worker_pool.failure import USAGE, Failure
 
 _NEAR_S: Final = 6 * 86_400.0
-# In the year 6000; later ones cannot be shown in every time zone.
-_LATEST_S: Final = 127_174_492_800.0
+_MOST_AHEAD_S: Final = 100 * 365.25 * 86_400
 _CLOCK: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
@@ -31,7 +31,18 @@ def parse_moment(text: str, now: float, option: str, *, is_past: bool = False) -
     """Read `2026-12-01 09:00`, in local time unless it says otherwise; `09:00`, the next one; `2h`, from now. Where the
     past is meant: the last 09:00, and 2h ago. Returns seconds since 1970.
     """
-    words, step = text.strip(), -1 if is_past else 1
+    at = _moment(text.strip(), now, -1 if is_past else 1)
+    if at is None:
+        example = (
+            "7d, 12h, 2026-11-01 or '2026-11-01 12:00'" if is_past else "'2026-12-01 09:00', 09:00, or 2h from now"
+        )
+        raise Failure(f"{option}: {text!r} is not a time; write {example}", USAGE)
+    if at > now + _MOST_AHEAD_S:
+        raise Failure(f"{option}: {text!r} is too far ahead; it must be within a hundred years", USAGE)
+    return max(at, 0.0)
+
+
+def _moment(words: str, now: float, step: int) -> float | None:
     if clock := _CLOCK.fullmatch(words):
         today = datetime.fromtimestamp(now).replace(  # noqa: DTZ006 - in local time
             hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0
@@ -45,16 +56,14 @@ def parse_moment(text: str, now: float, option: str, *, is_past: bool = False) -
         pass
     else:
         try:
-            return max(date.timestamp(), 0.0)
+            return date.timestamp()
         except (ValueError, OverflowError, OSError):  # the first and last days of the calendar
-            return 0.0 if date.year < 1970 else _LATEST_S
+            return 0.0 if date.year < 1970 else inf
     try:
-        if not words.isdigit():  # it might be a year, or meant in any unit
-            return min(max(now + step * parse_span(words), 0.0), _LATEST_S)
+        # A number alone might be a year, or meant in any unit.
+        return None if words.isdigit() else now + step * parse_span(words)
     except ValueError:
-        pass
-    example = "7d, 12h, 2026-11-01 or '2026-11-01 12:00'" if is_past else "'2026-12-01 09:00', 09:00, or 2h from now"
-    raise Failure(f"{option}: {text!r} is not a time; write {example}", USAGE)
+        return None
 
 
 def show_duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ GUARD_VARIABLE: Final = "GPU_POOL_GUARD"
 _ADVICE: Final = {
     errno.ENOENT: "the program that its first line names does not exist; correct that line",
     errno.EACCES: "it is not executable; use chmod +x, or name the program that runs it (python …)",
+    errno.EISDIR: "it is a directory; name the program in it",
     errno.ENOEXEC: "it is not a program; give it a first line such as #!/bin/sh, or name the program that runs it",
 }
 _NO_PROC: Final = (
@@ -308,7 +309,7 @@ def check_can_run(program: str, environ: Mapping[str, str]) -> None:
         return
     # Path.exists would raise where this user may not look.
     if "/" in program and os.path.exists(program):  # noqa: PTH110
-        raise _cannot_run(program, errno.EACCES, "")
+        raise _cannot_run(program, errno.EISDIR if os.path.isdir(program) else errno.EACCES, "")  # noqa: PTH112
     raise Failure(f"{program}: no such program; check the name and PATH", NOT_FOUND)
 
 

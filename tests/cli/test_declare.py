@@ -78,6 +78,7 @@ def test_what_follows_the_first_word_belongs_to_the_command(typed: list[str], co
     ("function", "typed", "words"),
     [
         (paint, ["--coats", "10"], "--coats: '10' is not a whole number from 1 to 9"),
+        (function_of("logs"), ["--tail", "-1"], "--tail: '-1' is not a whole number from 0 to 1000000000"),
         (paint, ["--coats", "1.5"], "--coats: '1.5' is not a whole number"),
         (paint, ["--coats"], "--coats: needs a value"),
         (paint, ["--colour", "green"], "--colour: 'green' is unknown; write red or blue"),

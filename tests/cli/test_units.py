@@ -173,3 +173,9 @@ def test_a_time_to_come_is_written_as_people_do(text: str, shown: str) -> None:
 def test_what_is_no_time_or_might_be_several_is_refused(text: str, is_past: bool) -> None:
     with pytest.raises(Failure, match=r"--at: .* is not a time; write "):
         parse_moment(text, NOW, "--at", is_past=is_past)
+
+
+@pytest.mark.parametrize("text", ["37000d", "99999999999d", "2300-01-01", "9999-12-31 23:59"])
+def test_a_time_that_nobody_can_mean_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match=r"--at: .* is too far ahead; it must be within a hundred years"):
+        parse_moment(text, NOW, "--at")

@@ -18,7 +18,7 @@ import pytest
 
 from gpu_worker_pool.failure import CANNOT_RUN, Failure
 from gpu_worker_pool.host.guard import boot_time, frame, send_signals, unframe
-from gpu_worker_pool.host.guarded import Ended, GuardDied, Guarded, guard_program
+from gpu_worker_pool.host.guarded import Ended, GuardDied, Guarded, check_can_run, guard_program
 from tests.processes import has_ended
 from tests.server.running import ROOT
 
@@ -74,8 +74,15 @@ async def test_commands_run_one_after_the_other_and_nothing_of_one_is_left_when_
             assert has_ended(left, within_s=0)
 
 
+@pytest.mark.parametrize(("program", "why"), [("/etc", "it is a directory"), ("/etc/passwd", "it is not executable")])
+def test_what_cannot_be_run_is_told_before_a_gpu_is_requested(program: str, why: str) -> None:
+    with pytest.raises(Failure, match=f"^{program} cannot be run: {why}; ") as refused:
+        check_can_run(program, {})
+    assert refused.value.code == CANNOT_RUN
+
+
 async def test_a_command_that_cannot_be_run_leaves_the_guard_to_the_next_one(guarded: Guarded) -> None:
-    with pytest.raises(Failure, match="cannot be run") as refused:
+    with pytest.raises(Failure, match="cannot be run: it is not executable") as refused:
         await guarded.run(["/etc/passwd"], {}, grace_s=1.0)
     assert refused.value.code == CANNOT_RUN
     await start(guarded, "exit 3")

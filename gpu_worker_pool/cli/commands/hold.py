@@ -21,6 +21,7 @@ from gpu_worker_pool.cli.pools.reading import ask_names, lease_path
 from gpu_worker_pool.cli.pools.report import show_gpus
 from gpu_worker_pool.cli.pools.servers import Servers, call, one_server, read_answer
 from gpu_worker_pool.cli.units import parse_duration_s, show_moment
+from gpu_worker_pool.core.model.bounds import MAX_TTL_S
 from gpu_worker_pool.core.model.request import task_of
 from gpu_worker_pool.failure import REFUSED, TIMED_OUT, USAGE, Failure
 from gpu_worker_pool.wire.leases import LeaseList, LeaseView
@@ -33,6 +34,8 @@ _DEFAULT_HOLD: Final = "8h"
 # The label by which `env` finds what `hold` holds, and the name of what `shell` holds.
 _LABEL: Final = "held"
 _SHELL_NAME: Final = "shell"
+# How much longer its TTL is than its time limit.
+_TTL_AFTER_S: Final = 60.0
 # How long one call waits for the grant, as a part of the time in which a server must answer.
 _ROUND_PART: Final = 0.5
 # The GPUs in the prompt. A shell expands the variable itself, so that it is right in a terminal that joins, too.
@@ -90,8 +93,9 @@ def hold(
             raise Failure("--pid leases the GPUs that the program uses; leave --gpus and --gpu out", USAGE)
         _adopt(servers, pid, {**form, "time_limit_s": time}, is_json=json, no_wait=no_wait)
         return
-    # Nobody renews it: it lasts as long as it may last.
-    form |= {"ttl_s": (seconds := _for_how_long(time)), "time_limit_s": seconds}
+    # Nobody renews it, so its time limit ends it. Its TTL is over after that.
+    seconds = _for_how_long(time)
+    form |= {"ttl_s": min(seconds + _TTL_AFTER_S, MAX_TTL_S), "time_limit_s": seconds}
     body = servers.run(lambda opened: _granted(opened, form, no_wait=no_wait))
     lease = _read(body)
     if json:
@@ -175,8 +179,6 @@ def _gpus(lease: LeaseView) -> str:
 
 
 def _for_how_long(time: float | None) -> float:
-    from gpu_worker_pool.core.model.bounds import MAX_TTL_S  # noqa: PLC0415 - only for hold
-
     try:
         seconds = parse_duration_s(os.environ.get(HOLD_VARIABLE) or _DEFAULT_HOLD) if time is None else time
     except ValueError as error:

@@ -140,6 +140,11 @@ def job_json(job: Job, waiting: RequestWait = RequestWait()) -> dict[str, Any]: 
     }
 
 
+def wait_of(job: Job, waiting: Mapping[int, RequestWait]) -> RequestWait:
+    """How a job waits. A task that runs waits for nothing, though others of its array do."""
+    return RequestWait() if job.task.state is JobState.RUNNING else waiting.get(job.key.number, RequestWait())
+
+
 def live_table(
     jobs: Iterable[Job],
     leases: Sequence[LeaseReport],
@@ -157,7 +162,7 @@ def live_table(
     owner = ["OWNER"] if has_owners else []
     table = make_table("ID", "STATE", *owner, "GPU", "SINCE", "STARTS", "NOTES", "COMMAND", whole=_WHOLE)
     for group in [[job] for job in jobs] if is_each else _groups(jobs):
-        first, wait = group[0], waiting.get(group[0].key.number, RequestWait())
+        first, wait = group[0], wait_of(group[0], waiting)
         tasks = [f"{len(group)} tasks"] if len(group) > 1 else []
         spec, is_unreadable = first.record.spec, first.state_text != first.task.state
         table.add_row(

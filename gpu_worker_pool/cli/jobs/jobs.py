@@ -15,8 +15,8 @@ from gpu_worker_pool.jobs.job_record import JobRecord
 from gpu_worker_pool.jobs.job_store import JobStore, own_store
 from gpu_worker_pool.jobs.keeper_process import wake_keeper
 
-from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids
-from .own_leases import RequestWait, beside_jobs, see_leases, waits_of
+from .job_view import find_jobs, job_json, jobs_of, live_table, parse_ids, wait_of
+from .own_leases import beside_jobs, see_leases, waits_of
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
@@ -61,7 +61,7 @@ def jobs(
         for trouble in seen.troubles:
             complain(trouble)
     if json:
-        found = [job_json(job, waiting.get(job.key.number, RequestWait())) for job in shown]
+        found = [job_json(job, wait_of(job, waiting)) for job in shown]
         print_json("jobs", {"jobs": found, "leases": [{"endpoint": lease.endpoint, **lease.body} for lease in rest]})
         return
     if not shown and not rest:

@@ -206,6 +206,6 @@ def lease_path(lease_id: str) -> str:
 
 
 def _unknown(reports: Sequence[PoolReport], text: str) -> str:
-    message = f"there is no lease {plain(text)}; `gpu-pool jobs --all` lists all"
+    message = f"there is no job or lease {plain(text)}; `gpu-pool jobs --all` lists all"
     down = [f"{report.endpoint} is down ({report.error})" for report in reports if not report.is_up]
     return f"{message}. {'; '.join(down)}, so it may be there" if down else message

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from os.path import commonprefix
 from typing import Any, Final
 
-from gpu_worker_pool.cli.units import show_duration, show_memory, show_moment
+from gpu_worker_pool.cli.units import count, show_duration, show_memory, show_moment
 from gpu_worker_pool.core.model.bounds import show_span
 from gpu_worker_pool.core.model.request import Holder, Wishes, task_of
 from gpu_worker_pool.wire.leases import (
@@ -325,7 +325,7 @@ def describe_group(group: GroupView) -> str:
     """`alice, bob; at most 8 GPUs together; first on box1:4-7`."""
     parts = [
         ", ".join(group.members),
-        None if group.quota is None else f"at most {group.quota} GPUs together",
+        None if group.quota is None else f"at most {count(group.quota, 'GPU')} together",
         f"first on {first_on(group)}, which others may use until they ask" if group.first_right else None,
     ]
     return "; ".join(part for part in parts if part)

@@ -58,8 +58,8 @@ class RunReporter:
             return
         self._note_grant(assignment)
         if not self.is_quiet:
-            gpus = ", ".join(map(str, assignment.gpu_ids))
-            complain(f"GPU {gpus} of the lease {assignment.lease_id}, inside which this runs; --new asks for others")
+            gpus = show_gpus(list(map(str, assignment.gpu_ids)))
+            complain(f"{gpus} of the lease {assignment.lease_id}, inside which this runs; --new asks for others")
 
     def waiting(self, endpoint: str | None, text: str, lease: LeaseView | None) -> None:
         """For --json only: the wait as the server describes it."""

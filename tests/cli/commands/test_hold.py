@@ -73,6 +73,13 @@ def test_the_time_is_that_of_the_setting_where_none_is_given(server: ServerProce
     assert [lease["time_limit_s"] for lease in leases(server)] == [5400.0, 28800.0]
 
 
+def test_its_time_limit_ends_it(server: ServerProcess) -> None:
+    assert called("hold", "--time", "1s", server=server).code == 0
+    eventually(lambda: not leases(server), "its time is over")
+    (lease,) = called("history", "--json", server=server).json["leases"]
+    assert lease["end_reason"] == "time_limit"
+
+
 def test_without_a_free_gpu_it_waits_or_leaves_the_queue(server: ServerProcess) -> None:
     assert called("hold", "--gpus", "2", server=server).code == 0
     refused = called("hold", "--no-wait", server=server)

@@ -119,6 +119,11 @@ def test_a_group_is_set_listed_shown_and_removed(server: ServerProcess) -> None:
     assert "group vision: " in called("report", server=server).out
     assert called("group", "remove", "vision", server=server).out == "the group vision is removed\n"
     assert "there are no groups" in called("group", "list", server=server).err
+    assert (
+        "at most 1 GPU together"
+        in called("group", "add", "one", "--members", "root", "--quota", "1", server=server).out
+    )
+    assert called("group", "remove", "one", server=server).code == 0
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_what_is_over_or_is_not_there_is_said(user: UserJobs) -> None:
     user.until(over)
     done = user.call("cancel", over, "9999", "no-such-lease", code=1)
     assert f"job {over} was over already" in done.err
-    assert "there is no lease 9999" in done.err
-    assert "there is no lease no-such-lease" in done.err
+    assert "there is no job or lease 9999" in done.err
+    assert "there is no job or lease no-such-lease" in done.err
     assert user.call("cancel", "--mine", "--yes").err == "gpu-pool: you have nothing running or waiting\n"
 
 

@@ -96,7 +96,7 @@ def test_a_waiting_job_is_edited_and_what_it_cannot_have_is_refused(user: UserJo
         (("jobs", "edit", "1"), 2, "say what to change"),
         (("submit", "--begin", "2020-01-01", "--", "true"), 2, "is in the past"),
         (("submit", "--begin", "soon", "--", "true"), 2, "is not a time"),
-        (("exec", "4711", "--", "true"), 1, "there is no lease 4711"),
+        (("exec", "4711", "--", "true"), 1, "there is no job or lease 4711"),
         (("submit", "--", "./bad.sh"), 2, "the #GPU lines of ./bad.sh cannot be used"),
     ],
 )

@@ -22,4 +22,4 @@ def test_a_job_is_explained_by_its_number_while_it_waits_and_once_it_runs(
     user.call("cancel", id_)
     user.until(id_)
     eventually(lambda: "and ended" in user.call("explain", id_).out, "its GPU is free again")
-    assert "there is no lease 4711" in user.call("explain", "4711", code=1).err
+    assert "there is no job or lease 4711" in user.call("explain", "4711", code=1).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -98,6 +99,14 @@ def test_inside_several_gpus_a_run_sees_all_and_a_python_client_as_many_as_it_as
     around, inner, first, second = outer(server, f"{run} -- {SHOW}\n{two}", "--gpus", "2")
     assert inner == around
     assert sorted(first + second) == around[0].split(",")
+
+
+def test_the_gpus_of_the_lease_around_it_are_named(server: ServerProcess) -> None:
+    run = shlex.join([*GPU_POOL, "run"])
+    done = gpu_pool("run", "--quiet", "--gpus", "2", "--", "sh", "-c", f"{run} -- true", server=server)
+    assert re.search(
+        r"^gpu-pool: GPUs \d, \d of the lease [0-9a-f]+, inside which this runs", done.err, re.MULTILINE
+    ), done.err
 
 
 def test_what_the_lease_cannot_satisfy_is_refused_with_advice(server: ServerProcess, run: str) -> None:
