@@ -91,6 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where several processes share the files (pytest-xdist), in our order, and not those with the most tests first."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if hasattr(config, "workerinput"):
+        # Where a group of processes is orphaned while one of it is stopped, the kernel sends SIGHUP to all of it.
+        os.setpgid(0, 0)
 
 
 @pytest.hookimpl(wrapper=True)

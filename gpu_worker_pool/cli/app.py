@@ -51,14 +51,14 @@ MORE: Final = {
     "exec": CommandPlace(".run.command", "Run a second command inside a running job or lease of yours."),
     "report": CommandPlace(".commands.report", "Add up GPU-hours by owner."),
     "login": CommandPlace(".commands.login", "Save a server and your token for it, or forget them."),
-    "completion": CommandPlace(".completion", "Print what makes your shell complete commands and options."),
+    "completion": CommandPlace(".completion", "Print the completion script of your shell."),
     "demo": CommandPlace(".demo.command", "See a pool at work: a worker and the server are killed."),
 }
 OPERATE: Final = {
     "serve": CommandPlace(".serve.command", "Start the server on this machine."),
     "service": CommandPlace(
         ".commands.service",
-        "Install the server as a service of systemd.",
+        "Install the server as a systemd service.",
         {"install": "install", "status": "status", "remove": "remove"},
     ),
     "drain": CommandPlace(".commands.drain", "Take GPUs out of service, and put them back."),

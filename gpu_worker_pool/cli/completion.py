@@ -38,7 +38,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._~@/, -]")
 def completion(
     shell: Annotated[str | None, Argument(metavar="[bash|zsh|fish]", help="By default the one of $SHELL.")] = None,
 ) -> None:
-    """Print what makes your shell complete commands, options and ids.
+    """Print the script that completes commands, options and ids in your shell.
 
     In bash, put `eval "$(gpu-pool completion bash)"` into ~/.bashrc; in zsh, the same with zsh after `compinit` in ~/.zshrc; in
     fish, `gpu-pool completion fish > ~/.config/fish/completions/gpu-pool.fish`.

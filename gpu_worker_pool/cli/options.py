@@ -186,7 +186,8 @@ Notify = Annotated[
         "--notify",
         metavar="URL",
         group=MORE,
-        help="Send a notice when GPUs are granted, about to end or lost, and at the end: ntfy://TOPIC, slack://..., mailto://... or "
+        help="Send a notice when GPUs are granted, when the lease is about to end or is lost, and at the end: "
+        "ntfy://TOPIC, slack://..., mailto://... or "
         "any other Apprise URL, or the name of a variable that holds one; repeatable.",
     ),
 ]

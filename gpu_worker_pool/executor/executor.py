@@ -187,7 +187,7 @@ def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")  # noqa: TRY004 - as all others
     if value <= 0:
-        raise ValueError(f"{name} must be greater than 0, and it is {value}")
+        raise ValueError(f"{name} is {value}; it must be greater than 0")
 
 
 def _check_limit(limit_s: float | None, grace_s: float) -> None:

@@ -80,8 +80,8 @@ def poke(store: JobStore) -> int:
         return _ask(facts["address"], _ANSWER_S)
     except TimeoutError:
         raise KeeperSilent(
-            f"the keeper of the jobs (pid {pid}) does not answer; if it is stopped, kill -CONT {pid} lets it go on, and "
-            f"kill -9 {pid} makes room for another one: what runs goes on. Its log is {store.root / LOG_FILE}"
+            f"the keeper of the jobs (pid {pid}) does not answer; if it is stopped, kill -CONT {pid} continues it, and "
+            f"kill -9 {pid} makes way for another one; jobs that run go on. Its log is {store.root / LOG_FILE}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError):
         raise NoKeeper from None

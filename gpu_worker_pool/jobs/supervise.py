@@ -166,7 +166,7 @@ class _Supervised:
         command, uuids = self._command, self._assignment.uuids
         if is_denying() and not await asyncio.to_thread(wait_for_access, uuids):
             raise Failure(
-                "the GPU is granted, and `gpu-pool enforce` has not let this user open it; is it running? `gpu-pool doctor` says"
+                "the GPU is granted, but `gpu-pool enforce` has not let this user open it; is it running? see `gpu-pool doctor`"
             )
         self._kills = kernel_kills()
         await self._guarded.run(

@@ -195,7 +195,7 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"max_workers": 0}, "max_workers must be greater than 0, and it is 0"),
+        ({"max_workers": 0}, "max_workers is 0; it must be greater than 0"),
         ({"max_workers": 1.5}, r"max_workers is 1\.5; it must be a whole number, 1 or more"),
         ({"max_workers": True}, "max_workers is True"),
         ({"labels": 3}, "labels is 3; it must be a mapping of texts"),
@@ -209,7 +209,7 @@ def test_shared_memory_that_a_task_attaches_to_stays_where_it_is(executor: MakeE
         ({"retries": -1}, "retries is -1; it must be a whole number from 0 to"),
         ({"idle_release_s": -1}, "idle_release_s is -1; it must be a number from 0 to"),
         ({"grace_s": float("nan")}, "grace_s is nan"),
-        ({"max_tasks_per_child": 0}, "max_tasks_per_child must be greater than 0"),
+        ({"max_tasks_per_child": 0}, "max_tasks_per_child is 0; it must be greater than 0"),
         ({"time_limit": "soon"}, "soon"),
         ({"memory_threshold": 200}, "memory_threshold is 200"),
     ],

@@ -58,7 +58,7 @@ test("the answer names the soonest start of a request that is made now", () => {
   };
   const held = [gpu(0, "leased"), gpu(1, "leased", { name: "NVIDIA L4" })];
   assert.equal(answer({ gpus: held }, [{ model: held[0].name, starts: starts(34) }, { model: "NVIDIA L4", starts: starts(90) }]), "No GPU is free. Ask now for 1: about 23:42 (A100 80GB).");
-  assert.equal(answer({ gpus: held.slice(0, 1), queue_length: 3 }, [{ model: held[0].name, starts: starts(null) }]), "No GPU is free, and nothing tells when one will be. 3 requests wait.");
+  assert.equal(answer({ gpus: held.slice(0, 1), queue_length: 3 }, [{ model: held[0].name, starts: starts(null) }]), "No GPU is free, and it is not known when one will be. 3 requests wait.");
   assert.equal(answer({ gpus: [gpu(0, "free"), held[1]] }, []), "1 GPU is free: 1 A100 80GB.");
   assert.equal(answer({ gpus: held, trouble: "the disk is full" }, []), "No GPU can be granted now.");
 });

@@ -66,10 +66,10 @@ def restore(
         bool, Option("--force", help="Replace an existing journal, which is kept under another name.")
     ] = False,
 ) -> None:
-    """Put a backup in the place of the journal, while no server runs. Run it as the user of the server.
+    """Replace the journal with a backup, while the server is stopped. Run it as the user of the server.
 
-    The leases and the queue are those of the backup. What was granted later is not known, so all GPUs are out of service
-    until you have made sure that no program from before uses them: then `gpu-pool undrain --all`.
+    The leases and the queue are those of the backup. Later grants are not in it, so all GPUs are out of service. Make
+    sure that no earlier program uses them, then run `gpu-pool undrain --all`.
     """
     from gpu_worker_pool.host.state_dir import StateDirError  # noqa: PLC0415 - slow
     from gpu_worker_pool.ledger.journal import JournalError, JournalInUse  # noqa: PLC0415

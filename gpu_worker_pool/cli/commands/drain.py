@@ -60,7 +60,7 @@ def drain(
     """
     now, action = time.time(), "undrain" if undo else "drain"
     if bool(gpus) == every:
-        both = "GPUs are named beside --all; leave one out"
+        both = "--all means every GPU; leave it out, or name no GPUs"
         none = f"name the GPUs to {action}, as `gpu-pool status` shows them, or give --all"
         raise Failure(both if every else none, USAGE)
     if at and wait:
@@ -123,7 +123,7 @@ async def _change(servers: Servers, action: str, names: Sequence[str] | None, bo
         if found is not None:
             done.append(found)
             continue
-        failure = Failure(f"the answer of {answer.url} shows no GPU, so this may not be done; check `gpu-pool status`")
+        failure = Failure(f"the answer of {answer.url} shows no GPU, so this may have failed; check `gpu-pool status`")
         if not answer.is_ok:
             failure = failure_of(answer, plain(answer.error))
         refused.setdefault(str(failure), []).append(name)

@@ -47,7 +47,7 @@ def enforce(
     away, and when this ends, the devices stay as they are; --stop opens them to all again.
     """
     if os.geteuid() != 0:
-        raise Failure("only root may say who opens a device: use sudo", REFUSED)
+        raise Failure("only root may restrict who opens a device; use sudo", REFUSED)
     if stops:
         restored = stop()
         complain(f"all users may open the GPUs again as before ({', '.join(restored) or 'no device had been changed'})")

@@ -42,7 +42,7 @@ def explain(
     *,
     json: Json = False,
 ) -> None:
-    """Say why your requests wait, who holds what they want, and when they may start; or tell about one lease.
+    """Say why your requests wait, who holds what they want, and when they may start; or describe one lease.
 
     Ends with 1 if there is no such lease.
     """

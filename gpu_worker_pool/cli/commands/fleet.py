@@ -68,7 +68,7 @@ def forget_node(
 ) -> None:
     """Remove a box that will not come back: its leases end, and its GPUs are gone from the fleet. For administrators.
 
-    It is refused while the leader hears from the box.
+    It is refused while the leader still hears from the box.
     """
 
     async def forget(servers: Servers) -> None:

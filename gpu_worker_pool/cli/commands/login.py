@@ -53,7 +53,7 @@ def login(
     """
     path = logins_file(os.environ)
     if path is None:
-        raise Failure("a login has to be saved somewhere: set HOME or XDG_CONFIG_HOME to a folder of yours")
+        raise Failure("there is no place to save a login; set HOME or XDG_CONFIG_HOME to a folder of yours")
     try:
         known = read_logins(path)
         endpoint = None if url is None else parse_endpoint(url.strip())

@@ -116,7 +116,7 @@ def install(
     enforce: Enforce = False,
     show: Annotated[bool, Option("--print", help="Print the unit, and change nothing.")] = False,
 ) -> None:
-    """Install the server as a service of systemd, and start it. Run it again after an upgrade or a move.
+    """Install the server as a systemd service, and start it. Run it again after an upgrade or a move.
 
     The service runs the Python that runs this command. Settings go into /etc/gpu-worker-pool.env, one NAME=value a line.
     """

@@ -39,7 +39,7 @@ def demo(
 ) -> int:
     """See the pool at work: workers compete for GPUs, one of them is killed, and so is the server.
 
-    It has a server, a port and a journal of its own, so that no other pool is disturbed, and needs no GPU. It ends by
+    It has its own server, port and journal, so it disturbs no other pool. It needs no GPU, and ends by
     itself. All results are measured; the exit code is 1 if a promise was broken.
     """
 

@@ -57,7 +57,7 @@ def cancel(
 
     The command of a job or a `run` gets SIGTERM, and SIGKILL after its --grace. A Python program is told that its lease is
     lost. The number of an array means all its tasks. Operators may also stop what belongs to others. Ends with 1 if
-    something was over already, or is not there, or is not yours.
+    one of them had ended already, does not exist, or is not yours.
     """
     if bool(ids) == mine:
         raise Failure("name what to cancel, as `gpu-pool jobs` shows it, or give --mine, and not both", USAGE)

@@ -24,7 +24,7 @@ Ids = Annotated[list[str], Argument(metavar="ID...", help="Jobs by their numbers
 
 
 def hold(ids: Ids) -> int:
-    """Let no more of these jobs start, until they are released. What runs goes on."""
+    """Keep these jobs from starting until they are released. Jobs that run go on."""
     return _change(ids, lambda _: {"is_held": True}, "is held", only_waiting=False)
 
 
@@ -40,7 +40,7 @@ def release(ids: Ids) -> int:
 
 
 def first(ids: Ids) -> int:
-    """Put jobs before all others of yours that wait. Requests of other users stay where they are."""
+    """Move jobs ahead of your other waiting jobs. Requests of other users stay where they are."""
     at = clock.time()
     return _change(ids, lambda _: {"first_at": at}, "is first of your jobs")
 
@@ -55,7 +55,7 @@ def edit(
     time: TimeLimit = None,
     priority: Annotated[int | None, Option("--priority", "-p", metavar="NUMBER", help="Higher goes first.")] = None,
 ) -> int:
-    """Change what waiting jobs ask for. They are requested again, at the end of the queue. Tasks that run stay as they are."""
+    """Change what waiting jobs ask for. Their GPUs are requested again, at the end of the queue. Running tasks do not change."""
     given = {"gpus": gpus, "memory_mb": memory, "model": model, "time_limit_s": time, "priority": priority}
     edits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not edits:

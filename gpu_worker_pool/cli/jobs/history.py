@@ -100,7 +100,7 @@ class PastLease:
 
 def history(
     since: Annotated[
-        str, Option(metavar="7d|2026-11-01", help="The beginning: 7d ago, or a date or time.")
+        str, Option(metavar="7d|2026-11-01", help="From when on: 7d (ago), or a date or time.")
     ] = DEFAULT_SINCE,
     *,
     mine: Annotated[bool, Option("--mine", help="Only jobs that you submitted; no server is asked.")] = False,

@@ -66,11 +66,11 @@ def retry(
     *,
     all_: Annotated[bool, Option("--all", help="Also the tasks that ended well.")] = False,
 ) -> int:
-    """Run jobs again that are over.
+    """Run finished jobs again.
 
     Jobs rerun with their original command, directory and environment, and with all their --retries. They queue behind what
     has been submitted since. The number of an array means its tasks that failed; with --all, all its tasks. Ends with 1 if
-    a job cannot be run again: it is not over yet, or a job that it comes after has failed.
+    a job cannot be run again: it is not over yet, or a job that it depends on has failed.
     """
     if not ids:
         raise Failure("name the jobs to run again, as `gpu-pool history` shows them", USAGE)

@@ -91,9 +91,7 @@ def find_jobs(records: Mapping[int, JobRecord], ids: Sequence[str]) -> list[Job]
     for wanted in parse_ids(ids):
         record = records.get(wanted.number)
         if record is None or not (wanted.index is None or record.submission.has(wanted.index)):
-            raise Failure(
-                f"there is no job {wanted}; `gpu-pool jobs` and `gpu-pool history` list those there are", REFUSED
-            )
+            raise Failure(f"there is no job {wanted}; `gpu-pool jobs` and `gpu-pool history` list yours", REFUSED)
         submission = record.submission
         tasks = submission.tasks() if wanted.index is None else [submission.shown(wanted.index)]
         found |= {(job := Job(record, task)).key: job for task in tasks}

@@ -34,7 +34,7 @@ def logs(
     ] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print what the job writes until it is over.")] = False,
     tail: Annotated[
-        int | None, Option("--tail", metavar="NUMBER", min=0, max=10**9, help="Begin with the last lines only.")
+        int | None, Option("--tail", metavar="NUMBER", min=0, max=10**9, help="Start with the last lines.")
     ] = None,
     attempt: Annotated[
         int | None,

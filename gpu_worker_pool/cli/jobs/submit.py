@@ -148,7 +148,7 @@ def _begin_at(text: str) -> float:
     at = parse_moment(text, now, "--begin")
     if at < now:
         raise Failure(
-            f"--begin {text} is in the past ({show_moment(at, now)}); give a time to come, or leave it out", USAGE
+            f"--begin {text} is in the past ({show_moment(at, now)}); give a time in the future, or leave it out", USAGE
         )
     return at
 
@@ -161,11 +161,11 @@ def wake_for(store: JobStore, number: int) -> None:
     try:
         keeper = wake_keeper(store)
     except KeeperSilent as silent:
-        complain(f"job {number} is written down, and waits: {silent}")
+        complain(f"job {number} is saved, and waits: {silent}")
         return
     except Failure as failure:
         raise Failure(
-            f"job {number} is written down, and waits for a keeper: {failure}. `gpu-pool jobs` tries again"
+            f"job {number} is saved, and waits for a keeper: {failure}. `gpu-pool jobs` tries again"
         ) from None
     if logout_ends(keeper):
         complain(
@@ -187,7 +187,7 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
         record = store.load_one(key.number)
         if record is None or not (key.index is None or record.submission.has(key.index)):
             raise Failure(
-                f"--after {key}: there is no such job; `gpu-pool jobs` and `gpu-pool history` list them", USAGE
+                f"--after {key}: there is no such job; `gpu-pool jobs` and `gpu-pool history` list yours", USAGE
             )
         found.append(str(key))
     return tuple(dict.fromkeys(found))
@@ -195,7 +195,7 @@ def _known(store: JobStore, after: Sequence[str]) -> tuple[str, ...]:
 
 def keeper(
     stay: Annotated[
-        bool, Option("--stay", help="Stay also while there is nothing to do, for a unit of systemd.")
+        bool, Option("--stay", help="Keep running while there is nothing to do, as a systemd service.")
     ] = False,
 ) -> int:
     """Wait for GPUs for the submitted jobs, and start them.

@@ -38,7 +38,7 @@ def forecast_text(views: Sequence[ForecastView], now: float) -> str | None:
         if (at := read_time(start.at)) is not None:
             earliest[start.gpus] = min(at, earliest.get(start.gpus, at))
     if not earliest:
-        why = next((start.why for start in starts if start.why), "nothing tells how long those before you will take")
+        why = next((start.why for start in starts if start.why), "the leases before you have no known end")
         return f"If you ask now, you will wait: {why}" if starts else None
     said: list[str] = []
     for when, sizes in groupby(sorted(earliest), lambda size: _when(earliest[size], now)):

@@ -174,7 +174,7 @@ async def find_lease(servers: Servers, reports: Sequence[PoolReport], text: str)
     whole id, for as long as its server remembers it. Failure where there is none, or where several ids begin so.
     """
     if not text:
-        raise Failure("the id is empty; `gpu-pool jobs --all` lists those there are", USAGE)
+        raise Failure("the id is empty; `gpu-pool jobs --all` lists all", USAGE)
     live = distinct_leases(reports)
     found = [lease for lease in live if lease.id == text]
     if not found:
@@ -206,6 +206,6 @@ def lease_path(lease_id: str) -> str:
 
 
 def _unknown(reports: Sequence[PoolReport], text: str) -> str:
-    message = f"there is no job or lease {plain(text)}; `gpu-pool jobs --all` lists those there are"
+    message = f"there is no job or lease {plain(text)}; `gpu-pool jobs --all` lists all"
     down = [f"{report.endpoint} is down ({report.error})" for report in reports if not report.is_up]
     return f"{message}. {'; '.join(down)}, so it may be there" if down else message

@@ -65,8 +65,8 @@ def exec(  # noqa: A001 - the command
 ) -> int:
     """Run a second command inside a running job or lease of yours: a debugger, or `nvidia-smi` of its GPU.
 
-    It gets the environment of the lease. It ends when the lease does; its own end does not end the lease. Of a lease of
-    `gpu-pool run --nodes` it has this box's part. Exit codes are those of `gpu-pool run`.
+    It gets the environment of the lease. It ends when the lease does; its own end does not end the lease. In a lease of
+    `gpu-pool run --nodes` it gets this box's part. Exit codes are those of `gpu-pool run`.
     """
     if not command[0]:
         raise Failure("the command is empty; write it after --, as in: gpu-pool exec 12 -- nvidia-smi", USAGE)

@@ -101,7 +101,7 @@ class RunReporter:
         if self.is_json:
             self._print("lost", reason=reason)
         else:
-            complain(f"the GPU is no longer ours ({reason}); the command is stopped")
+            complain(f"the GPU is no longer yours ({reason}); the command is stopped")
 
     def failed(self, message: str) -> None:
         """For --json only: otherwise the failure itself is shown, as with every command."""

@@ -70,12 +70,12 @@ def why_refused(state: PoolState, request: Request) -> tuple[RefusalCode, str] |
         why = f"{whose} {most} leases already, active or waiting, which is the limit; release some first"
         return RefusalCode.TOO_MANY_LEASES, why
     if len(state.queue) >= settings.max_queued:
-        return RefusalCode.QUEUE_FULL, f"{settings.max_queued} requests wait already, which is the limit; ask later"
+        return RefusalCode.QUEUE_FULL, f"{settings.max_queued} requests are waiting, which is the limit; try later"
     most, own_most = settings.max_queued_per_owner, quota_of(state, owner).max_queued
     most = most if own_most is None else min(most, own_most)
     if state.queue.length_of(owner) >= most:
         whose = owner or "callers that named no owner"
-        return RefusalCode.OWNERS_QUEUE_FULL, f"{most} requests of {whose} wait already, which is the limit; ask later"
+        return RefusalCode.OWNERS_QUEUE_FULL, f"{most} requests of {whose} are waiting, which is the limit; try later"
     return None
 
 

@@ -25,13 +25,13 @@ def book(
 ) -> Booking | str:
     """The booking with its GPUs, or why it cannot be had."""
     if booking.ends_at is not None and booking.ends_at <= booking.starts_at:
-        return "it would be over before it begins; give an end that is later"
+        return "it would end before it begins; give a later end"
     if booking.ends_at is not None and booking.ends_at <= now + state.wall_offset_s:
-        return "its end has passed already; give an end that is later than now"
+        return "its end is in the past; give a later end"
     if (why := _why_too_many(state, booking)) is not None:
         return why
     if wishes.nodes > 1 and not booking.gpus:
-        return f"{wishes} {was_or_were(wishes)} asked for; a booking has GPUs of one node. Book each node by itself"
+        return f"{wishes} {was_or_were(wishes)} asked for; a booking is for GPUs of one node; book each node by itself"
     unknown = [key for key in booking.gpus if key not in state.slots]
     if unknown:
         return f"no GPU {unknown[0].uuid} is known on node {unknown[0].node}"
@@ -52,8 +52,8 @@ def book(
     booked = replace(booking, gpus=chosen)
     if must_be_free and (late := late_leases(state, booked)):
         return (
-            f"{', '.join(late)} may still hold one of these GPUs then: nothing ends that lease before. Give a later start "
-            "or other GPUs; an operator or an administrator may book all the same"
+            f"{', '.join(late)} may still hold one of these GPUs then, because nothing ends that lease earlier. "
+            "Choose a later start or other GPUs; an operator or an administrator may book them anyway"
         )
     return booked
 
@@ -63,7 +63,7 @@ def _why_too_many(state: PoolState, booking: Booking) -> str | None:
         return None
     others = [other for other in state.bookings.values() if not other.is_drain]
     if len(others) >= MOST_BOOKINGS:
-        return f"there are {MOST_BOOKINGS} bookings already, which is the limit; cancel one of them first"
+        return f"there are {MOST_BOOKINGS} bookings, which is the limit; cancel one of them first"
     if sum(other.owner == booking.owner for other in others) >= MOST_OF_ONE_OWNER:
         whose = booking.owner or "maintenance"
         return f"{whose} has {MOST_OF_ONE_OWNER} bookings already, which is the limit of one owner; cancel one of them first"

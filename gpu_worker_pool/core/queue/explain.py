@@ -154,7 +154,7 @@ def _why_no_gang(verdicts: tuple[GpuVerdict, ...], wishes: Wishes) -> str:
     nodes = sum(number >= wishes.gpus for number in available.values())
     gpus = f"{wishes.gpus} GPU{'' if wishes.gpus == 1 else 's'}"
     have = "node has" if nodes == 1 else "nodes have"
-    return f"it needs {wishes.nodes} nodes with {gpus} each at once; {nodes or 'no'} {have} as many"
+    return f"it needs {wishes.nodes} nodes with {gpus} each at the same time; {nodes or 'no'} {have} that many"
 
 
 def _summary(verdicts: tuple[GpuVerdict, ...]) -> list[str]:

@@ -189,7 +189,8 @@ def why_no_group(state: PoolState, name: str, group: Group) -> str | None:
             return f"no GPU {key.uuid} is known on node {key.node}"
         other = next((other for other, its in state.groups.items() if other != name and key in its.first_right), None)
         if other is not None:
-            return f"group {other} has first right on {state.slots[key].gpu or key.uuid} already; take it from one of the two"
+            gpu = state.slots[key].gpu or key.uuid
+            return f"group {other} already has first right on {gpu}; take it from one of the two"
     return None
 
 

@@ -124,7 +124,7 @@ SENTENCES: Mapping[str, Callable[..., str]] = {
     # Kept for an owner in a span of time; without an owner, out of service in it.
     "booked": _booked,
     "not_taken_up": lambda: (
-        "its client did not take up the GPUs that it was given, so it is passed over until it calls again"
+        "its client did not take up the GPUs that it was granted; it is passed over until it calls again"
     ),
     # Members of the group go first there, and one of them waits.
     "first_right": lambda group: (

@@ -114,9 +114,7 @@ def identify(origin: Origin, headers: Mapping[str, str], rules: AccessRules) -> 
     _refuse_unless_local(origin, headers)
     how = f"call by its Unix socket {rules.socket}, or {HOW_TO_PROVE_IT}" if rules.socket else HOW_TO_PROVE_IT
     if not origin.is_unix and not rules.takes_loopback:
-        raise Denied(
-            401, f"This server takes callers of its own machine by its Unix socket only (GPU_POOL_LOCAL=socket); {how}."
-        )
+        raise Denied(401, f"This server accepts local callers only at its Unix socket (GPU_POOL_LOCAL=socket); {how}.")
     try:
         user = origin.find_user()
     except UserNotLookedUp as unknown:
@@ -160,7 +158,7 @@ def digest_in(authorization: str) -> str:
     """The digest of the token of an Authorization header; Denied if the header is not as it must be."""
     bearer = BEARER.fullmatch(authorization.strip())
     if bearer is None:
-        raise Denied(401, "The Authorization header must read: Bearer, a blank, and one token.")
+        raise Denied(401, "The Authorization header must read: Bearer, a space, and one token.")
     return digest_of(bearer[1])
 
 
@@ -181,7 +179,7 @@ def owner_for(caller: Caller, claimed: str | None, tokens: Tokens) -> str | None
     if owner is not None and tokens.is_broken:
         raise Denied(
             403,
-            "This server's tokens cannot be read, so no owner can be checked; leave owner out, or let the operator fix them.",
+            "This server's tokens cannot be read, so no owner can be checked; leave owner out, or ask the operator.",
         )
     if owner in tokens.names:
         raise Denied(403, f"The owner {owner} has a token; send that token, or leave owner out.")
@@ -261,7 +259,8 @@ def _refuse_unless_local(origin: Origin, headers: Mapping[str, str]) -> None:
     if not _names_loopback(headers.get("host", "")):
         # The address is local and the name is not: that is how a web page reaches a foreign server (DNS rebinding).
         raise Denied(
-            403, f"Without a token, the Host must be localhost, 127.0.0.1 or [::1]; call it so, or {HOW_TO_PROVE_IT}."
+            403,
+            f"Without a token, the Host must be localhost, 127.0.0.1 or [::1]; use one of these, or {HOW_TO_PROVE_IT}.",
         )
 
 

@@ -53,7 +53,9 @@ AnsweredBy = Literal["box", "leader", "custodian"]
 # The refusals of every writing call, before it is carried out.
 WRITING = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 PROBLEM_JSON = "application/problem+json"
-STOPPING = "The server is stopping; ask again when it is back. What this call asked for may have been done: asking is harmless."
+STOPPING = (
+    "The server is stopping; ask again when it is back. The call may have taken effect; repeating it is harmless."
+)
 # An answer that is sent in pieces must be taken within this time.
 ANSWER_S = 60.0
 
@@ -255,7 +257,7 @@ class PoolRoute(APIRoute):
                 arguments["form"] = read_form(self._form_type, body)
             elif body and declared.method == "DELETE":
                 # What a caller says must not be dropped in silence.
-                raise Refusal(422, "DELETE takes no body; put what you have to say into the query, or leave it out.")
+                raise Refusal(422, "DELETE takes no body; use query parameters instead.")
         answer = await self.endpoint(call=call, **arguments)
         if isinstance(answer, Response):
             return answer

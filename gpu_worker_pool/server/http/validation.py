@@ -139,7 +139,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         for name, _ in pairs:
             if found.pop(name, pairs) is pairs:  # removed already, so it is repeated
-                raise Refusal(422, f"{show(name)} is there twice; send each field once.")
+                raise Refusal(422, f"{show(name)} is given twice; send each field once.")
     return found
 
 

@@ -311,9 +311,7 @@ async def set_group(call: Call, name: str, form: GroupForm) -> GroupView:
             raise Refusal(422, f"The group {name} was not set: {event.why}.")
     known = {token.name for token in pool.state.tokens.values()} | {*pool.state.usage, *pool.state.queue.owners}
     strangers = [each for each in unknown if each not in known]
-    warning = (
-        f"no user of the server's machine, and nobody who was seen here: {', '.join(strangers)}" if strangers else None
-    )
+    warning = f"neither users of the server's machine nor known here: {', '.join(strangers)}" if strangers else None
     return replace(group_view(pool.state, name, group), warning=warning)
 
 

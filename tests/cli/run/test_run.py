@@ -314,7 +314,7 @@ def test_when_the_lease_is_lost_the_command_is_stopped_with_all_it_started(serve
     server.ask(f"/admin/leases/{lease['id']}/revoke", "POST")
     assert process.stderr is not None
     assert "GPU" in process.stderr.readline()  # the grant
-    assert "no longer ours" in process.stderr.readline()
+    assert "no longer yours" in process.stderr.readline()
     assert end(process) == 125
     assert not is_alive(grandchild)
 

@@ -215,7 +215,7 @@ def test_an_owner_who_has_enough_waiting_is_refused_and_others_are_not() -> None
     for number in range(2):
         box.ask(f"ann{number}", owner="ann")
     (refusal,) = box.ask("ann2", owner="ann")
-    why = "2 requests of ann wait already, which is the limit; ask later"
+    why = "2 requests of ann are waiting, which is the limit; try later"
     assert refusal == ev.Refused(box.now, ev.RefusalCode.OWNERS_QUEUE_FULL, "ann2", why)
     assert box.stage("ann2") == "unknown"
     box.ask("bob0", owner="bob")
@@ -230,7 +230,7 @@ def test_a_full_queue_refuses_everybody_but_those_who_ask_again() -> None:
     box.ask("holder")
     box.ask("first")
     (refusal,) = box.ask("second", owner="bob")
-    why = "1 requests wait already, which is the limit; ask later"
+    why = "1 requests are waiting, which is the limit; try later"
     assert refusal == ev.Refused(box.now, ev.RefusalCode.QUEUE_FULL, "second", why)
     box.ask("first")
     assert box.stage("first") == "queued"

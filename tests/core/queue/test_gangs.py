@@ -106,7 +106,7 @@ def test_a_waiting_gang_is_told_how_many_nodes_it_lacks() -> None:
 
     assert str(box.explain("gang")) == (
         "Position 1 of 1, waiting for 2 GPUs on each of 2 nodes: 3 available; 1 leased by holder; "
-        "it needs 2 nodes with 2 GPUs each at once; 1 node has as many"
+        "it needs 2 nodes with 2 GPUs each at the same time; 1 node has that many"
     )
 
 
@@ -126,5 +126,6 @@ def test_a_booking_is_of_one_node() -> None:
     (event,) = refusals(box.do(cmd.BookGpus(booking, Wishes(nodes=2))), ev.RefusalCode.BOOKING)
 
     assert (
-        event.why == "1 GPU on each of 2 nodes was asked for; a booking has GPUs of one node. Book each node by itself"
+        event.why
+        == "1 GPU on each of 2 nodes was asked for; a booking is for GPUs of one node; book each node by itself"
     )

@@ -80,8 +80,8 @@ def test_gpus_are_booked_shown_and_cancelled(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("changed", "status", "word"),
     [
-        ({"ends_at": at(23)}, 422, "over before it begins"),
-        ({"starts_at": at(-3), "ends_at": at(-2)}, 422, "its end has passed"),
+        ({"ends_at": at(23)}, 422, "would end before it begins"),
+        ({"starts_at": at(-3), "ends_at": at(-2)}, 422, "its end is in the past"),
         ({"starts_at": "soon"}, 422, "starts_at"),
         ({"ends_at": None}, 422, "ends_at"),
         ({"gpus": 4}, 422, "this box has 3 GPUs"),

@@ -62,7 +62,7 @@ def test_the_members_of_a_unix_group_are_its_users(server: ServerProcess) -> Non
         ({"members": []}, "members"),
         ({"members": ["@no-such-group"]}, "no Unix group no-such-group"),
         ({"members": ["ada"], "first_right": ["box1:7"]}, "No GPU here is called 'box1:7'"),
-        ({"members": ["ada"], "first_right": ["box1:1"]}, "group speech has first right on box1:1 already"),
+        ({"members": ["ada"], "first_right": ["box1:1"]}, "group speech already has first right on box1:1"),
         ({"members": ["ada"], "quota": -1}, "quota"),
     ],
 )

@@ -40,7 +40,7 @@ export function answerOf(view, models, nowMs) {
     .flatMap((each) => each.starts.filter((one) => one.gpus === 1).map((one) => ({ ...one, title: each.title })))
     .filter((one) => Number.isFinite(one.at))
     .sort((a, b) => a.at - b.at)[0];
-  if (soonest === undefined) return `No GPU is free, and nothing tells when one will be.${pool.queueLength ? ` ${plural(pool.queueLength, "request")} wait${pool.queueLength === 1 ? "s" : ""}.` : ""}`;
+  if (soonest === undefined) return `No GPU is free, and it is not known when one will be.${pool.queueLength ? ` ${plural(pool.queueLength, "request")} wait${pool.queueLength === 1 ? "s" : ""}.` : ""}`;
   const when = soonest.at <= nowMs ? "now" : `about ${clock(soonest.at, nowMs)}`;
   return `No GPU is free. Ask now for 1${isOneModel ? " GPU" : ""}: ${when}${isOneModel ? "" : ` (${soonest.title})`}.`;
 }

@@ -51,7 +51,7 @@ export function Queue({ page }) {
 }
 
 function startTitle({ start: { at, basis, after } }, nowMs) {
-  if (!Number.isFinite(at)) return "nothing tells when it starts";
+  if (!Number.isFinite(at)) return "start not known";
   if (at <= nowMs) return "starts any moment now";
   if (basis !== "declared") return "judging by earlier jobs";
   return after === null ? "by declared time limits" : `if ${after.split(" (")[0]}'s job ends when it said`;
