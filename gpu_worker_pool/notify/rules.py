@@ -114,7 +114,7 @@ def _on_granted(line: str, environ: Mapping[str, str], cwd: str) -> Rule:
     if not words or "\0" in line:
         raise ValueError("--on-granted is empty; give it a program, with its arguments in the same quotes")
     # As the user's shell would find it in `cwd`, where a supervisor is not; no shell is asked: $ and ; mean nothing.
-    word = str(Path(cwd, words[0])) if "/" in words[0] else words[0]
+    word = str(Path(cwd).absolute() / words[0]) if "/" in words[0] else words[0]
     found = shutil.which(word, path=environ.get("PATH"))
     if found is None:
         raise ValueError(f"--on-granted: there is no program {words[0]!r}; for a line of shell: sh -c '...'")
