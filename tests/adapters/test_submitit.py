@@ -28,6 +28,7 @@ def user(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def executor(user: UserJobs) -> submitit.AutoExecutor:
+    GpuPoolJob.watcher.clear()  # one for all jobs of a process, and each test begins with number 1
     made = submitit.AutoExecutor(user.folder / "logs", cluster="gpupool")
     made.update_parameters(timeout_min=5, name="sweep")
     return made

@@ -94,7 +94,7 @@ def test_release_gives_back_leaves_the_queue_and_takes_a_beginning_that_only_one
     assert first.startswith("dave's request left the queue")
     assert second.startswith("bob's lease on GPU ")
     assert second.endswith("(give-1-back)")
-    assert "no lease nobody" in done.err
+    assert "no job or lease nobody" in done.err
     assert [get(server, id_)["end_reason"] for id_ in ("leave-the-queue", "give-1-back")] == ["cancelled", "released"]
     assert get(server, "give-2-back")["state"] == "active"
 
