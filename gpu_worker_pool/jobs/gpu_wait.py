@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,6 +148,10 @@ class GpuWait:
         own, theirs = self.record.spec, other.record.spec
         is_same = self.pool is other.pool is not None and self.wishes == other.wishes
         return is_same and own.timeout_s is None is theirs.timeout_s and not own.runs_itself
+
+    def write_name(self, **changes: Any) -> None:
+        """Write down that the submission waits by this request."""
+        self.record.write(lambda now: [replace(now.whole, requested_by=self.run_id, **changes)], is_synced=False)
 
     async def run(self, since: float) -> None:
         """Wait for the GPUs, which are wanted since then; start the supervisor, and wait until it is gone. Failure where they

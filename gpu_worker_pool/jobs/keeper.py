@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -228,10 +227,7 @@ class Keeper:
             return
         wait = GpuWait(self._store, record, pool, self._put_in_order)
         since = record.submission.requested_at or time.time()
-        record.write(
-            lambda now: [replace(now.whole, requested_at=since, requested_by=wait.run_id)],
-            is_synced=False,
-        )
+        wait.write_name(requested_at=since)
         self._waits[wait] = asyncio.create_task(self._wait(wait, since))
 
     def _put_in_order(self, granted: GpuWait) -> None:
@@ -241,6 +237,9 @@ class Keeper:
         alike = [wait for wait in self._waits if not wait.is_granted and wait.is_like(granted)]
         first = min(alike, key=lambda wait: wait.record.submission.order, default=granted)
         first.record, granted.record = granted.record, first.record
+        if first.record is not granted.record:
+            first.write_name()
+            granted.write_name()
         self.changed.set()  # the next task of the submission may be requested
 
     async def _wait(self, wait: GpuWait, since: float) -> None:

@@ -50,6 +50,7 @@ from .submission import (
     Record,
     Run,
     Submission,
+    Whole,
     closed,
     ended,
     interrupted,
@@ -101,7 +102,7 @@ class Supervisor:
         if self._notices is not None:
             self._notices.set_lease(assignment)
         run = self._facts(assignment)
-        self._task = await self._write(lambda now: [run, replace(now.whole, requested_at=None)], may_take=True)
+        self._task = await self._write(lambda now: [run, *self._without_request(now)], may_take=True)
         while self._task is not None:
             ending = await self._run_task(self._task, assignment)
             self._task = await self._write(ending, may_take=not await self._must_stop(assignment))
@@ -112,6 +113,10 @@ class Supervisor:
         )
         if is_yielded:
             await self._let_others_be_first()
+
+    def _without_request(self, now: Submission) -> list[Whole]:
+        """The request that was granted is over. The keeper may have made the next one meanwhile."""
+        return [replace(now.whole, requested_at=None)] if now.whole.requested_by == self._run_id else []
 
     def _facts(self, assignment: Assignment) -> Run:
         proc = own_proc()

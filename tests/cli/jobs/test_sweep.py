@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import pytest
 from gpu_worker_pool.jobs.submission import JobState, Run
 from gpu_worker_pool.testing import ServerProcess
 from tests.cli.jobs.user_jobs import UserJobs, twice
-from tests.server.leasing import OFTEN, eventually, get, queue, queued, release
+from tests.server.leasing import OFTEN, eventually, get, queue, queued, release, take
 
 # Says which it is, and goes on until it is told to end.
 HELD = "echo {index} >> ran; while [ ! -e go-{index} ]; do sleep 0.02; done"
@@ -202,3 +203,20 @@ def test_a_job_that_cannot_be_written_stops_no_other(user: UserJobs) -> None:
     assert user.until(third).task.state is JobState.ENDED
     assert user.lines("ran") == ["0", "third"]
     assert "cannot be read" in user.call("jobs", second).out
+
+
+def test_a_task_that_runs_does_not_wait_and_the_next_one_does(tmp_path: Path) -> None:
+    with ServerProcess({"SIMULATED_GPUS": "2", **OFTEN}) as server, UserJobs(tmp_path, server) as user:
+        others = take(server, owner="ada", time_limit_s=3600)
+        id_ = sweep(user, HELD, "0-1")
+        states = ["running", "waiting"]
+
+        def seen() -> list[dict[str, object]] | None:
+            jobs: list[dict[str, object]] = json.loads(user.call("jobs", "--json", id_).out)["jobs"]
+            return jobs if [job["state"] for job in jobs] == states and jobs[1]["position"] else None
+
+        running, waiting = eventually(seen, "one task runs, the other waits")
+        assert (running["position"], running["expected_start_at"], waiting["position"]) == (None, None, 1)
+        release(server, others["id"])
+        let_go(user, 0, 1)
+        assert over(user, id_) == [JobState.ENDED] * 2
