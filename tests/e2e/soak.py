@@ -42,7 +42,7 @@ SERVED_S = 60.0
 # Workers on each of five boxes, and in all: fifty.
 OLD, NEW = 6, 20
 
-# One run with this seed and so long faults in this folder: what was wrong. It adds up what was done.
+# Runs with a seed and a duration of the faults, in a folder; returns what was wrong, and adds up what was done.
 Run = Callable[[int, float, Path, "Counter[str]"], list[str]]
 
 

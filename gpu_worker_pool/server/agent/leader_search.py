@@ -17,7 +17,7 @@ PACE = Backoff(first_s=0.1, max_s=1.0)
 AVOIDED_S = 1.5
 # So often a candidate without a leader looks whether the database names another one.
 LOOK_S = 0.1
-# Of the boxes that a leader told of, so many are tried in a round: mostly they know no more than this one, and they are many.
+# How many of the boxes that a leader named are tried in a round: there may be many, and most know no more than this one.
 LEARNED_A_ROUND = 4
 
 

@@ -40,7 +40,7 @@ LATE_S = 1.0
 
 # Renews leases here, as a server without a fleet does: the ids, how long to wait, and of which the warning is known.
 RenewHere = Callable[[Call, Caller, RenewForm], Awaitable[RenewAnswer]]
-# Renews what one box keeps, and waits so long for news; None if it does not answer.
+# Renews what one box keeps, and waits this long for news; None if it does not answer.
 RenewPart = Callable[[str | None, float], Coroutine[Any, Any, RenewAnswer | None]]
 
 

@@ -74,7 +74,7 @@ def test_a_server_with_another_journal_ends_no_lease_that_it_did_not_grant() -> 
 
 
 def test_the_port_does_not_stand_in_for_a_dead_socket() -> None:
-    """Whoever has the port now: no other user must get what is meant for the server of that socket."""
+    """The port may be that of another user by now, who must not get what is meant for the server of that socket."""
     with TemporaryDirectory(prefix="gpu-pool-") as place:
         dead = Path(place, "run", "pool.sock")
         with ServerProcess({"GPU_POOL_SOCKET": str(dead)}) as mortal:
